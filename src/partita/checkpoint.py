@@ -1,0 +1,137 @@
+"""State to and from disk: one file, written atomically, without pickle."""
+
+import dataclasses
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from partita.engines import Task
+from partita.errors import InputError
+from partita.families import Family
+from partita.history import History
+
+if TYPE_CHECKING:
+    from partita.pvi import State
+
+_FORMAT = 1
+_ARRAYS = ("prior", "posterior", "factors", "residual", "age")
+_NUMBERS = (
+    "seed",
+    "turn",
+    "updates",
+    "answers",
+    "communications",
+    "gradient_steps",
+    "clock",
+    "refused_in_a_row",
+)
+
+
+def save(path: str | os.PathLike[str], state: "State", history: History, names: Sequence[str]) -> None:
+    """Writes everything a run needs to go on. The file at `path` is the old one or the new one, never part of one."""
+    arrays = _flatten({name: getattr(state, name) for name in _ARRAYS})
+    arrays |= _flatten({"in_flight": [task.posterior for task in state.in_flight]})
+    about = {
+        "format": _FORMAT,
+        "names": list(names),
+        "versions": list(state.versions),
+        "in_flight": [[task.client, task.version, task.due] for task in state.in_flight],
+        "history": history.rows,
+        **{name: getattr(state, name) for name in _NUMBERS},
+    }
+    write(path, arrays, about)
+
+
+def load(path: str | os.PathLike[str], like: "State", names: Sequence[str]) -> tuple["State", History]:
+    """The state and history saved at `path`; `like` is the run's initial state, which the file must fit."""
+    arrays, about = read(path)
+    if about.get("format") != _FORMAT:
+        raise InputError(f"{path} has format {about.get('format')} where this version reads {_FORMAT}: start anew elsewhere.")
+    if about["names"] != list(names) or about["seed"] != like.seed:
+        raise InputError(f"{path} belongs to a run with other clients or another seed: choose another checkpoint file.")
+    template = {name: getattr(like, name) for name in _ARRAYS}
+    filled = _unflatten(path, arrays, template)
+    if not _equal(filled["prior"], like.prior):
+        raise InputError(f"{path} belongs to a run with another prior: choose another checkpoint file.")
+    posteriors = _unflatten(path, arrays, {"in_flight": [like.prior] * len(about["in_flight"])})["in_flight"]
+    tasks = [
+        Task(client, posterior, version, due)
+        for (client, version, due), posterior in zip(about["in_flight"], posteriors, strict=True)
+    ]
+    numbers = {name: about[name] for name in _NUMBERS}
+    filled |= {"residual": np.asarray(filled["residual"]), "age": np.asarray(filled["age"])}
+    state = dataclasses.replace(
+        like, **filled, **numbers, versions=tuple(about["versions"]), in_flight=tuple(tasks)
+    )
+    return state, History(about["history"])
+
+
+def save_posterior(path: str | os.PathLike[str], q: Family, about: dict[str, Any]) -> None:
+    """Writes the natural parameters of a posterior, with whatever should be known about them."""
+    write(path, _flatten(q), about)
+
+
+def load_posterior(path: str | os.PathLike[str], like: Family) -> tuple[Family, dict[str, Any]]:
+    """The posterior saved at `path`, of the family and shape of `like`."""
+    arrays, about = read(path)
+    return _unflatten(path, arrays, like), about
+
+
+def write(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
+    """Arrays and JSON in one .npz, put in place by a rename once it is on disk."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, about=np.array(json.dumps(about)), **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays and JSON of a file that `write` wrote."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        return arrays, json.loads(str(arrays.pop("about")))
+    except FileNotFoundError:
+        raise InputError(f"There is no file {path}.") from None
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+        raise InputError(f"{path} is not a file of partita's, or is damaged: {error}.") from None
+
+
+def _flatten(tree: Any) -> dict[str, np.ndarray]:
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in paths}
+
+
+def _unflatten(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], like: Any) -> Any:
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(like)
+    found = []
+    for key, leaf in leaves:
+        array = arrays.get(jax.tree_util.keystr(key))
+        if array is None or array.shape != leaf.shape or array.dtype != leaf.dtype:
+            what = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
+            raise InputError(
+                f"{path} holds {what} at {jax.tree_util.keystr(key)} where {leaf.dtype}{list(leaf.shape)} is needed."
+            )
+        found.append(array if isinstance(leaf, np.ndarray) else jnp.asarray(array))
+    return jax.tree.unflatten(treedef, found)
+
+
+def _equal(first: Family, second: Family) -> bool:
+    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)

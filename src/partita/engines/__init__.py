@@ -1,0 +1,5 @@
+"""Where do clients run?"""
+
+from partita.engines.local import LocalEngine, Task
+
+__all__ = ["LocalEngine", "Task"]

@@ -1,0 +1,86 @@
+"""Clients in this process, on a simulated clock: deterministic, whatever the schedule."""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from partita.client import Recipe, Reply, update
+from partita.compiled import Compiled
+from partita.errors import InputError
+from partita.families import Family
+from partita.models import Model
+from partita.objective import Factor
+from partita.partition.shard import Partition, Shard
+
+
+class Task(NamedTuple):
+    """A posterior under way to a client and back."""
+
+    client: int
+    posterior: Family
+    version: int
+    """The number of updates the posterior had seen when it was sent."""
+    due: float
+    """When the answer arrives, on the simulated clock."""
+
+
+class LocalEngine:
+    """Runs client updates here. Client k takes 1/`speeds[k]` units of simulated time for each.
+
+    Clients that answer together run in parallel threads; their numbers do not depend on that.
+    """
+
+    def __init__(self, partition: Partition, speeds: Sequence[float] | None = None, threads: int | None = None):
+        self.partition = partition
+        self.speeds = np.ones(len(partition)) if speeds is None else np.asarray(speeds, float)
+        self.threads = threads or os.cpu_count() or 1
+        if self.speeds.shape != (len(partition),) or not (self.speeds > 0).all():
+            raise InputError(f"{len(partition)} clients need as many positive speeds, not {self.speeds.tolist()}.")
+
+    def send(self, client: int, posterior: Family, version: int, clock: float) -> Task:
+        """Sends a client the posterior; its answer is due later."""
+        return Task(client, posterior, version, clock + 1 / self.speeds[client])
+
+    def collect(
+        self,
+        tasks: Sequence[Task],
+        count: int,
+        recipe: Recipe,
+        prior: Family,
+        factors: Sequence[Factor],
+        keys: Sequence[jax.Array],
+    ) -> tuple[list[tuple[Task, Reply]], list[Task]]:
+        """The next `count` answers in order of arrival, ties by client, and the tasks still under way."""
+        ordered = sorted(tasks, key=lambda task: (task.due, task.client))
+        arrived = ordered[:count]
+
+        def answer(task: Task) -> Reply:
+            k = task.client
+            share = jnp.asarray(self.partition.sizes[k] / self.partition.rows)
+            shard = self.partition.shards[k]
+            return update(recipe, prior, task.posterior, factors[k], shard, share, keys[k])
+
+        return list(zip(arrived, self._map(answer, arrived), strict=True)), ordered[count:]
+
+    def ell(self, model: Model, q: Family, key: jax.Array) -> float:
+        """Σ_k ell_k(q) over all clients."""
+        parts = self._map(lambda shard: shard_ell(model, q, shard, key), self.partition.shards)
+        return float(np.sum([float(part) for part in parts]))
+
+    def _map(self, function, items: Sequence) -> list:
+        if len(items) < 2 or self.threads < 2:
+            return [function(item) for item in items]
+        with ThreadPoolExecutor(min(self.threads, len(items))) as pool:
+            return list(pool.map(function, items))
+
+
+def _shard_ell(model: Model, q: Family, shard: Shard, key: jax.Array) -> jax.Array:
+    return model.ell(q, shard.data, shard.weights, key)
+
+
+shard_ell = Compiled(_shard_ell)

@@ -1,0 +1,223 @@
+"""Exponential families: prior, posterior, factor and change of a factor are one type."""
+
+import abc
+from collections.abc import Callable
+from typing import Any, Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Key, PyTree
+
+from partita.errors import InputError
+
+Theta = PyTree
+"""One value of the parameters, or a batch of values."""
+
+Mean = PyTree
+"""Mean parameters: a pytree whose leaves stand in the order of the natural parameters' leaves."""
+
+
+class Family(eqx.Module):
+    """A member exp(⟨η, T(θ)⟩ − A(η)) of an exponential family, by its natural parameters η.
+
+    The array leaves are η and nothing else, so products, quotients and powers of densities are `+`, `-` and `·` on the
+    leaves. The base measure is one: a family is to be written so that all of its density is in ⟨η, T(θ)⟩, and a
+    likelihood factor of no effect has η = 0. A factor may be improper (A(η) infinite) and still be multiplied, divided
+    and printed; only what needs A(η) then gives NaN.
+
+    A family supplies the abstract methods. Everything else is derived from them, and may be overridden where a closed
+    form is faster or more exact. Methods are written for one member; use `jax.vmap` for a batch.
+    """
+
+    @abc.abstractmethod
+    def statistics(self, theta: Theta) -> Mean:
+        """The sufficient statistics T(θ)."""
+
+    @abc.abstractmethod
+    def log_normaliser(self) -> Float[Array, ""]:
+        """A(η) = log ∫ exp⟨η, T(θ)⟩ dθ; NaN or infinite where improper."""
+
+    @abc.abstractmethod
+    def is_proper(self) -> Bool[Array, ""]:
+        """Whether A(η) is finite, so that the member is a probability density."""
+
+    @abc.abstractmethod
+    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Theta:
+        """Draws of θ with leading axes `shape`, differentiable in η."""
+
+    @abc.abstractmethod
+    def standard(self) -> PyTree:
+        """The parameters a textbook prints, such as mean and variance."""
+
+    @abc.abstractmethod
+    def with_standard(self, standard: PyTree) -> Self:
+        """The member with these standard parameters."""
+
+    @abc.abstractmethod
+    def unconstrained(self) -> PyTree:
+        """Coordinates in which every real vector is a proper member, such as mean and log sd."""
+
+    @abc.abstractmethod
+    def with_unconstrained(self, unconstrained: PyTree) -> Self:
+        """The member with these unconstrained coordinates."""
+
+    def mean_parameters(self) -> Mean:
+        """μ = E[T(θ)] = ∇A(η)."""
+        return tuple(jax.tree.leaves(jax.grad(lambda q: q.log_normaliser())(self)))
+
+    def with_mean_parameters(self, mean: Mean) -> Self:
+        """The member with mean parameters μ: the maximiser of ⟨η, μ⟩ − A(η), by Newton's method from this member."""
+        target = _ravel(mean)
+        _, unravel = ravel_pytree(self)
+
+        def excess(eta: Float[Array, " p"]) -> Float[Array, ""]:
+            return unravel(eta).log_normaliser() - eta @ target
+
+        def newton(
+            carry: tuple[Float[Array, " p"], Float[Array, ""], Any],
+        ) -> tuple[Float[Array, " p"], Float[Array, ""], Any]:
+            eta, _, steps = carry
+            gradient = jax.grad(excess)(eta)
+            direction = jnp.linalg.solve(jax.hessian(excess)(eta), gradient)
+
+            def falls(scale: Float[Array, ""]) -> Bool[Array, ""]:
+                trial = eta - scale * direction
+                return unravel(trial).is_proper() & (excess(trial) <= excess(eta))
+
+            scale = jax.lax.while_loop(
+                lambda s: ~falls(s) & (s > 1e-12), lambda s: s / 2, jnp.ones((), eta.dtype)
+            )
+            return eta - scale * direction, gradient @ direction, steps + 1
+
+        start = _ravel(self)
+        precision = jnp.finfo(start.dtype).eps
+        eta, _, _ = jax.lax.while_loop(
+            lambda carry: (carry[1] > precision**2) & (carry[2] < 100),
+            newton,
+            (start, jnp.array(jnp.inf, start.dtype), 0),
+        )
+        return unravel(eta)
+
+    def pull_back(self, gradient: PyTree) -> Self:
+        """The natural gradient ∇_μ f of a function, given its gradient in the standard parameters.
+
+        Solves (∂μ/∂s)ᵀ x = ∇_s f with the dense Jacobian (`prop:fixed-point-equations`, where the Fisher matrix is
+        ∂μ/∂η). Families with a closed form for the map override it.
+        """
+        flat, unravel_standard = ravel_pytree(self.standard())
+        _, unravel = ravel_pytree(self)
+        jacobian = jax.jacfwd(
+            lambda s: _ravel(self.with_standard(unravel_standard(s)).mean_parameters())
+        )(flat)
+        return unravel(jnp.linalg.solve(jacobian.T, _ravel(gradient)))
+
+    def natural_gradient(self, function: Callable[[Self], Float[Array, ""]]) -> Self:
+        """∇_μ f at this member, itself a member: the factor exp⟨∇_μ f, T(θ)⟩ of `eq:fixed-point-bi-simplified`."""
+        return self.pull_back(
+            jax.grad(lambda s: function(self.with_standard(s)))(self.standard())
+        )
+
+    def fisher(self) -> Float[Array, "p p"]:
+        """The Fisher information ∂μ/∂η = cov[T(θ)], as a dense matrix over the raveled natural parameters."""
+        eta, unravel = ravel_pytree(self)
+        return jax.jacfwd(lambda e: _ravel(unravel(e).mean_parameters()))(eta)
+
+    def entropy(self) -> Float[Array, ""]:
+        """−E[log q(θ)]."""
+        return self.log_normaliser() - inner(self, self.mean_parameters())
+
+    def cross(self, other: Self) -> Float[Array, ""]:
+        """E_q⟨η_other, T(θ)⟩: the expected logarithm of an un-normalised, perhaps improper, member."""
+        return inner(other, self.mean_parameters())
+
+    def kl(self, other: Self) -> Float[Array, ""]:
+        """KL(self ‖ other), both proper."""
+        return other.log_normaliser() - self.cross(other) - self.entropy()
+
+    def log_prob(self, theta: Theta) -> Float[Array, ""]:
+        """log q(θ) at one θ."""
+        return inner(self, self.statistics(theta)) - self.log_normaliser()
+
+    def moments(self) -> tuple[Theta, Theta]:
+        """Mean and standard deviation of θ; by default from 10,000 draws with a fixed key."""
+        draws = self.sample(jax.random.key(0), (10_000,))
+        return jax.tree.map(lambda d: d.mean(0), draws), jax.tree.map(lambda d: d.std(0), draws)
+
+    def interval(self, mass: float = 0.95) -> tuple[Theta, Theta]:
+        """Ends of the central interval of each parameter; by default from 10,000 draws with a fixed key."""
+        draws = self.sample(jax.random.key(0), (10_000,))
+        ends = [
+            jax.tree.map(lambda d, p=p: jnp.quantile(d, p, axis=0), draws)
+            for p in ((1 - mass) / 2, (1 + mass) / 2)
+        ]
+        return ends[0], ends[1]
+
+    def one(self) -> Self:
+        """The factor that changes nothing: η = 0."""
+        return jax.tree.map(jnp.zeros_like, self)
+
+    def is_finite(self) -> Bool[Array, ""]:
+        """Whether every natural parameter is a finite number."""
+        return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(self)]))
+
+    def size(self) -> int:
+        """The number of natural parameters."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self))
+
+    def __mul__(self, other: Self) -> Self:
+        _same(self, other)
+        return jax.tree.map(jnp.add, self, other)
+
+    def __truediv__(self, other: Self) -> Self:
+        _same(self, other)
+        return jax.tree.map(jnp.subtract, self, other)
+
+    def __pow__(self, exponent: float | Float[Array, ""]) -> Self:
+        return jax.tree.map(lambda leaf: leaf * exponent, self)
+
+    def __str__(self) -> str:
+        leaves = jax.tree.leaves(self)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return repr(self)
+        if not self.is_finite():
+            kind = "non-finite"
+        else:
+            kind = "proper" if self.is_proper() else "improper"
+        paths = jax.tree_util.tree_leaves_with_path(self)
+        lines = [
+            f"  {jax.tree_util.keystr(path).lstrip('.')} {tuple(leaf.shape)}: from {leaf.min():.4g} to {leaf.max():.4g}"
+            for path, leaf in paths
+            if leaf.size
+        ]
+        return "\n".join([f"{type(self).__name__}, {kind}, {self.size()} natural parameters", *lines])
+
+
+def inner(natural: PyTree, mean: Mean) -> Float[Array, ""]:
+    """⟨η, μ⟩, leaf by leaf in order."""
+    pairs = zip(jax.tree.leaves(natural), jax.tree.leaves(mean), strict=True)
+    return sum((jnp.vdot(a, b) for a, b in pairs), start=jnp.zeros(()))
+
+
+def product(first: Family, *others: Family) -> Family:
+    """The product of several members."""
+    for other in others:
+        first = first * other
+    return first
+
+
+def _ravel(tree: PyTree) -> Float[Array, " p"]:
+    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def _same(first: Family, second: Family) -> None:
+    if type(first) is not type(second):
+        raise InputError(
+            f"A {type(first).__name__} cannot be combined with a {type(second).__name__}: give prior and factors one family."
+        )
+    shapes = [[leaf.shape for leaf in jax.tree.leaves(family)] for family in (first, second)]
+    if shapes[0] != shapes[1] or jax.tree.structure(first) != jax.tree.structure(second):
+        raise InputError(
+            f"Two {type(first).__name__} members of different shape cannot be combined: {shapes[0]} and {shapes[1]}."
+        )

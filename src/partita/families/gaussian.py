@@ -1,0 +1,313 @@
+"""Gaussian families, mean-field and with full covariance, over arrays and over pytrees of arrays."""
+
+import abc
+import math
+from typing import NamedTuple, Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.scipy as jsp
+from jaxtyping import Array, Bool, Float, Key, PyTree
+
+from partita.errors import InputError
+from partita.families.base import Family, Theta
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+class Moments(NamedTuple):
+    """Mean parameters of a Gaussian: E[θ] and −½ E[θθᵀ] (its diagonal where mean-field)."""
+
+    first: PyTree
+    second: PyTree
+
+
+class Standard(NamedTuple):
+    """Mean and variance, the latter a covariance matrix where the family has one."""
+
+    mean: PyTree
+    variance: PyTree
+
+
+class Unconstrained(NamedTuple):
+    """Mean and log standard deviation, the latter a Cholesky factor with log diagonal where the family has covariances."""
+
+    mean: PyTree
+    log_sd: PyTree
+
+
+class Gaussian(Family):
+    """What Gaussian families share, for models whose data act through linear predictors xᵀθ.
+
+    Natural parameters are `precision_mean` = Λm and `precision` = Λ, with statistics T(θ) = (θ, −½θθᵀ).
+    """
+
+    precision_mean: eqx.AbstractVar[PyTree]
+    precision: eqx.AbstractVar[PyTree]
+
+    @property
+    @abc.abstractmethod
+    def mean(self) -> Theta:
+        """E[θ]."""
+
+    @property
+    @abc.abstractmethod
+    def sd(self) -> Theta:
+        """The marginal standard deviation of each parameter."""
+
+    @abc.abstractmethod
+    def project(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+        """Mean and variance of the linear predictor xᵀθ of each row."""
+
+    def moments(self) -> tuple[Theta, Theta]:
+        return self.mean, self.sd
+
+    def interval(self, mass: float = 0.95) -> tuple[Theta, Theta]:
+        width = jsp.special.ndtri((1 + mass) / 2)
+        mean, sd = self.moments()
+        low = jax.tree.map(lambda m, s: m - width * s, mean, sd)
+        return low, jax.tree.map(lambda m, s: m + width * s, mean, sd)
+
+
+class MeanFieldGaussian(Gaussian):
+    """Independent Gaussians, one per parameter; the leaves have the tree and the shapes of θ."""
+
+    precision_mean: PyTree[Float[Array, "..."]]
+    precision: PyTree[Float[Array, "..."]]
+
+    @classmethod
+    def from_mean_sd(cls, mean: Theta, sd: Theta) -> Self:
+        """The member with this mean and standard deviation, each shaped like θ; a scalar sd serves every parameter."""
+        mean = jax.tree.map(jnp.asarray, mean)
+        if jax.tree.structure(sd) != jax.tree.structure(mean):
+            sd = jax.tree.map(lambda m: jnp.asarray(sd, m.dtype), mean)
+        precision = jax.tree.map(
+            lambda m, s: jnp.broadcast_to(1 / jnp.asarray(s, m.dtype) ** 2, m.shape), mean, sd
+        )
+        return cls(jax.tree.map(jnp.multiply, precision, mean), precision)
+
+    @classmethod
+    def standard_normal(cls, like: Theta | int, scale: float = 1.0) -> Self:
+        """N(0, scale²) for every parameter; `like` is a θ, or the number of parameters."""
+        zeros = jax.tree.map(jnp.zeros_like, jnp.zeros(like) if isinstance(like, int) else like)
+        return cls.from_mean_sd(zeros, scale)
+
+    @property
+    def mean(self) -> Theta:
+        return jax.tree.map(jnp.divide, self.precision_mean, self.precision)
+
+    @property
+    def variance(self) -> Theta:
+        return jax.tree.map(jnp.reciprocal, self.precision)
+
+    @property
+    def sd(self) -> Theta:
+        return jax.tree.map(lambda p: 1 / jnp.sqrt(p), self.precision)
+
+    def statistics(self, theta: Theta) -> Moments:
+        return Moments(theta, jax.tree.map(lambda t: -(t**2) / 2, theta))
+
+    def log_normaliser(self) -> Float[Array, ""]:
+        return _total(
+            lambda b, p: b**2 / (2 * p) - jnp.log(p) / 2 + _LOG_2PI / 2, self.precision_mean, self.precision
+        )
+
+    def is_proper(self) -> Bool[Array, ""]:
+        positive = [jnp.all(p > 0) for p in jax.tree.leaves(self.precision)]
+        return self.is_finite() & jnp.all(jnp.array(positive))
+
+    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Theta:
+        leaves, treedef = jax.tree.flatten(self.precision)
+        keys = jax.tree.unflatten(treedef, list(jax.random.split(key, len(leaves))))
+        return jax.tree.map(
+            lambda m, s, k: m + s * jax.random.normal(k, shape + m.shape, m.dtype), self.mean, self.sd, keys
+        )
+
+    def standard(self) -> Standard:
+        return Standard(self.mean, self.variance)
+
+    def with_standard(self, standard: Standard) -> Self:
+        mean, variance = standard
+        return type(self)(jax.tree.map(jnp.divide, mean, variance), jax.tree.map(jnp.reciprocal, variance))
+
+    def unconstrained(self) -> Unconstrained:
+        return Unconstrained(self.mean, jax.tree.map(lambda p: -jnp.log(p) / 2, self.precision))
+
+    def with_unconstrained(self, unconstrained: Unconstrained) -> Self:
+        mean, log_sd = unconstrained
+        precision = jax.tree.map(lambda s: jnp.exp(-2 * s), log_sd)
+        return type(self)(jax.tree.map(jnp.multiply, precision, mean), precision)
+
+    def mean_parameters(self) -> Moments:
+        mean = self.mean
+        return Moments(mean, jax.tree.map(lambda m, v: -(m**2 + v) / 2, mean, self.variance))
+
+    def with_mean_parameters(self, mean: Moments) -> Self:
+        variance = jax.tree.map(lambda a, b: -2 * b - a**2, mean.first, mean.second)
+        return self.with_standard(Standard(mean.first, variance))
+
+    def pull_back(self, gradient: Standard) -> Self:
+        shift = jax.tree.map(lambda g, m, h: g - 2 * m * h, gradient.mean, self.mean, gradient.variance)
+        return type(self)(shift, jax.tree.map(lambda h: -2 * h, gradient.variance))
+
+    def entropy(self) -> Float[Array, ""]:
+        return _total(lambda p: (1 + _LOG_2PI - jnp.log(p)) / 2, self.precision)
+
+    def kl(self, other: Self) -> Float[Array, ""]:
+        def one_parameter(m: Array, p: Array, n: Array, r: Array) -> Array:
+            return (r / p - 1 - jnp.log(r / p) + r * (m - n) ** 2) / 2
+
+        return _total(one_parameter, self.mean, self.precision, other.mean, other.precision)
+
+    def project(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+        _needs_vector(self.precision)
+        return x @ self.mean, jnp.sum(jnp.square(x) * self.variance, axis=-1)
+
+
+class Layout(eqx.Module):
+    """How a vector of parameters is cut into the leaves of θ."""
+
+    treedef: jax.tree_util.PyTreeDef = eqx.field(static=True)
+    shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, theta: Theta) -> Self:
+        leaves, treedef = jax.tree.flatten(theta)
+        return cls(treedef, tuple(jnp.shape(leaf) for leaf in leaves))
+
+    def ravel(self, theta: Theta) -> Float[Array, "... d"]:
+        leaves = [
+            jnp.reshape(leaf, leaf.shape[: leaf.ndim - len(shape)] + (-1,))
+            for leaf, shape in zip(jax.tree.leaves(theta), self.shapes, strict=True)
+        ]
+        return jnp.concatenate(leaves, axis=-1)
+
+    def unravel(self, vector: Float[Array, "... d"]) -> Theta:
+        ends = [0]
+        for shape in self.shapes:
+            ends.append(ends[-1] + math.prod(shape))
+        leaves = [
+            jnp.reshape(vector[..., start:end], vector.shape[:-1] + shape)
+            for start, end, shape in zip(ends[:-1], ends[1:], self.shapes, strict=True)
+        ]
+        return jax.tree.unflatten(self.treedef, leaves)
+
+
+class FullGaussian(Gaussian):
+    """A Gaussian with full covariance over all parameters, raveled into one vector where θ is a pytree."""
+
+    precision_mean: Float[Array, " d"]
+    precision: Float[Array, "d d"]
+    layout: Layout = eqx.field(static=True)
+
+    @classmethod
+    def from_mean_covariance(cls, mean: Theta, covariance: Float[Array, "d d"]) -> Self:
+        """The member with this mean, shaped like θ, and this covariance of the raveled θ."""
+        layout = Layout.of(mean)
+        vector = layout.ravel(jax.tree.map(jnp.asarray, mean))
+        precision = _inverse(jnp.linalg.cholesky(jnp.asarray(covariance, vector.dtype)))
+        return cls(precision @ vector, precision, layout)
+
+    @classmethod
+    def standard_normal(cls, like: Theta | int, scale: float = 1.0) -> Self:
+        """N(0, scale²) for every parameter; `like` is a θ, or the number of parameters."""
+        zeros = jax.tree.map(jnp.zeros_like, jnp.zeros(like) if isinstance(like, int) else like)
+        layout = Layout.of(zeros)
+        vector = layout.ravel(zeros)
+        return cls(vector, jnp.eye(vector.size, dtype=vector.dtype) / scale**2, layout)
+
+    def _cholesky(self) -> Float[Array, "d d"]:
+        return jnp.linalg.cholesky(self.precision)
+
+    def _vector_mean(self) -> Float[Array, " d"]:
+        return jsp.linalg.cho_solve((self._cholesky(), True), self.precision_mean)
+
+    @property
+    def mean(self) -> Theta:
+        return self.layout.unravel(self._vector_mean())
+
+    @property
+    def covariance(self) -> Float[Array, "d d"]:
+        return _inverse(self._cholesky())
+
+    @property
+    def sd(self) -> Theta:
+        return self.layout.unravel(jnp.sqrt(jnp.diagonal(self.covariance)))
+
+    def statistics(self, theta: Theta) -> Moments:
+        vector = self.layout.ravel(theta)
+        return Moments(vector, -jnp.outer(vector, vector) / 2)
+
+    def log_normaliser(self) -> Float[Array, ""]:
+        half_log_det = jnp.sum(jnp.log(jnp.diagonal(self._cholesky())))
+        return self.precision_mean @ self._vector_mean() / 2 - half_log_det + self.precision_mean.size * _LOG_2PI / 2
+
+    def is_proper(self) -> Bool[Array, ""]:
+        return self.is_finite() & jnp.all(jnp.isfinite(self._cholesky()))
+
+    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Theta:
+        noise = jax.random.normal(key, (*shape, self.precision_mean.size), self.precision_mean.dtype)
+        flat = noise.reshape(-1, noise.shape[-1]).T
+        spread = jsp.linalg.solve_triangular(self._cholesky(), flat, lower=True, trans="T").T
+        return self.layout.unravel(self._vector_mean() + spread.reshape(noise.shape))
+
+    def standard(self) -> Standard:
+        return Standard(self._vector_mean(), self.covariance)
+
+    def with_standard(self, standard: Standard) -> Self:
+        precision = _inverse(jnp.linalg.cholesky(standard.variance))
+        return type(self)(precision @ standard.mean, precision, self.layout)
+
+    def unconstrained(self) -> Unconstrained:
+        lower = jnp.linalg.cholesky(self.covariance)
+        logs = jnp.diag(jnp.log(jnp.diagonal(lower)))
+        return Unconstrained(self._vector_mean(), jnp.tril(lower, -1) + logs)
+
+    def with_unconstrained(self, unconstrained: Unconstrained) -> Self:
+        mean, log_sd = unconstrained
+        lower = jnp.tril(log_sd, -1) + jnp.diag(jnp.exp(jnp.diagonal(log_sd)))
+        precision = _inverse(lower)
+        return type(self)(precision @ mean, precision, self.layout)
+
+    def mean_parameters(self) -> Moments:
+        mean = self._vector_mean()
+        return Moments(mean, -(jnp.outer(mean, mean) + self.covariance) / 2)
+
+    def with_mean_parameters(self, mean: Moments) -> Self:
+        covariance = -2 * mean.second - jnp.outer(mean.first, mean.first)
+        return self.with_standard(Standard(mean.first, covariance))
+
+    def pull_back(self, gradient: Standard) -> Self:
+        curvature = -(gradient.variance + gradient.variance.T)
+        return type(self)(gradient.mean + curvature @ self._vector_mean(), curvature, self.layout)
+
+    def entropy(self) -> Float[Array, ""]:
+        return self.precision_mean.size * (1 + _LOG_2PI) / 2 - jnp.sum(jnp.log(jnp.diagonal(self._cholesky())))
+
+    def kl(self, other: Self) -> Float[Array, ""]:
+        mine, theirs = self._cholesky(), other._cholesky()
+        ratio = jsp.linalg.solve_triangular(mine, theirs, lower=True)
+        gap = theirs.T @ (self._vector_mean() - other._vector_mean())
+        log_ratio = jnp.sum(jnp.log(jnp.diagonal(mine))) - jnp.sum(jnp.log(jnp.diagonal(theirs)))
+        return (jnp.sum(ratio**2) - self.precision_mean.size + jnp.sum(gap**2)) / 2 + log_ratio
+
+    def project(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+        return x @ self._vector_mean(), jnp.sum((x @ self.covariance) * x, axis=-1)
+
+
+def _inverse(lower: Float[Array, "d d"]) -> Float[Array, "d d"]:
+    """(L Lᵀ)⁻¹ of a lower triangular L, exactly symmetric."""
+    half = jsp.linalg.solve_triangular(lower, jnp.eye(lower.shape[-1], dtype=lower.dtype), lower=True)
+    return half.T @ half
+
+
+def _total(function, *trees: PyTree) -> Float[Array, ""]:
+    """The sum of a function of corresponding elements over all leaves."""
+    terms = jax.tree.leaves(jax.tree.map(lambda *leaves: jnp.sum(function(*leaves)), *trees))
+    return sum(terms[1:], start=terms[0])
+
+
+def _needs_vector(precision: PyTree) -> None:
+    if not isinstance(precision, jax.Array) or precision.ndim != 1:
+        raise InputError("A linear predictor needs a family over one vector of coefficients, not over a pytree.")

@@ -1,0 +1,83 @@
+"""A product of named families: independent groups of parameters, each with a family of its own."""
+
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Key, PyTree
+
+from partita.errors import InputError
+from partita.families.base import Family, Theta
+
+
+class Product(Family):
+    """q(θ) = Π q_name(θ_name); θ is a dict with the names of the components."""
+
+    components: dict[str, Family]
+
+    def __init__(self, components: dict[str, Family] | None = None, **named: Family):
+        self.components = {**(components or {}), **named}
+        if not self.components:
+            raise InputError("A product needs at least one named family.")
+
+    def __getitem__(self, name: str) -> Family:
+        return self.components[name]
+
+    def statistics(self, theta: Theta) -> PyTree:
+        return {name: family.statistics(theta[name]) for name, family in self.components.items()}
+
+    def log_normaliser(self) -> Float[Array, ""]:
+        return self._total(lambda family: family.log_normaliser())
+
+    def is_proper(self) -> Bool[Array, ""]:
+        return jnp.all(jnp.array([family.is_proper() for family in self.components.values()]))
+
+    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Theta:
+        keys = jax.random.split(key, len(self.components))
+        named = sorted(self.components.items())
+        return {name: family.sample(k, shape) for k, (name, family) in zip(keys, named, strict=True)}
+
+    def standard(self) -> PyTree:
+        return {name: family.standard() for name, family in self.components.items()}
+
+    def with_standard(self, standard: PyTree) -> Self:
+        return self._map(lambda family, value: family.with_standard(value), standard)
+
+    def unconstrained(self) -> PyTree:
+        return {name: family.unconstrained() for name, family in self.components.items()}
+
+    def with_unconstrained(self, unconstrained: PyTree) -> Self:
+        return self._map(lambda family, value: family.with_unconstrained(value), unconstrained)
+
+    def mean_parameters(self) -> PyTree:
+        return {name: family.mean_parameters() for name, family in self.components.items()}
+
+    def with_mean_parameters(self, mean: PyTree) -> Self:
+        return self._map(lambda family, value: family.with_mean_parameters(value), mean)
+
+    def pull_back(self, gradient: PyTree) -> Self:
+        return self._map(lambda family, value: family.pull_back(value), gradient)
+
+    def entropy(self) -> Float[Array, ""]:
+        return self._total(lambda family: family.entropy())
+
+    def kl(self, other: Self) -> Float[Array, ""]:
+        terms = [family.kl(other.components[name]) for name, family in self.components.items()]
+        return sum(terms[1:], start=terms[0])
+
+    def moments(self) -> tuple[Theta, Theta]:
+        return self._pair(lambda family: family.moments())
+
+    def interval(self, mass: float = 0.95) -> tuple[Theta, Theta]:
+        return self._pair(lambda family: family.interval(mass))
+
+    def _map(self, function, values: PyTree) -> Self:
+        return type(self)({name: function(family, values[name]) for name, family in self.components.items()})
+
+    def _pair(self, function) -> tuple[Theta, Theta]:
+        pairs = {name: function(family) for name, family in self.components.items()}
+        return {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}
+
+    def _total(self, function) -> Float[Array, ""]:
+        terms = [function(family) for family in self.components.values()]
+        return sum(terms[1:], start=terms[0])

@@ -1,0 +1,50 @@
+"""What happened in a run, one row per server step."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from partita.errors import unknown
+
+
+class History:
+    """A table with a row per server step; `history["free_energy"]` is a column.
+
+    Columns: step, communications, rounds, gradient_steps, seconds, clock (simulated time), clients (who answered),
+    staleness (updates between sending and taking in, the largest), free_energy, residual (the largest of the clients'
+    latest), damping, refused (client to reason), and the user's metrics.
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]] = ()):
+        self.rows: list[dict[str, Any]] = [dict(row) for row in rows]
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Adds a row."""
+        self.rows.append(dict(row))
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns, in the order in which they first appeared."""
+        return list(dict.fromkeys(name for row in self.rows for name in row))
+
+    def __getitem__(self, column: str) -> np.ndarray:
+        if column not in self.columns:
+            raise unknown("column", column, self.columns)
+        values = [row.get(column, np.nan) for row in self.rows]
+        if any(isinstance(value, list | dict) for value in values):
+            array = np.empty(len(values), object)
+            array[:] = values
+            return array
+        return np.asarray(values)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows)
+
+    @property
+    def refusals(self) -> list[tuple[int, str, str]]:
+        """Every refused answer: step, client and reason."""
+        return [(row["step"], name, reason) for row in self.rows for name, reason in row["refused"].items()]

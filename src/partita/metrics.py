@@ -1,0 +1,55 @@
+"""How good are predicted probabilities? Each takes an (n, classes) matrix, or the probability of class 1, and labels."""
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from partita.errors import InputError
+
+Probabilities = Float[np.ndarray, "n c"] | Float[np.ndarray, " n"]
+
+
+def error(probabilities: Probabilities, y: Int[np.ndarray, " n"]) -> float:
+    """The share of labels that are not the most probable class."""
+    p, y = _checked(probabilities, y)
+    return float(np.mean(p.argmax(axis=1) != y))
+
+
+def negative_log_likelihood(probabilities: Probabilities, y: Int[np.ndarray, " n"]) -> float:
+    """The mean of −log p(label); infinite where a label was held to be impossible."""
+    p, y = _checked(probabilities, y)
+    with np.errstate(divide="ignore"):
+        return float(-np.mean(np.log(p[np.arange(len(y)), y])))
+
+
+def brier(probabilities: Probabilities, y: Int[np.ndarray, " n"]) -> float:
+    """The mean squared distance between the probabilities and the label's indicator, summed over classes."""
+    p, y = _checked(probabilities, y)
+    return float(np.mean(np.sum((p - np.eye(p.shape[1])[y]) ** 2, axis=1)))
+
+
+def calibration_error(probabilities: Probabilities, y: Int[np.ndarray, " n"], bins: int = 15) -> float:
+    """The expected calibration error: |accuracy − confidence| in equal bins of confidence, weighted by their rows."""
+    p, y = _checked(probabilities, y)
+    confidence = p.max(axis=1)
+    correct = p.argmax(axis=1) == y
+    index = np.minimum((confidence * bins).astype(int), bins - 1)
+    gaps = np.bincount(index, correct - confidence, minlength=bins)
+    return float(np.abs(gaps).sum() / len(y))
+
+
+def root_mean_squared_error(predictions: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> float:
+    """The root of the mean squared difference, for a real response."""
+    return float(np.sqrt(np.mean((np.asarray(predictions) - np.asarray(y)) ** 2)))
+
+
+def _checked(
+    probabilities: Probabilities, y: Int[np.ndarray, " n"]
+) -> tuple[Float[np.ndarray, "n c"], Int[np.ndarray, " n"]]:
+    p = np.asarray(probabilities, float)
+    p = np.stack([1 - p, p], axis=1) if p.ndim == 1 else p
+    labels = np.asarray(y).astype(int)
+    if p.ndim != 2 or len(p) != len(labels) or not len(labels):
+        raise InputError(f"{len(p)} rows of probabilities need as many labels, and at least one, not {len(labels)}.")
+    if labels.min() < 0 or labels.max() >= p.shape[1]:
+        raise InputError(f"Labels run from 0 to {p.shape[1] - 1}, not from {labels.min()} to {labels.max()}.")
+    return p, labels

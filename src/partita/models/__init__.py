@@ -1,0 +1,26 @@
+"""What is p(y | θ)? Likelihoods, their checks and their predictions."""
+
+from partita.models.base import LogDensity, Model, Table, with_intercept
+from partita.models.glm import (
+    GeneralisedLinear,
+    LinearRegression,
+    LogisticRegression,
+    PoissonRegression,
+    ProbitRegression,
+)
+from partita.models.network import Network, NetworkClassifier, NetworkRegressor
+
+__all__ = [
+    "GeneralisedLinear",
+    "LinearRegression",
+    "LogDensity",
+    "LogisticRegression",
+    "Model",
+    "Network",
+    "NetworkClassifier",
+    "NetworkRegressor",
+    "PoissonRegression",
+    "ProbitRegression",
+    "Table",
+    "with_intercept",
+]

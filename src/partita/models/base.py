@@ -1,0 +1,119 @@
+"""What is p(y | θ)? A likelihood whose own array leaves are its hyperparameters ε."""
+
+import abc
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key, PyTree
+
+from partita.errors import InputError
+from partita.expectations import Expectation, MonteCarlo
+from partita.families import Family
+from partita.families.base import Theta
+
+
+class Table(NamedTuple):
+    """The rows of a supervised problem: inputs and responses."""
+
+    x: Float[Array, "n d"]
+    y: Float[Array, " n"]
+
+
+class Model(eqx.Module):
+    """A likelihood p(y | θ) = Π_n p(y_n | θ), lifted to weighted rows and to expectations under q.
+
+    A model supplies `log_density` of one row. The other methods are what particular expectations and predictions ask
+    for; a model without them says so when asked.
+    """
+
+    expectation: eqx.AbstractVar[Expectation]
+
+    @abc.abstractmethod
+    def log_density(self, theta: Theta, datum: PyTree) -> Float[Array, ""]:
+        """log p(y_n | θ) of one row."""
+
+    def check(self, data: PyTree) -> None:
+        """Raises an `InputError` that names the first row which cannot be used; `data` are NumPy arrays."""
+        check_finite(data)
+
+    def ell(
+        self, q: Family, data: PyTree, weights: Float[Array, " n"], key: Key[Array, ""]
+    ) -> Float[Array, ""]:
+        """ell(q) = Σ_n w_n E_q[log p(y_n | θ)]."""
+        return weights @ self.expectation.rows(self, q, data, key)
+
+    def predictor(self, q: Family, data: PyTree) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+        """Mean and variance under q of each row's scalar predictor."""
+        raise self._lacks("a Gaussian linear predictor", "MonteCarlo")
+
+    def log_density_at(self, predictor: Array, data: PyTree) -> Float[Array, " n"]:
+        """log p(y_n | f_n) of every row, given the rows' predictors f."""
+        raise self._lacks("a density given its predictor", "MonteCarlo")
+
+    def expected_log_density(
+        self, mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
+    ) -> Float[Array, " n"]:
+        """E[log p(y_n | f_n)] in closed form for f_n ~ N(mean_n, variance_n)."""
+        raise self._lacks("a closed form of its expectation", "GaussHermite or MonteCarlo")
+
+    def sample_predictor(self, q: Family, data: PyTree, key: Key[Array, ""], samples: int) -> Array:
+        """Draws of every row's predictor under q, independent across rows."""
+        raise self._lacks("predictors that can be sampled locally", "MonteCarlo")
+
+    def response(self, theta: Theta, x: Float[Array, "n d"]) -> Float[Array, " n"] | Float[Array, "n c"]:
+        """E[y | θ, x] of each row; class probabilities where y is a class."""
+        raise InputError(f"{type(self).__name__} has no response to predict.")
+
+    def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Float[Array, " n"]:
+        """E_q E[y | θ, x], exactly or by a named closed approximation."""
+        raise InputError(f"{type(self).__name__} has no closed predictive: use Monte Carlo.")
+
+    def _lacks(self, what: str, instead: str) -> InputError:
+        return InputError(f"{type(self).__name__} has not {what}: use the expectation {instead}.")
+
+
+class LogDensity(Model):
+    """Any function `log_density(theta, datum)` of one row, as a model."""
+
+    function: Callable[[Theta, PyTree], Float[Array, ""]] = eqx.field(static=True)
+    expectation: Expectation = MonteCarlo()
+
+    def log_density(self, theta: Theta, datum: PyTree) -> Float[Array, ""]:
+        return self.function(theta, datum)
+
+
+def check_finite(data: PyTree) -> None:
+    """Raises an `InputError` that names the first row holding a value which is not a finite number."""
+    for leaf in jax.tree.leaves(data):
+        rows = np.asarray(leaf)
+        bad = ~np.isfinite(rows.reshape(len(rows), -1)).all(axis=1)
+        if bad.any():
+            raise InputError(f"row {int(np.argmax(bad))} holds a value that is not finite: drop or impute it")
+
+
+def check_table(table: PyTree) -> None:
+    """Raises an `InputError` unless `table` is a finite matrix x and a vector y with as many rows."""
+    if not isinstance(table, Table):
+        raise InputError("the data are not a Table(x, y): pass partita.Table(x, y)")
+    if np.ndim(table.x) != 2 or np.ndim(table.y) != 1 or len(table.x) != len(table.y):
+        raise InputError(
+            f"x has shape {np.shape(table.x)} and y {np.shape(table.y)}: give a matrix and a vector with as many rows"
+        )
+    check_finite(table)
+
+
+def check_values(y: np.ndarray, allowed: np.ndarray, what: str) -> None:
+    """Raises an `InputError` that names the first response which is not allowed."""
+    if not allowed.all():
+        row = int(np.argmin(allowed))
+        raise InputError(f"row {row} has the response {y[row]:g}: {what}")
+
+
+def with_intercept(x: Float[Array, "n d"]) -> Float[Array, "n d+1"]:
+    """x with a first column of ones."""
+    x = jnp.asarray(x)
+    return jnp.concatenate([jnp.ones((len(x), 1), x.dtype), x], axis=1)

@@ -1,0 +1,151 @@
+"""Generalised linear models: the data act through a linear predictor f = xᵀθ."""
+
+import abc
+
+import jax
+import jax.numpy as jnp
+import jax.scipy as jsp
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+from partita.errors import InputError
+from partita.expectations import Analytic, Expectation, GaussHermite
+from partita.families import Family, Gaussian
+from partita.models.base import Model, Table, check_table, check_values
+
+
+class GeneralisedLinear(Model):
+    """A likelihood p(y | f) with f = xᵀθ; a subclass gives log p(y | f), the mean response and the allowed y."""
+
+    @abc.abstractmethod
+    def log_link_density(self, f: Array, y: Array) -> Array:
+        """log p(y | f), elementwise."""
+
+    @abc.abstractmethod
+    def mean_response(self, f: Array) -> Array:
+        """E[y | f], elementwise."""
+
+    def check(self, data: Table) -> None:
+        check_table(data)
+
+    def log_density(self, theta: Float[Array, " d"], datum: Table) -> Float[Array, ""]:
+        return self.log_link_density(datum.x @ theta, datum.y)
+
+    def log_density_at(self, predictor: Float[Array, " n"], data: Table) -> Float[Array, " n"]:
+        return self.log_link_density(predictor, data.y)
+
+    def predictor(self, q: Family, data: Table) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+        return gaussian(q).project(data.x)
+
+    def sample_predictor(self, q: Family, data: Table, key: Key[Array, ""], samples: int) -> Float[Array, "s n"]:
+        mean, variance = self.predictor(q, data)
+        return mean + jnp.sqrt(variance) * jax.random.normal(key, (samples, mean.size), mean.dtype)
+
+    def response(self, theta: Float[Array, " d"], x: Float[Array, "n d"]) -> Float[Array, " n"]:
+        return self.mean_response(x @ theta)
+
+
+class LogisticRegression(GeneralisedLinear):
+    """p(y = 1 | f) = 1 / (1 + exp(−f)), y in {0, 1}."""
+
+    expectation: Expectation = GaussHermite()
+
+    def check(self, data: Table) -> None:
+        check_binary(data)
+
+    def log_link_density(self, f: Array, y: Array) -> Array:
+        return -jax.nn.softplus((1 - 2 * y) * f)
+
+    def mean_response(self, f: Array) -> Array:
+        return jax.nn.sigmoid(f)
+
+    def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Float[Array, " n"]:
+        """The probit approximation σ(m / √(1 + πv/8)) (Spiegelhalter and Lauritzen); the paper prints π for π/8."""
+        mean, variance = gaussian(q).project(x)
+        return jax.nn.sigmoid(mean / jnp.sqrt(1 + jnp.pi * variance / 8))
+
+
+class ProbitRegression(GeneralisedLinear):
+    """p(y = 1 | f) = Φ(f), y in {0, 1}."""
+
+    expectation: Expectation = GaussHermite()
+
+    def check(self, data: Table) -> None:
+        check_binary(data)
+
+    def log_link_density(self, f: Array, y: Array) -> Array:
+        return jsp.special.log_ndtr((2 * y - 1) * f)
+
+    def mean_response(self, f: Array) -> Array:
+        return jsp.special.ndtr(f)
+
+    def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Float[Array, " n"]:
+        mean, variance = gaussian(q).project(x)
+        return jsp.special.ndtr(mean / jnp.sqrt(1 + variance))
+
+
+class PoissonRegression(GeneralisedLinear):
+    """y ~ Poisson(exp(f)); the expectation under a Gaussian predictor is exact."""
+
+    expectation: Expectation = Analytic()
+
+    def check(self, data: Table) -> None:
+        check_table(data)
+        y = np.asarray(data.y)
+        check_values(y, (y >= 0) & (y == np.round(y)), "counts are whole numbers from 0 up")
+
+    def log_link_density(self, f: Array, y: Array) -> Array:
+        return y * f - jnp.exp(f) - jsp.special.gammaln(y + 1)
+
+    def expected_log_density(
+        self, mean: Float[Array, " n"], variance: Float[Array, " n"], data: Table
+    ) -> Float[Array, " n"]:
+        return data.y * mean - jnp.exp(mean + variance / 2) - jsp.special.gammaln(data.y + 1)
+
+    def mean_response(self, f: Array) -> Array:
+        return jnp.exp(f)
+
+    def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Float[Array, " n"]:
+        mean, variance = gaussian(q).project(x)
+        return jnp.exp(mean + variance / 2)
+
+
+class LinearRegression(GeneralisedLinear):
+    """y ~ N(f, noise²): conjugate to a Gaussian, so ell is linear in the mean parameters of the full family."""
+
+    noise: Float[Array, ""]
+    expectation: Expectation = Analytic()
+
+    def __init__(self, noise: float = 1.0, expectation: Expectation | None = None):
+        self.noise = jnp.asarray(noise, jnp.result_type(float))
+        self.expectation = expectation or Analytic()
+
+    def log_link_density(self, f: Array, y: Array) -> Array:
+        return jsp.stats.norm.logpdf(y, f, self.noise)
+
+    def expected_log_density(
+        self, mean: Float[Array, " n"], variance: Float[Array, " n"], data: Table
+    ) -> Float[Array, " n"]:
+        return self.log_link_density(mean, data.y) - variance / (2 * self.noise**2)
+
+    def mean_response(self, f: Array) -> Array:
+        return f
+
+    def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Float[Array, " n"]:
+        return gaussian(q).project(x)[0]
+
+
+def gaussian(q: Family) -> Gaussian:
+    """q, if it is Gaussian; otherwise the reason why it will not do."""
+    if not isinstance(q, Gaussian):
+        raise InputError(
+            f"A linear predictor needs a Gaussian family, not {type(q).__name__}: use the expectation MonteCarlo."
+        )
+    return q
+
+
+def check_binary(data: Table) -> None:
+    """Raises an `InputError` unless every response is 0 or 1."""
+    check_table(data)
+    y = np.asarray(data.y)
+    check_values(y, (y == 0) | (y == 1), "labels are 0 or 1")

@@ -1,0 +1,103 @@
+"""Multi-layer networks with ReLU units, for classification and regression."""
+
+import abc
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.scipy as jsp
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+from partita.errors import InputError
+from partita.expectations import Expectation, LocalReparameterisation
+from partita.families import Family, MeanFieldGaussian
+from partita.families.base import Theta
+from partita.models.base import Model, Table, check_table, check_values
+
+
+class Network(Model):
+    """Fully connected layers of the given widths, inputs first; θ is a tuple of {"weight", "bias"}, layer by layer."""
+
+    widths: eqx.AbstractVar[tuple[int, ...]]
+
+    @abc.abstractmethod
+    def log_output_density(self, outputs: Float[Array, "n c"], y: Float[Array, " n"]) -> Float[Array, " n"]:
+        """log p(y | outputs of the last layer), row by row."""
+
+    def template(self) -> Theta:
+        """A θ of zeros, to build a prior on."""
+        return tuple(
+            {"bias": jnp.zeros(m), "weight": jnp.zeros((n, m))}
+            for n, m in zip(self.widths[:-1], self.widths[1:], strict=True)
+        )
+
+    def outputs(self, theta: Theta, x: Float[Array, "n d"]) -> Float[Array, "n c"]:
+        """The last layer's outputs at θ."""
+        for index, layer in enumerate(theta):
+            x = (x if index == 0 else jax.nn.relu(x)) @ layer["weight"] + layer["bias"]
+        return x
+
+    def check(self, data: Table) -> None:
+        check_table(data)
+        if data.x.shape[1] != self.widths[0]:
+            raise InputError(f"x has {data.x.shape[1]} columns where the network has {self.widths[0]} inputs")
+
+    def log_density(self, theta: Theta, datum: Table) -> Float[Array, ""]:
+        return self.log_output_density(self.outputs(theta, datum.x[None]), datum.y[None])[0]
+
+    def log_density_at(self, predictor: Float[Array, "n c"], data: Table) -> Float[Array, " n"]:
+        return self.log_output_density(predictor, data.y)
+
+    def sample_predictor(self, q: Family, data: Table, key: Key[Array, ""], samples: int) -> Float[Array, "s n c"]:
+        """Draws each layer's pre-activations; the first layer's mean and variance serve all samples."""
+        if not isinstance(q, MeanFieldGaussian):
+            raise InputError("Local reparameterisation of a network needs a mean-field Gaussian: use MonteCarlo.")
+        h = data.x
+        layers = zip(q.mean, q.variance, jax.random.split(key, len(q.mean)), strict=True)
+        for index, (mean, variance, layer_key) in enumerate(layers):
+            h = h if index == 0 else jax.nn.relu(h)
+            centre = h @ mean["weight"] + mean["bias"]
+            spread = jnp.sqrt(jnp.square(h) @ variance["weight"] + variance["bias"])
+            shape = (samples, len(data.x), centre.shape[-1])
+            h = centre + spread * jax.random.normal(layer_key, shape, centre.dtype)
+        return h
+
+
+class NetworkClassifier(Network):
+    """Class labels 0 … C−1 with softmax outputs; the last width is C."""
+
+    widths: tuple[int, ...] = eqx.field(static=True)
+    expectation: Expectation = LocalReparameterisation()
+
+    def check(self, data: Table) -> None:
+        super().check(data)
+        y = np.asarray(data.y)
+        classes = self.widths[-1]
+        check_values(y, (y >= 0) & (y < classes) & (y == np.round(y)), f"labels are 0 to {classes - 1}")
+
+    def log_output_density(self, outputs: Float[Array, "n c"], y: Float[Array, " n"]) -> Float[Array, " n"]:
+        chosen = jnp.take_along_axis(outputs, y.astype(int)[:, None], axis=1)[:, 0]
+        return chosen - jax.nn.logsumexp(outputs, axis=1)
+
+    def response(self, theta: Theta, x: Float[Array, "n d"]) -> Float[Array, "n c"]:
+        return jax.nn.softmax(self.outputs(theta, x))
+
+
+class NetworkRegressor(Network):
+    """A real response with Gaussian noise; the last width is 1."""
+
+    widths: tuple[int, ...] = eqx.field(static=True)
+    noise: Float[Array, ""]
+    expectation: Expectation
+
+    def __init__(self, widths: tuple[int, ...], noise: float = 1.0, expectation: Expectation | None = None):
+        self.widths = widths
+        self.noise = jnp.asarray(noise, jnp.result_type(float))
+        self.expectation = expectation or LocalReparameterisation()
+
+    def log_output_density(self, outputs: Float[Array, "n 1"], y: Float[Array, " n"]) -> Float[Array, " n"]:
+        return jsp.stats.norm.logpdf(y, outputs[:, 0], self.noise)
+
+    def response(self, theta: Theta, x: Float[Array, "n d"]) -> Float[Array, " n"]:
+        return self.outputs(theta, x)[:, 0]

@@ -1,0 +1,105 @@
+"""The posterior as a user holds it: moments, draws, intervals, predictions, a summary."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from partita.compiled import Compiled
+from partita.errors import InputError, unknown
+from partita.families import Family
+from partita.families.base import Theta
+from partita.models import Model
+
+Predictive = Literal["closed", "monte_carlo"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Posterior:
+    """q(θ) together with the model it is the posterior of."""
+
+    model: Model
+    q: Family
+
+    @property
+    def mean(self) -> Theta:
+        """The posterior mean of θ."""
+        return self.q.moments()[0]
+
+    @property
+    def sd(self) -> Theta:
+        """The posterior standard deviation of each parameter."""
+        return self.q.moments()[1]
+
+    def interval(self, mass: float = 0.95) -> tuple[Theta, Theta]:
+        """The ends of each parameter's central interval."""
+        if not 0 < mass < 1:
+            raise InputError(f"The mass of an interval lies between 0 and 1, not at {mass}.")
+        return self.q.interval(mass)
+
+    def sample(self, draws: int, seed: int = 0) -> Theta:
+        """Independent draws of θ."""
+        return self.q.sample(jax.random.key(seed), (draws,))
+
+    def log_prob(self, theta: Theta) -> Float[Array, ""]:
+        """log q(θ)."""
+        return self.q.log_prob(theta)
+
+    def predict(
+        self, x: Float[Array, "n d"], how: Predictive = "closed", draws: int = 100, seed: int = 0
+    ) -> np.ndarray:
+        """The posterior mean of E[y | θ, x], row by row: in closed form where the model has one, or by Monte Carlo."""
+        if how not in ("closed", "monte_carlo"):
+            raise unknown("predictive", how, ("closed", "monte_carlo"))
+        x = jnp.asarray(x)
+        if how == "closed":
+            return np.asarray(closed_response(self.model, self.q, x))
+        return np.asarray(mean_response(self.model, self.sample(draws, seed), x))
+
+    def predict_proba(
+        self, x: Float[Array, "n d"], how: Predictive = "closed", draws: int = 100, seed: int = 0
+    ) -> np.ndarray:
+        """The probability of every class, a row per input; "closed" is the probit approximation for logistic regression."""
+        response = self.predict(x, how, draws, seed)
+        return np.stack([1 - response, response], axis=1) if response.ndim == 1 else response
+
+    def log_predictive_density(self, data: PyTree, draws: int = 100, seed: int = 0) -> np.ndarray:
+        """log ∫ p(y_n | θ) q(θ) dθ of every row, by Monte Carlo."""
+        return np.asarray(log_mean_density(self.model, self.sample(draws, seed), data))
+
+    def summary(self, names: Sequence[str] | None = None, mass: float = 0.95) -> list[dict[str, float | str]]:
+        """A row per parameter: name, mean, sd, and the ends of its interval."""
+        paths, columns = [], []
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self.mean):
+            label = jax.tree_util.keystr(path) or "theta"
+            paths += [label + (str(list(index)) if index else "") for index in np.ndindex(leaf.shape)]
+        for tree in (self.mean, self.sd, *self.interval(mass)):
+            columns.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)]))
+        if names is not None and len(names) != len(paths):
+            raise InputError(f"There are {len(paths)} parameters and {len(names)} names: give one name each.")
+        labels = ["name", "mean", "sd", "low", "high"]
+        rows = zip(paths if names is None else names, *columns, strict=True)
+        return [dict(zip(labels, [row[0], *map(float, row[1:])], strict=True)) for row in rows]
+
+
+def _closed_response(model: Model, q: Family, x: Float[Array, "n d"]) -> Array:
+    return model.expected_response(q, x)
+
+
+def _mean_response(model: Model, draws: Theta, x: Float[Array, "n d"]) -> Array:
+    return jnp.mean(jax.lax.map(lambda theta: model.response(theta, x), draws), axis=0)
+
+
+def _log_mean_density(model: Model, draws: Theta, data: PyTree) -> Float[Array, " n"]:
+    rows = jax.vmap(model.log_density, in_axes=(None, 0))
+    values = jax.lax.map(lambda theta: rows(theta, data), draws)
+    return jax.nn.logsumexp(values, axis=0) - jnp.log(len(values))
+
+
+closed_response = Compiled(_closed_response)
+mean_response = Compiled(_mean_response)
+log_mean_density = Compiled(_log_mean_density)

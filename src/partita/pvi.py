@@ -1,0 +1,312 @@
+"""Partitioned variational inference (`alg:vmp`): init, step, run."""
+
+import dataclasses
+import enum
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from partita import checkpoint as checkpoints
+from partita.aggregation import Aggregation, Damped
+from partita.client import Recipe, Reply
+from partita.engines import LocalEngine, Task
+from partita.errors import InputError
+from partita.families import Family
+from partita.history import History
+from partita.models import Model
+from partita.objective import Cavity, Context, Factor
+from partita.partition.shard import Partition
+from partita.predict import Posterior
+from partita.progress import Progress
+from partita.schedules import Schedule, Sequential, Turns
+from partita.solvers import Solver
+
+
+class Method(eqx.Module):
+    """One member of each axis that tells methods apart; `partita.methods` names some compositions."""
+
+    solver: Solver
+    schedule: Schedule = Sequential()
+    aggregation: Aggregation = Damped()
+    context: Context = Cavity()
+    trust_region: float = 1.0
+
+    def recipe(self, model: Model) -> Recipe:
+        """What the clients need to know of it."""
+        return Recipe(model, self.solver, self.context, self.trust_region)
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """All that the server knows; a file of it is a complete checkpoint. Never changed in place.
+
+    Under product aggregation `posterior == prior · Π factors` after every step.
+    """
+
+    prior: Family
+    posterior: Family
+    factors: tuple[Factor, ...]
+    versions: tuple[int, ...]
+    """How many of each client's answers were taken in; with client and seed it gives the client's random key."""
+    residual: np.ndarray
+    age: np.ndarray
+    in_flight: tuple[Task, ...]
+    seed: int
+    turn: int = 0
+    updates: int = 0
+    """How many times the posterior has changed."""
+    answers: int = 0
+    communications: int = 0
+    """One per client and pair of messages."""
+    gradient_steps: int = 0
+    clock: float = 0.0
+    """Simulated time."""
+    refused_in_a_row: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """What a step did."""
+
+    clients: tuple[int, ...]
+    damping: float
+    staleness: int
+    refusals: dict[int, str]
+    replies: dict[int, Reply]
+
+
+class Status(enum.Enum):
+    """How a run ended."""
+
+    CONVERGED = "converged"
+    BUDGET_SPENT = "budget spent"
+    IMPROPER = "improper"
+    DIVERGED = "diverged"
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """The posterior of a run, how the run ended, and its history."""
+
+    posterior: Posterior
+    status: Status
+    message: str
+    history: History
+    state: State
+
+    @property
+    def free_energy(self) -> float:
+        """The last global free energy that was computed: a lower bound on log p(y)."""
+        known = [row["free_energy"] for row in self.history if "free_energy" in row]
+        return known[-1] if known else float("nan")
+
+
+def init(prior: Family, clients: int, seed: int = 0) -> State:
+    """t_m = 1 for every client and q = p."""
+    if clients < 1:
+        raise InputError("There are no clients: give the data of at least one.")
+    if not prior.is_proper():
+        raise InputError("The prior is improper: give it finite natural parameters and positive precision.")
+    return State(
+        prior=prior,
+        posterior=prior,
+        factors=(Factor.one(prior),) * clients,
+        versions=(0,) * clients,
+        residual=np.full(clients, np.inf),
+        age=np.zeros(clients, int),
+        in_flight=(),
+        seed=seed,
+    )
+
+
+def step(method: Method, model: Model, engine: LocalEngine, state: State) -> tuple[State, Event]:
+    """One pass through the body of `alg:vmp`. Raises nothing for what a client answers: a bad answer is refused."""
+    clients = len(state.factors)
+
+    # ① Server: select clients and send them the posterior.
+    busy = np.isin(np.arange(clients), [task.client for task in state.in_flight])
+    selected = method.schedule.select(Turns(state.turn, state.residual, state.age, busy, state.seed))
+    sent = [engine.send(k, state.posterior, state.updates, state.clock) for k in selected]
+    tasks = [*state.in_flight, *sent]
+
+    # ② Clients: each maximises its local free energy and replies with the change of its factor.
+    keys = [client_key(state.seed, k, version) for k, version in enumerate(state.versions)]
+    count = len(tasks) if method.schedule.awaits is None else method.schedule.awaits
+    answers, waiting = engine.collect(tasks, count, method.recipe(model), state.prior, state.factors, keys)
+    replies = {task.client: reply for task, reply in answers}
+    refusals = {k: "is not finite" for k, reply in replies.items() if not bool(reply.info.finite)}
+    deltas = {k: replies[k].delta for k in sorted(replies) if k not in refusals}
+
+    # ③ Server: take the changes in, damped.
+    def free_energy(q: Family) -> float:
+        return global_free_energy(model, engine, state.prior, q, state.seed)
+
+    factors = dict(enumerate(state.factors))
+    if deltas:
+        taken = method.aggregation.update(state.posterior, factors, deltas, clients, free_energy)
+        refusals |= taken.refusals
+        posterior, factors, damping, trials = taken.posterior, taken.factors, taken.damping, taken.trials
+    else:
+        posterior, damping, trials = state.posterior, 0.0, 0
+
+    accepted = set(deltas) if damping > 0 else set()
+    residual, age = state.residual.copy(), state.age + 1
+    for k, reply in replies.items():
+        residual[k] = float(reply.info.residual) if k in accepted else np.inf
+        age[k] = 0
+    new = dataclasses.replace(
+        state,
+        posterior=posterior,
+        factors=tuple(factors[k] for k in range(clients)),
+        versions=tuple(version + (k in accepted) for k, version in enumerate(state.versions)),
+        residual=residual,
+        age=age,
+        in_flight=tuple(waiting),
+        turn=state.turn + 1,
+        updates=state.updates + bool(accepted),
+        answers=state.answers + len(replies),
+        communications=state.communications + len(replies) + trials * clients,
+        gradient_steps=state.gradient_steps + sum(int(reply.info.steps) for reply in replies.values()),
+        clock=max([state.clock, *(task.due for task, _ in answers)]),
+        refused_in_a_row=0 if accepted else state.refused_in_a_row + len(replies),
+    )
+    staleness = max(state.updates - task.version for task, _ in answers)
+    return new, Event(tuple(replies), damping, staleness, refusals, replies)
+
+
+Metrics = Callable[[Posterior], Mapping[str, float]]
+
+
+def run(
+    method: Method,
+    model: Model,
+    prior: Family,
+    partition: Partition,
+    *,
+    communications: int | None = None,
+    rounds: float | None = None,
+    tolerance: float = 1e-6,
+    seed: int = 0,
+    speeds: Sequence[float] | None = None,
+    metrics: Metrics | None = None,
+    evaluate_every: int = 1,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 10,
+    progress: bool | None = None,
+    label: str = "",
+) -> Result:
+    """Runs `alg:vmp` until the fixed-point residual is below `tolerance` nats or a budget is spent.
+
+    A round is as many answers as there are clients; without any budget it is 100 rounds. The residual is the largest
+    KL(q_k ‖ q) among the clients' latest answers. Global free energy and `metrics` are computed every
+    `evaluate_every` steps, 0 for never. With `checkpoint` the run is saved every so many steps, and goes on from that
+    file when it exists, to the same numbers as if it had not been interrupted. `progress` is shown on a terminal
+    unless switched off.
+    """
+    engine = LocalEngine(partition, speeds)
+    check(method, model, prior, partition)
+    if communications is None and rounds is None:
+        rounds = 100.0
+    budget = min(
+        np.inf if communications is None else communications, np.inf if rounds is None else rounds * len(partition)
+    )
+    if not budget > 0:
+        raise InputError("The budget is empty: allow at least one communication.")
+
+    state, history = init(prior, len(partition), seed), History()
+    if checkpoint is not None and os.path.exists(checkpoint):
+        state, history = checkpoints.load(checkpoint, state, partition.names)
+    first = global_free_energy(model, engine, prior, prior, seed) if evaluate_every else float("nan")
+    before = history.rows[-1]["seconds"] if len(history) else 0.0
+    started = time.perf_counter()
+
+    ending = _ending(state, history, first, budget, tolerance)
+    with Progress(label or "PVI", budget, progress) as bar:
+        while ending is None:
+            state, event = step(method, model, engine, state)
+            row = _row(state, event, partition.names)
+            if evaluate_every and state.turn % evaluate_every == 0:
+                row["free_energy"] = global_free_energy(model, engine, prior, state.posterior, seed)
+                row |= metrics(Posterior(model, state.posterior)) if metrics else {}
+            row["seconds"] = before + time.perf_counter() - started
+            history.append(row)
+            ending = _ending(state, history, first, budget, tolerance)
+            if checkpoint is not None and (ending or state.turn % checkpoint_every == 0):
+                checkpoints.save(checkpoint, state, history, partition.names)
+            bar.update(state.communications, row)
+    status, message = ending
+    return Result(Posterior(model, state.posterior), status, message, history, state)
+
+
+def global_free_energy(model: Model, engine: LocalEngine, prior: Family, q: Family, seed: int) -> float:
+    """F(q) = Σ_k ell_k(q) − KL(q ‖ p), which equals Σ F_m + log Z_q where q = p · Π t_m (`prop:local-fe-global-fe`)."""
+    return engine.ell(model, q, jax.random.key(seed)) - float(divergence(q, prior))
+
+
+@eqx.filter_jit
+def divergence(q: Family, prior: Family) -> jax.Array:
+    """KL(q ‖ prior)."""
+    return q.kl(prior)
+
+
+def client_key(seed: int, client: int, version: int) -> jax.Array:
+    """A client's random key: a function of seed, client and version of its factor, so that a retry repeats it."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), client), version)
+
+
+def check(method: Method, model: Model, prior: Family, partition: Partition) -> None:
+    """Raises an `InputError` that names the client whose data cannot be used, or the setting that does not fit."""
+    method.schedule.check(len(partition))
+    for shard, name, size in zip(partition.shards, partition.names, partition.sizes, strict=True):
+        try:
+            model.check(jax.tree.map(lambda leaf, size=size: np.asarray(leaf)[:size], shard.data))
+        except InputError as error:
+            raise InputError(f"{name}: {error}.") from None
+    shard = partition.shards[0]
+    try:
+        jax.eval_shape(lambda q: model.ell(q, shard.data, shard.weights, jax.random.key(0)), prior)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"The prior does not fit the data: {str(error).splitlines()[0]}") from error
+
+
+def _row(state: State, event: Event, names: Sequence[str]) -> dict[str, Any]:
+    return {
+        "step": state.turn,
+        "communications": state.communications,
+        "rounds": state.answers / len(names),
+        "gradient_steps": state.gradient_steps,
+        "clock": state.clock,
+        "clients": [names[k] for k in event.clients],
+        "staleness": event.staleness,
+        "residual": float(state.residual.max()),
+        "damping": event.damping,
+        "refused": {names[k]: reason for k, reason in event.refusals.items()},
+    }
+
+
+def _ending(
+    state: State, history: History, first: float, budget: float, tolerance: float
+) -> tuple[Status, str] | None:
+    """How the run has ended, if it has. Falling free energy is what tells divergence: precisions may stay positive."""
+    latest = next((row["free_energy"] for row in reversed(history.rows) if "free_energy" in row), first)
+    if state.refused_in_a_row >= len(state.factors):
+        name, reason = next(iter(history.rows[-1]["refused"].items()))
+        return Status.IMPROPER, f"No answer could be taken in: that of {name} {reason}. Damp more, or backtrack."
+    if len(history) and not latest > first - 10 * (1 + abs(first)) and not np.isnan(first):
+        return Status.DIVERGED, f"The free energy ran away to {latest:.6g}. Damp more."
+    if (state.residual <= tolerance).all():
+        return Status.CONVERGED, f"Every client's answer lies within {tolerance:g} nats of the posterior."
+    if state.communications < budget:
+        return None
+    if latest < first:
+        return Status.DIVERGED, f"The budget is spent at a free energy of {latest:.6g}, below its start. Damp more."
+    worst = state.residual.max()
+    return Status.BUDGET_SPENT, f"The budget is spent with a residual of {worst:.3g} nats left."

@@ -1,0 +1,104 @@
+"""Whose turn is it? Step ① of `alg:vmp`: whom the server sends its posterior, and how many answers it awaits."""
+
+import abc
+from typing import Literal, NamedTuple
+
+import equinox as eqx
+import numpy as np
+
+from partita.errors import InputError, unknown
+
+Order = Literal["fixed", "random", "residual"]
+
+
+class Turns(NamedTuple):
+    """What a schedule may look at."""
+
+    turn: int
+    """How many turns there have been."""
+    residual: np.ndarray
+    """KL(q_k ‖ q) as recorded at each client's last answer; infinite before the first."""
+    age: np.ndarray
+    """How many turns ago each client last answered."""
+    busy: np.ndarray
+    """Which clients are at work on an earlier posterior."""
+    seed: int
+
+
+class Schedule(eqx.Module):
+    """Chooses the clients b_i. The same schedule serves every engine."""
+
+    @abc.abstractmethod
+    def select(self, turns: Turns) -> list[int]:
+        """The idle clients that are sent the posterior now."""
+
+    @property
+    def awaits(self) -> int | None:
+        """How many answers the server takes in at a time; None for all that are under way."""
+        return None
+
+    def check(self, clients: int) -> None:
+        """Raises an `InputError` if the schedule cannot serve this many clients."""
+
+
+class Sequential(Schedule):
+    """One client at a time, in fixed order, in a new random order each pass, or by residual.
+
+    In residual order the first pass is in fixed order; then the client whose last answer lay farthest from the
+    posterior comes next. Age, in units of the mean residual, is added so that none starves.
+    """
+
+    order: Order = eqx.field(static=True, default="fixed")
+
+    def __check_init__(self) -> None:
+        if self.order not in ("fixed", "random", "residual"):
+            raise unknown("order", self.order, ("fixed", "random", "residual"))
+
+    def select(self, turns: Turns) -> list[int]:
+        clients = len(turns.residual)
+        sweep, place = divmod(turns.turn, clients)
+        if self.order == "random":
+            return [int(_generator(turns.seed, sweep).permutation(clients)[place])]
+        if self.order == "fixed" or sweep == 0:
+            return [place]
+        # a client whose answer was refused keeps an infinite residual: it counts as the farthest, and age still decides
+        known = turns.residual[np.isfinite(turns.residual)]
+        residual = np.minimum(turns.residual, known.max(initial=0.0))
+        unit = max(residual.mean(), np.finfo(float).tiny)
+        return [int(np.argmax(residual / unit + turns.age))]
+
+
+class Synchronous(Schedule):
+    """All clients at once, and the server waits for all of them."""
+
+    def select(self, turns: Turns) -> list[int]:
+        return list(range(len(turns.residual)))
+
+
+class RandomSubset(Schedule):
+    """A random subset of the clients in each turn."""
+
+    size: int = eqx.field(static=True)
+
+    def check(self, clients: int) -> None:
+        if not 1 <= self.size <= clients:
+            raise InputError(f"A subset of {clients} clients has 1 to {clients} members, not {self.size}.")
+
+    def select(self, turns: Turns) -> list[int]:
+        clients = len(turns.residual)
+        return sorted(int(k) for k in _generator(turns.seed, turns.turn).choice(clients, self.size, replace=False))
+
+
+class Asynchronous(Schedule):
+    """Every client is always at work; each answer is taken in as it comes, and its client sent the new posterior."""
+
+    @property
+    def awaits(self) -> int | None:
+        return 1
+
+    def select(self, turns: Turns) -> list[int]:
+        return [int(k) for k in np.flatnonzero(~turns.busy)]
+
+
+def _generator(seed: int, turn: int) -> np.random.Generator:
+    return np.random.default_rng([seed, turn])

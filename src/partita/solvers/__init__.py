@@ -1,0 +1,9 @@
+"""How does a client climb its objective?"""
+
+from partita.solvers.base import Outcome, Solution, Solver
+from partita.solvers.blockwise import Blockwise
+from partita.solvers.fixed_point import Conjugate, FixedPoint
+from partita.solvers.gradient import LBFGS, Gradient
+from partita.solvers.newton import Newton
+
+__all__ = ["LBFGS", "Blockwise", "Conjugate", "FixedPoint", "Gradient", "Newton", "Outcome", "Solution", "Solver"]

@@ -1,0 +1,143 @@
+"""How does a client climb its objective? One compiled loop serves every solver."""
+
+import abc
+import enum
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from partita.families import Family
+from partita.objective import Problem
+
+
+class Outcome(enum.IntEnum):
+    """Why a solver stopped."""
+
+    RUNNING = 0
+    CONVERGED = 1
+    STEP_LIMIT = 2
+    STALLED = 3
+    TRUST_REGION = 4
+    NOT_CONJUGATE = 5
+
+    @property
+    def sentence(self) -> str:
+        """The reason in a sentence."""
+        return {
+            Outcome.RUNNING: "It is still running.",
+            Outcome.CONVERGED: "It converged.",
+            Outcome.STEP_LIMIT: "It took all the steps it was allowed.",
+            Outcome.STALLED: "No step raised its free energy at this precision.",
+            Outcome.TRUST_REGION: "Its context is improper and it was stopped at the trust region.",
+            Outcome.NOT_CONJUGATE: "The model is not conjugate to this family, so one step was not exact.",
+        }[self]
+
+
+class Solution(eqx.Module):
+    """Where a solver ended: q, its local free energy, the gradient steps taken, and why it stopped."""
+
+    q: Family
+    free_energy: Float[Array, ""]
+    steps: Int[Array, ""]
+    outcome: Int[Array, ""]
+
+
+class Progress(NamedTuple):
+    """Where a solver is."""
+
+    q: Family
+    free_energy: Float[Array, ""]
+    outcome: Int[Array, ""]
+    memory: Any = None
+
+
+class Solver(eqx.Module):
+    """A way to maximise a `Problem`.
+
+    Numbers held by a solver are traced, so that changing a step size or a limit compiles nothing anew. A deterministic
+    solver ends no lower in free energy than it began.
+    """
+
+    max_steps: eqx.AbstractVar[int]
+
+    def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
+        """The progress before the first step."""
+        return Progress(problem.start, problem.free_energy(problem.start, key), running())
+
+    @abc.abstractmethod
+    def step(
+        self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]
+    ) -> Progress:
+        """One step."""
+
+    def finish(self, problem: Problem, progress: Progress, key: Key[Array, ""]) -> Progress:
+        """What is left to do after the last step."""
+        return progress
+
+    def solve(self, problem: Problem, key: Key[Array, ""]) -> Solution:
+        """Steps until an outcome or `max_steps`."""
+
+        def go_on(carry: tuple[Progress, Int[Array, ""]]) -> Bool[Array, ""]:
+            return (carry[0].outcome == Outcome.RUNNING) & (carry[1] < self.max_steps)
+
+        def body(carry: tuple[Progress, Int[Array, ""]]) -> tuple[Progress, Int[Array, ""]]:
+            return self.step(problem, carry[0], carry[1], key), carry[1] + 1
+
+        progress, steps = jax.lax.while_loop(go_on, body, (self.init(problem, key), jnp.asarray(0)))
+        progress = self.finish(problem, progress, key)
+        outcome = jnp.where(progress.outcome == Outcome.RUNNING, Outcome.STEP_LIMIT, progress.outcome)
+        return Solution(progress.q, progress.free_energy, steps, outcome)
+
+
+class Climb(NamedTuple):
+    """What a search among candidates found: the first that does not fall, if any."""
+
+    q: Family
+    free_energy: Float[Array, ""]
+    rose: Bool[Array, ""]
+    limited: Bool[Array, ""]
+    """Whether a better candidate was refused only because it left the trust region."""
+
+
+def climb(
+    problem: Problem,
+    q: Family,
+    free_energy: Float[Array, ""],
+    candidate: Callable[[Int[Array, ""]], Family],
+    trials: int,
+    key: Key[Array, ""],
+) -> Climb:
+    """Tries `candidate(0)`, `candidate(1)`, … until one is proper, within the trust region, and not lower than q."""
+
+    def go_on(carry: tuple[Climb, Int[Array, ""]]) -> Bool[Array, ""]:
+        return ~carry[0].rose & (carry[1] < trials)
+
+    def body(carry: tuple[Climb, Int[Array, ""]]) -> tuple[Climb, Int[Array, ""]]:
+        found, index = carry
+        trial = problem.restrict(candidate(index))
+        value = problem.free_energy(trial, key)
+        better = trial.is_proper() & (value >= free_energy)
+        within = problem.within(trial)
+        rose = better & within
+        chosen = jax.tree.map(lambda a, b: jnp.where(rose, a, b), (trial, value), (q, free_energy))
+        return Climb(*chosen, rose, found.limited | (better & ~within)), index + 1
+
+    start = Climb(q, free_energy, jnp.asarray(False), jnp.asarray(False))
+    return jax.lax.while_loop(go_on, body, (start, jnp.asarray(0)))[0]
+
+
+def after(found: Climb, before: Family, tolerance: float | Float[Array, ""]) -> Int[Array, ""]:
+    """The outcome after a climb: going on, at the trust region, stalled, or converged (moved by less than `tolerance` nats)."""
+    small = found.q.kl(before) <= tolerance
+    outcome = jnp.where(found.rose & ~small, Outcome.RUNNING, Outcome.CONVERGED)
+    outcome = jnp.where(found.rose, outcome, Outcome.STALLED)
+    return jnp.where(found.limited, Outcome.TRUST_REGION, outcome)
+
+
+def running() -> Int[Array, ""]:
+    """The outcome of a solver that has not ended."""
+    return jnp.asarray(int(Outcome.RUNNING))

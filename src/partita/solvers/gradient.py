@@ -1,0 +1,190 @@
+"""Gradient ascent with any optax optimiser, and L-BFGS (`sec:optim:offtheshelf`)."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, Key, PyTree
+
+from partita.errors import InputError, unknown
+from partita.families import Family
+from partita.objective import Problem
+from partita.partition.shard import Shard
+from partita.solvers.base import Outcome, Progress, Solver, running
+
+Coordinates = Literal["unconstrained", "natural"]
+
+
+class Memory(NamedTuple):
+    """What gradient ascent remembers between steps."""
+
+    coordinates: PyTree
+    optimiser: PyTree
+    order: Int[Array, " n"]
+    """The order in which this epoch visits the rows."""
+    block: Float[Array, ""]
+    """The sum of free energies over the current block of steps."""
+    last_block: Float[Array, ""]
+
+
+class Gradient(Solver):
+    """Ascent along ∇F with an optax optimiser, on all rows or on mini-batches.
+
+    `optimiser` is a function of the learning rate such as `optax.adam`, so that the rate is traced and changing it
+    compiles nothing. Plain gradient steps in natural coordinates, one a visit, make synchronous PVI global VI
+    (`prop:local-global-gradient`). With all rows and a deterministic expectation the best q seen is returned.
+    """
+
+    optimiser: Callable[..., optax.GradientTransformation] = eqx.field(static=True, default=optax.adam)
+    learning_rate: float = 1e-2
+    max_steps: int = 1000
+    patience: int = 100
+    """Compares the mean free energy of every so many steps with that of the steps before."""
+    tolerance: float = 1e-3
+    """Stops when that mean rises by less than this many nats."""
+    batch_size: int | None = eqx.field(static=True, default=None)
+    coordinates: Coordinates = eqx.field(static=True, default="unconstrained")
+
+    def __check_init__(self) -> None:
+        if self.coordinates not in ("unconstrained", "natural"):
+            raise unknown("system of coordinates", self.coordinates, ("unconstrained", "natural"))
+        if self.batch_size is not None and self.batch_size < 1:
+            raise InputError(f"A mini-batch has at least one row, not {self.batch_size}.")
+
+    def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
+        coordinates = to_coordinates(problem.start, self.coordinates)
+        low = jnp.asarray(-jnp.inf, problem.weight.dtype)
+        memory = Memory(
+            coordinates,
+            self.optimiser(self.learning_rate).init(coordinates),
+            jnp.arange(len(problem.shard.weights)),
+            jnp.zeros_like(low),
+            low,
+        )
+        return Progress(problem.start, low, running(), memory)
+
+    def step(
+        self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]
+    ) -> Progress:
+        best, best_value, _, memory = progress
+        step_key = jax.random.fold_in(key, index)
+        shard, order = self._batch(problem.shard, memory.order, index, key)
+        batch = eqx.tree_at(lambda p: p.shard, problem, shard)
+
+        def loss(coordinates: PyTree) -> tuple[Float[Array, ""], Family]:
+            q = problem.restrict(from_coordinates(problem.start, coordinates, self.coordinates))
+            return -batch.free_energy(q, step_key), q
+
+        (negative, q), gradient = jax.value_and_grad(loss, has_aux=True)(memory.coordinates)
+        update, state = self.optimiser(self.learning_rate).update(gradient, memory.optimiser, memory.coordinates)
+        moved = jax.tree.map(jnp.add, memory.coordinates, update)
+        candidate = problem.restrict(from_coordinates(problem.start, moved, self.coordinates))
+
+        block = memory.block - negative
+        ends = (index + 1) % jnp.maximum(self.patience, 1) == 0
+        flat = ends & ((block - memory.last_block) / self.patience < self.tolerance)
+        outcome = jnp.where(flat, Outcome.CONVERGED, Outcome.RUNNING)
+        outcome = jnp.where(problem.within(candidate), outcome, Outcome.TRUST_REGION)
+        outcome = jnp.where(candidate.is_proper(), outcome, Outcome.STALLED)
+        stopped = (outcome == Outcome.TRUST_REGION) | (outcome == Outcome.STALLED)
+        if self._exact(problem):
+            better = -negative >= best_value
+            best, best_value = _where(better, (q, -negative), (best, best_value))
+        moved = _where(stopped, memory.coordinates, moved)
+        memory = Memory(
+            moved, state, order, jnp.where(ends, 0.0, block), jnp.where(ends, block, memory.last_block)
+        )
+        return Progress(best, best_value, outcome, memory)
+
+    def finish(self, problem: Problem, progress: Progress, key: Key[Array, ""]) -> Progress:
+        last = problem.restrict(from_coordinates(problem.start, progress.memory.coordinates, self.coordinates))
+        value = problem.free_energy(last, key)
+        if not self._exact(problem):
+            return progress._replace(q=last, free_energy=value)
+        q, value = _where(value >= progress.free_energy, (last, value), (progress.q, progress.free_energy))
+        return progress._replace(q=q, free_energy=value)
+
+    def _exact(self, problem: Problem) -> bool:
+        return self.batch_size is None and problem.model.expectation.deterministic
+
+    def _batch(
+        self, shard: Shard, order: Int[Array, " n"], index: Int[Array, ""], key: Key[Array, ""]
+    ) -> tuple[Shard, Int[Array, " n"]]:
+        """The next mini-batch of an epoch that visits every real row once, weighted to stand for all of them."""
+        if self.batch_size is None:
+            return shard, order
+        batches = (shard.rows + self.batch_size - 1) // self.batch_size
+        epoch, place = index // batches, index % batches
+
+        def shuffle() -> Int[Array, " n"]:
+            noise = jax.random.uniform(jax.random.fold_in(jax.random.fold_in(key, epoch), 1), order.shape)
+            return jnp.argsort(jnp.where(jnp.arange(order.size) < shard.rows, noise, 2.0))
+
+        order = jax.lax.cond(place == 0, shuffle, lambda: order)
+        slots = place * self.batch_size + jnp.arange(self.batch_size)
+        real = slots < shard.rows
+        chosen = order[jnp.where(real, slots, 0)]
+        weights = jnp.where(real, shard.weights[chosen], 0) * (shard.rows / jnp.sum(real))
+        data = jax.tree.map(lambda leaf: leaf[chosen], shard.data)
+        return Shard(data, weights.astype(shard.weights.dtype), shard.rows), order
+
+
+class LBFGS(Solver):
+    """Limited-memory BFGS with a zoom line search in unconstrained coordinates, on all rows.
+
+    A stochastic expectation uses one set of draws throughout, which makes its objective deterministic.
+    """
+
+    max_steps: int = 500
+    tolerance: float = 1e-10
+    """Stops when a step raises the free energy by less than this times its size."""
+    memory: int = eqx.field(static=True, default=20)
+
+    def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
+        coordinates = problem.start.unconstrained()
+        start = problem.free_energy(problem.start, key)
+        state = optax.lbfgs(memory_size=self.memory).init(coordinates)
+        return Progress(problem.start, start, running(), (coordinates, state))
+
+    def step(
+        self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]
+    ) -> Progress:
+        best, best_value, _, (coordinates, state) = progress
+
+        def loss(trial: PyTree) -> Float[Array, ""]:
+            q = problem.restrict(problem.start.with_unconstrained(trial))
+            value = -problem.free_energy(q, key)
+            return jnp.where(jnp.isfinite(value), value, jnp.inf)
+
+        optimiser = optax.lbfgs(memory_size=self.memory)
+        value, gradient = optax.value_and_grad_from_state(loss)(coordinates, state=state)
+        update, state = optimiser.update(
+            gradient, state, coordinates, value=value, grad=gradient, value_fn=loss
+        )
+        moved = jax.tree.map(jnp.add, coordinates, update)
+        q = problem.restrict(problem.start.with_unconstrained(moved))
+        new = problem.free_energy(q, key)
+        within = problem.within(q)
+        rose = within & (new >= best_value)
+        small = new - best_value <= self.tolerance * (1 + jnp.abs(new))
+        outcome = jnp.where(rose, jnp.where(small, Outcome.CONVERGED, Outcome.RUNNING), Outcome.STALLED)
+        outcome = jnp.where(within, outcome, Outcome.TRUST_REGION)
+        q, new = _where(rose, (q, new), (best, best_value))
+        return Progress(q, new, outcome, (moved, state))
+
+
+def to_coordinates(q: Family, coordinates: Coordinates) -> PyTree:
+    """q in the coordinates in which it is moved."""
+    return q if coordinates == "natural" else q.unconstrained()
+
+
+def from_coordinates(like: Family, values: PyTree, coordinates: Coordinates) -> Family:
+    """The member with these coordinates."""
+    return values if coordinates == "natural" else like.with_unconstrained(values)
+
+
+def _where(condition: Array, first: PyTree, second: PyTree) -> PyTree:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), first, second)
