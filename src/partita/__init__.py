@@ -1,1 +1,69 @@
 """Partitioned variational inference: many owners of data fit one Bayesian model without pooling their rows."""
+
+from partita import checks, datasets, methods, metrics
+from partita.aggregation import Backtracking, Damped
+from partita.checkpoint import load_posterior, save_posterior
+from partita.errors import InputError
+from partita.expectations import Analytic, GaussHermite, LocalReparameterisation, MonteCarlo
+from partita.families import Family, FullGaussian, MeanFieldGaussian, Product
+from partita.models import (
+    LinearRegression,
+    LogDensity,
+    LogisticRegression,
+    Model,
+    NetworkClassifier,
+    NetworkRegressor,
+    PoissonRegression,
+    ProbitRegression,
+    Table,
+    with_intercept,
+)
+from partita.partition import beta_kappa, by_column, equal_random, k_means, label_shards, partition, split
+from partita.pvi import Method, Result, Status, run
+from partita.schedules import Asynchronous, RandomSubset, Sequential, Synchronous
+from partita.solvers import LBFGS, Blockwise, Conjugate, FixedPoint, Gradient, Newton
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LBFGS",
+    "Analytic",
+    "Asynchronous",
+    "Backtracking",
+    "Blockwise",
+    "Conjugate",
+    "Damped",
+    "Family",
+    "FixedPoint",
+    "FullGaussian",
+    "GaussHermite",
+    "Gradient",
+    "InputError",
+    "LinearRegression",
+    "LocalReparameterisation",
+    "LogDensity",
+    "LogisticRegression",
+    "MeanFieldGaussian",
+    "Method",
+    "Model",
+    "MonteCarlo",
+    "NetworkClassifier",
+    "NetworkRegressor",
+    "Newton",
+    "PoissonRegression",
+    "ProbitRegression",
+    "Product",
+    "RandomSubset",
+    "Sequential",
+    "Status",
+    "Synchronous",
+    "Table",
+    "checks",
+    "datasets",
+    "methods",
+    "metrics",
+    "partition",
+    "run",
+    "split",
+    "with_intercept",
+]

@@ -50,7 +50,7 @@ def client_update(
     q: Family,
     factor: Factor,
     shard: Shard,
-    share: Float[Array, ""],
+    share: float | Float[Array, ""],
     key: Key[Array, ""],
 ) -> Reply:
     """Improves a client's factor against everybody else's: maximises its local free energy (`eq:vfe`) from q."""

@@ -89,34 +89,29 @@ class GaussHermite(Expectation):
     def at_predictor(
         self, model: "Model", mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
     ) -> Float[Array, " n"]:
-        sd = _root(variance)
-
-        def add(total: Array, node: tuple[Array, Array]) -> tuple[Array, None]:
-            z, mass = node
-            return total + mass * model.log_density_at(mean + sd * z, data), None
-
-        return jax.lax.scan(add, jnp.zeros_like(mean), self._nodes(mean.dtype))[0]
+        nodes, masses = self._nodes(mean.dtype)
+        grid = mean[:, None] + _root(variance)[:, None] * nodes
+        return jnp.sum(model.log_density_at(grid, data) * masses, axis=1)
 
     def derivatives(
         self, model: "Model", mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
     ) -> Derivatives:
-        """In one pass over the nodes, from the derivatives of log p(y | f) in f."""
+        """From the derivatives of log p(y | f) at the nodes: a pass of its own, cheaper than differentiating the sum twice."""
+        nodes, masses = self._nodes(mean.dtype)
         sd = _root(variance)
+        grid = mean[:, None] + sd[:, None] * nodes
 
         def slope(f: Array) -> Array:
             return jax.jvp(lambda g: model.log_density_at(g, data), (f,), (jnp.ones_like(f),))[1]
 
-        def add(totals: tuple[Array, ...], node: tuple[Array, Array]) -> tuple[tuple[Array, ...], None]:
-            z, mass = node
-            f = mean + sd * z
-            first, second = jax.jvp(slope, (f,), (jnp.ones_like(f),))
-            terms = (first, z * first, second, z * second, z**2 * second)
-            return tuple(total + mass * term for total, term in zip(totals, terms, strict=True)), None
-
-        zeros = (jnp.zeros_like(mean),) * 5
-        (d, zd, dd, zdd, zzdd), _ = jax.lax.scan(add, zeros, self._nodes(mean.dtype))
-        by_variance = zd / (2 * sd)
-        return Derivatives(d, by_variance, dd, zdd / (2 * sd), (zzdd - 2 * by_variance) / (4 * variance))
+        first, second = jax.jvp(slope, (grid,), (jnp.ones_like(grid),))
+        by_mean, by_sd = (first @ jnp.stack([masses, masses * nodes], axis=1)).T
+        powers = jnp.stack([masses, masses * nodes, masses * nodes**2], axis=1)
+        mean_mean, mean_sd, sd_sd = (second @ powers).T
+        by_variance = by_sd / (2 * sd)
+        return Derivatives(
+            by_mean, by_variance, mean_mean, mean_sd / (2 * sd), (sd_sd - 2 * by_variance) / (4 * variance)
+        )
 
     def _nodes(self, dtype: np.dtype) -> tuple[Array, Array]:
         nodes, masses = np.polynomial.hermite_e.hermegauss(self.points)

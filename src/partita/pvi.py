@@ -136,9 +136,8 @@ def step(method: Method, model: Model, engine: LocalEngine, state: State) -> tup
     tasks = [*state.in_flight, *sent]
 
     # ② Clients: each maximises its local free energy and replies with the change of its factor.
-    keys = [client_key(state.seed, k, version) for k, version in enumerate(state.versions)]
     count = len(tasks) if method.schedule.awaits is None else method.schedule.awaits
-    answers, waiting = engine.collect(tasks, count, method.recipe(model), state.prior, state.factors, keys)
+    answers, waiting = engine.collect(tasks, count, method.recipe(model), state)
     replies = {task.client: reply for task, reply in answers}
     refusals = {k: "is not finite" for k, reply in replies.items() if not bool(reply.info.finite)}
     deltas = {k: replies[k].delta for k in sorted(replies) if k not in refusals}
@@ -253,11 +252,6 @@ def global_free_energy(model: Model, engine: LocalEngine, prior: Family, q: Fami
 def divergence(q: Family, prior: Family) -> jax.Array:
     """KL(q ‖ prior)."""
     return q.kl(prior)
-
-
-def client_key(seed: int, client: int, version: int) -> jax.Array:
-    """A client's random key: a function of seed, client and version of its factor, so that a retry repeats it."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), client), version)
 
 
 def check(method: Method, model: Model, prior: Family, partition: Partition) -> None:

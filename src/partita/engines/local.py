@@ -3,10 +3,9 @@
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from partita.client import Recipe, Reply, update
@@ -14,8 +13,10 @@ from partita.compiled import Compiled
 from partita.errors import InputError
 from partita.families import Family
 from partita.models import Model
-from partita.objective import Factor
 from partita.partition.shard import Partition, Shard
+
+if TYPE_CHECKING:
+    from partita.pvi import State
 
 
 class Task(NamedTuple):
@@ -47,13 +48,7 @@ class LocalEngine:
         return Task(client, posterior, version, clock + 1 / self.speeds[client])
 
     def collect(
-        self,
-        tasks: Sequence[Task],
-        count: int,
-        recipe: Recipe,
-        prior: Family,
-        factors: Sequence[Factor],
-        keys: Sequence[jax.Array],
+        self, tasks: Sequence[Task], count: int, recipe: Recipe, state: "State"
     ) -> tuple[list[tuple[Task, Reply]], list[Task]]:
         """The next `count` answers in order of arrival, ties by client, and the tasks still under way."""
         ordered = sorted(tasks, key=lambda task: (task.due, task.client))
@@ -61,9 +56,9 @@ class LocalEngine:
 
         def answer(task: Task) -> Reply:
             k = task.client
-            share = jnp.asarray(self.partition.sizes[k] / self.partition.rows)
-            shard = self.partition.shards[k]
-            return update(recipe, prior, task.posterior, factors[k], shard, share, keys[k])
+            share = self.partition.sizes[k] / self.partition.rows
+            key = client_key(state.seed, k, state.versions[k])
+            return update(recipe, state.prior, task.posterior, state.factors[k], self.partition.shards[k], share, key)
 
         return list(zip(arrived, self._map(answer, arrived), strict=True)), ordered[count:]
 
@@ -77,6 +72,12 @@ class LocalEngine:
             return [function(item) for item in items]
         with ThreadPoolExecutor(min(self.threads, len(items))) as pool:
             return list(pool.map(function, items))
+
+
+@jax.jit
+def client_key(seed: int, client: int, version: int) -> jax.Array:
+    """A client's random key: a function of seed, client and version of its factor, so that a retry repeats it."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), client), version)
 
 
 def _shard_ell(model: Model, q: Family, shard: Shard, key: jax.Array) -> jax.Array:

@@ -51,7 +51,7 @@ class Model(eqx.Module):
         raise self._lacks("a Gaussian linear predictor", "MonteCarlo")
 
     def log_density_at(self, predictor: Array, data: PyTree) -> Float[Array, " n"]:
-        """log p(y_n | f_n) of every row, given the rows' predictors f."""
+        """log p(y_n | f_n) of every row, given the rows' predictors f; scalar predictors may have more axes behind."""
         raise self._lacks("a density given its predictor", "MonteCarlo")
 
     def expected_log_density(

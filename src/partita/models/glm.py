@@ -31,8 +31,8 @@ class GeneralisedLinear(Model):
     def log_density(self, theta: Float[Array, " d"], datum: Table) -> Float[Array, ""]:
         return self.log_link_density(datum.x @ theta, datum.y)
 
-    def log_density_at(self, predictor: Float[Array, " n"], data: Table) -> Float[Array, " n"]:
-        return self.log_link_density(predictor, data.y)
+    def log_density_at(self, predictor: Float[Array, "n ..."], data: Table) -> Float[Array, "n ..."]:
+        return self.log_link_density(predictor, data.y.reshape(-1, *(1,) * (predictor.ndim - 1)))
 
     def predictor(self, q: Family, data: Table) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         return gaussian(q).project(data.x)
@@ -54,7 +54,7 @@ class LogisticRegression(GeneralisedLinear):
         check_binary(data)
 
     def log_link_density(self, f: Array, y: Array) -> Array:
-        return -jax.nn.softplus((1 - 2 * y) * f)
+        return -softplus((1 - 2 * y) * f)
 
     def mean_response(self, f: Array) -> Array:
         return jax.nn.sigmoid(f)
@@ -133,6 +133,17 @@ class LinearRegression(GeneralisedLinear):
 
     def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Float[Array, " n"]:
         return gaussian(q).project(x)[0]
+
+
+@jax.custom_jvp
+def softplus(f: Array) -> Array:
+    """log(1 + exp(f)), several times faster than `jax.nn.softplus` together with its derivatives."""
+    return jnp.maximum(f, 0) + jnp.log1p(jnp.exp(-jnp.abs(f)))
+
+
+@softplus.defjvp
+def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return softplus(primals[0]), jax.nn.sigmoid(primals[0]) * tangents[0]
 
 
 def gaussian(q: Family) -> Gaussian:

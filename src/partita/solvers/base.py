@@ -130,10 +130,9 @@ def climb(
     return jax.lax.while_loop(go_on, body, (start, jnp.asarray(0)))[0]
 
 
-def after(found: Climb, before: Family, tolerance: float | Float[Array, ""]) -> Int[Array, ""]:
-    """The outcome after a climb: going on, at the trust region, stalled, or converged (moved by less than `tolerance` nats)."""
-    small = found.q.kl(before) <= tolerance
-    outcome = jnp.where(found.rose & ~small, Outcome.RUNNING, Outcome.CONVERGED)
+def after(found: Climb, moved: Float[Array, ""], tolerance: float | Float[Array, ""]) -> Int[Array, ""]:
+    """The outcome of a step that moved q by so many nats of KL: going on, converged, stalled, or at the trust region."""
+    outcome = jnp.where(moved <= tolerance, Outcome.CONVERGED, Outcome.RUNNING)
     outcome = jnp.where(found.rose, outcome, Outcome.STALLED)
     return jnp.where(found.limited, Outcome.TRUST_REGION, outcome)
 

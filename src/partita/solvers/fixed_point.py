@@ -40,11 +40,11 @@ class FixedPoint(Solver):
 
         if self.back_off:
             found = climb(problem, q, value, candidate, self.halvings, key)
-            return Progress(found.q, found.free_energy, after(found, q, self.tolerance))
+            return Progress(found.q, found.free_energy, after(found, found.q.kl(q), self.tolerance))
         new = problem.restrict(candidate(jnp.asarray(0)))
         value = problem.free_energy(new, key)
         taken = Climb(new, value, jnp.asarray(True), jnp.asarray(False))
-        return Progress(new, value, after(taken, q, self.tolerance))
+        return Progress(new, value, after(taken, new.kl(q), self.tolerance))
 
 
 class Conjugate(Solver):

@@ -1,0 +1,189 @@
+"""Contract checks: call them on a family, model, solver, schedule or aggregation of your own; ours pass them too.
+
+Each raises an `AssertionError` that says what does not hold. Turn on double precision first
+(`jax.config.update("jax_enable_x64", True)`); the tolerances are set for it.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import PyTree
+
+from partita.aggregation import Aggregation, Damped
+from partita.engines import LocalEngine
+from partita.families import Family, inner
+from partita.models import Model
+from partita.objective import Factor, Problem
+from partita.partition.shard import Partition, partition
+from partita.pvi import Method, init, step
+from partita.schedules import Schedule, Sequential, Turns
+from partita.solvers import Outcome, Solver
+
+
+def check_family(q: Family, other: Family) -> None:
+    """Checks a family at two different proper members of it."""
+    _double(q)
+    assert q.is_proper(), "the member is not proper"
+    assert other.is_proper(), "the other member is not proper"
+
+    # the algebra of factors
+    assert _distance(q * q.one(), q) == 0, "q · 1 is not q"
+    _near(_distance(q * other / other, q), 0, 1e-10, "(q · p) / p is not q")
+    _near(_distance(q**2 / q, q), 0, 1e-12, "q² / q is not q")
+    factor = q / q**2
+    assert not factor.is_proper(), "1/q is said to be proper"
+    assert str(factor), "an improper factor does not print"
+    assert factor.is_finite(), "1/q is said not to be finite"
+
+    # A, its gradient and its Hessian
+    gradient = jax.grad(lambda r: r.log_normaliser())(q)
+    _near(_distance(gradient, q.mean_parameters()), 0, 1e-8, "mean_parameters() is not the gradient of A")
+    eta, unravel = ravel_pytree(q)
+    hessian = jax.hessian(lambda e: unravel(e).log_normaliser())(eta)
+    _near(np.abs(hessian - q.fisher()).max() / np.abs(hessian).max(), 0, 1e-6, "fisher() is not the Hessian of A")
+
+    # coordinates
+    _near(_distance(q.with_mean_parameters(q.mean_parameters()), q), 0, 1e-6, "mean parameters do not lead back")
+    _near(_distance(other.with_mean_parameters(q.mean_parameters()), q), 0, 1e-6, "mean parameters depend on the start")
+    _near(_distance(q.with_standard(q.standard()), q), 0, 1e-8, "standard parameters do not lead back")
+    _near(_distance(q.with_unconstrained(q.unconstrained()), q), 0, 1e-8, "unconstrained coordinates do not lead back")
+    flat, back = ravel_pytree(q.unconstrained())
+    noise = jax.random.normal(jax.random.key(1), flat.shape)
+    assert q.with_unconstrained(back(flat + noise)).is_proper(), "an unconstrained point is not proper"
+
+    # entropy, KL and the natural gradient
+    _near(q.kl(q), 0, 1e-8, "KL(q ‖ q) is not 0")
+    assert q.kl(other) > 0, "KL(q ‖ p) is not positive"
+    bregman = other.log_normaliser() - q.log_normaliser() - inner(other / q, q.mean_parameters())
+    _near(q.kl(other), float(bregman), 1e-8, "KL is not the Bregman divergence of A")
+    _near(q.entropy(), float(q.log_normaliser() - q.cross(q)), 1e-8, "the entropy is not A − ⟨η, μ⟩")
+    ascent = q.natural_gradient(lambda r: -r.kl(other))
+    _near(_distance(ascent, other / q), 0, 1e-6, "the natural gradient of −KL(q ‖ p) is not p / q")
+
+    # draws, against the exact moments of the statistics (five standard errors)
+    draws = q.sample(jax.random.key(0), (20_000,))
+    statistics = jax.vmap(q.statistics)(draws)
+    for sampled, exact in zip(jax.tree.leaves(statistics), jax.tree.leaves(q.mean_parameters()), strict=True):
+        error = np.abs(sampled.mean(0) - exact) / (np.asarray(sampled).std(0) / np.sqrt(len(sampled)) + 1e-12)
+        assert error.max() < 5.5, f"draws do not have the mean parameters ({error.max():.1f} standard errors off)"
+    log_probs = jax.vmap(q.log_prob)(draws)
+    error = abs(log_probs.mean() + q.entropy()) / (log_probs.std() / np.sqrt(len(log_probs)) + 1e-12)
+    assert error < 5.5, f"E[−log q] is not the entropy ({error:.1f} standard errors off)"
+    one = jax.tree.map(lambda leaf: leaf[0], draws)
+    assert jax.tree.structure(one) == jax.tree.structure(q.sample(jax.random.key(0))), "one draw has another shape"
+
+
+def check_model(model: Model, q: Family, data: PyTree) -> None:
+    """Checks a model with a posterior and some rows: ell is a weighted sum over rows and agrees with Monte Carlo."""
+    _double(q)
+    model.check(jax.tree.map(np.asarray, data))
+    rows = len(jax.tree.leaves(data)[0])
+    key = jax.random.key(0)
+    each = model.expectation.rows(model, q, data, key)
+    assert each.shape == (rows,), "the expectation does not give a number per row"
+    assert np.isfinite(each).all(), "the expectation is not finite"
+    weights = jnp.linspace(0.0, 2.0, rows)
+    _near(model.ell(q, data, weights, key), float(weights @ each), 1e-8, "ell is not the weighted sum over rows")
+
+    draws = q.sample(jax.random.key(1), (4_000,))
+    densities = jax.vmap(lambda theta: jax.vmap(model.log_density, in_axes=(None, 0))(theta, data))(draws)
+    error = np.asarray(densities).std(0) / np.sqrt(len(densities)) + 1e-9
+    if model.expectation.deterministic:
+        off = np.abs(densities.mean(0) - each) / error
+        assert off.max() < 6, f"the expectation disagrees with draws of θ by {off.max():.1f} standard errors"
+    else:
+        keys = jax.random.split(jax.random.key(2), 200)
+        many = jax.vmap(lambda k: model.expectation.rows(model, q, data, k))(keys)
+        error = np.hypot(error, np.asarray(many).std(0) / np.sqrt(len(many)))
+        off = np.abs(densities.mean(0) - many.mean(0)) / error
+        assert off.max() < 6, f"the stochastic expectation is biased by {off.max():.1f} standard errors"
+
+
+def check_solver(solver: Solver, model: Model, prior: Family, data: PyTree, start: Family | None = None) -> None:
+    """Checks a solver on global VI for some rows: it compiles, says why it stopped, and does not end lower than it began."""
+    _double(prior)
+    shard = partition([data]).shards[0]
+    start = prior if start is None else start
+    problem = Problem(model, shard, Factor.of(prior), jnp.asarray(1.0), start, jnp.asarray(1.0))
+    key = jax.random.key(0)
+    before = problem.free_energy(start, key)
+    solution = jax.jit(lambda p: solver.solve(p, key))(problem)
+    assert solution.q.is_proper(), "the solver ended at an improper member"
+    outcome = Outcome(int(solution.outcome))
+    assert outcome is not Outcome.RUNNING, "the solver gives no reason why it stopped"
+    assert 1 <= int(solution.steps) <= solver.max_steps, "the solver took fewer steps than one or more than it may"
+    _near(
+        problem.free_energy(solution.q, key) / solution.free_energy, 1, 1e-8, "the free energy reported is not that of q"
+    )
+    if model.expectation.deterministic:
+        assert solution.free_energy >= before, "the solver ended lower than it began"
+        assert solution.free_energy > before, "the solver did not rise from a start that is not optimal"
+
+
+def check_schedule(schedule: Schedule, clients: int = 5, turns: int = 100) -> None:
+    """Checks that a schedule only selects idle clients, each once, that it repeats itself, and that it visits all."""
+    schedule.check(clients)
+    seen: set[int] = set()
+    residual, age, busy = np.full(clients, np.inf), np.zeros(clients, int), np.zeros(clients, bool)
+    generator = np.random.default_rng(0)
+    for turn in range(turns):
+        view = Turns(turn, residual.copy(), age.copy(), busy.copy(), seed=0)
+        chosen = schedule.select(view)
+        assert chosen == schedule.select(view), "the same view gives different clients"
+        assert len(set(chosen)) == len(chosen), "a client is selected twice"
+        assert all(0 <= k < clients and not busy[k] for k in chosen), "a client that is not idle is selected"
+        busy[list(chosen)] = True
+        under_way = np.flatnonzero(busy)
+        assert len(under_way), "nobody is at work"
+        answering = under_way if schedule.awaits is None else generator.permutation(under_way)[: schedule.awaits]
+        age += 1
+        for k in answering:
+            busy[k], age[k] = False, 0
+            residual[k] = generator.exponential() * (1e-6 if k == 0 else 1.0)
+            seen.add(int(k))
+    assert seen == set(range(clients)), f"clients {sorted(set(range(clients)) - seen)} are never visited"
+
+
+def check_invariant(
+    method: Method, model: Model, prior: Family, parts: Partition, steps: int = 20, tolerance: float = 1e-10
+) -> None:
+    """Checks that q = p · Π t_m after every step of a method, to rounding."""
+    engine = LocalEngine(parts)
+    state = init(prior, len(parts))
+    for _ in range(steps):
+        state, _ = step(method, model, engine, state)
+        whole = prior
+        for factor in state.factors:
+            whole = whole * factor.natural
+        _near(_distance(whole, state.posterior), 0, tolerance, "the posterior is not the prior times the factors")
+
+
+def check_aggregation(aggregation: Aggregation, solver: Solver, model: Model, prior: Family, parts: Partition) -> None:
+    """Checks an aggregation under the sequential schedule: the invariant holds, and a damping in [0, 1] is reported."""
+    method = Method(solver, Sequential(), aggregation)
+    check_invariant(method, model, prior, parts, steps=2 * len(parts))
+    engine = LocalEngine(parts)
+    state, event = step(method, model, engine, init(prior, len(parts)))
+    assert 0 <= event.damping <= 1, "the damping taken is not in [0, 1]"
+    undamped, _ = step(Method(solver, Sequential(), Damped()), model, engine, init(prior, len(parts)))
+    expected = prior * (undamped.posterior / prior) ** event.damping
+    _near(_distance(state.posterior, expected), 0, 1e-8, "the posterior did not move by the damping reported")
+
+
+def _double(q: Family) -> None:
+    leaf = jax.tree.leaves(q)[0]
+    assert leaf.dtype == jnp.float64, "the checks need double precision: jax.config.update('jax_enable_x64', True)"
+
+
+def _near(value: Any, expected: float, tolerance: float, message: str) -> None:
+    error = abs(float(value) - expected)
+    assert error <= tolerance * max(1.0, abs(expected)), f"{message} (off by {error:.3g})"
+
+
+def _distance(first: PyTree, second: PyTree) -> float:
+    """The largest difference between parameters, relative to the size of the leaf they are in."""
+    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    return max(float(np.abs(a - b).max() / max(1.0, np.abs(b).max())) for a, b in pairs)
