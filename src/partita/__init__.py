@@ -18,7 +18,7 @@ from partita.models import (
     Table,
     with_intercept,
 )
-from partita.partition import beta_kappa, by_column, equal_random, k_means, label_shards, partition, split
+from partita.partition import Partition, beta_kappa, by_column, equal_random, k_means, label_shards, split
 from partita.pvi import Method, Result, Status, run
 from partita.schedules import Asynchronous, RandomSubset, Sequential, Synchronous
 from partita.solvers import LBFGS, Blockwise, Conjugate, FixedPoint, Gradient, Newton
@@ -50,6 +50,7 @@ __all__ = [
     "NetworkClassifier",
     "NetworkRegressor",
     "Newton",
+    "Partition",
     "PoissonRegression",
     "ProbitRegression",
     "Product",
@@ -62,7 +63,6 @@ __all__ = [
     "datasets",
     "methods",
     "metrics",
-    "partition",
     "run",
     "split",
     "with_intercept",

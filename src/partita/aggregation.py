@@ -104,9 +104,7 @@ class Backtracking(Aggregation):
         return Taken(posterior, dict(factors), 0.0, trials, dict.fromkeys(deltas, reason))
 
 
-def attempt(
-    posterior: Family, factors: Mapping[int, Factor], deltas: Mapping[int, Factor], damping: float
-) -> Taken:
+def attempt(posterior: Family, factors: Mapping[int, Factor], deltas: Mapping[int, Factor], damping: float) -> Taken:
     """The product with one damping, or its refusal naming those whose change alone makes the posterior improper."""
     new, changed = posterior, dict(factors)
     for client, delta in deltas.items():
@@ -121,7 +119,7 @@ def attempt(
 
 
 def _take(posterior: Family, factor: Factor, delta: Factor, damping: float) -> tuple[Family, Factor]:
-    """q · Δ^ρ and t · Δ^ρ."""
+    """One answer taken in: q · Δ^ρ and t · Δ^ρ."""
     change = delta**damping
     return posterior * change.natural, factor * change
 

@@ -54,7 +54,9 @@ def load(path: str | os.PathLike[str], like: "State", names: Sequence[str]) -> t
     """The state and history saved at `path`; `like` is the run's initial state, which the file must fit."""
     arrays, about = read(path)
     if about.get("format") != _FORMAT:
-        raise InputError(f"{path} has format {about.get('format')} where this version reads {_FORMAT}: start anew elsewhere.")
+        raise InputError(
+            f"{path} has format {about.get('format')} where this version reads {_FORMAT}: start anew elsewhere."
+        )
     if about["names"] != list(names) or about["seed"] != like.seed:
         raise InputError(f"{path} belongs to a run with other clients or another seed: choose another checkpoint file.")
     template = {name: getattr(like, name) for name in _ARRAYS}
@@ -68,9 +70,7 @@ def load(path: str | os.PathLike[str], like: "State", names: Sequence[str]) -> t
     ]
     numbers = {name: about[name] for name in _NUMBERS}
     filled |= {"residual": np.asarray(filled["residual"]), "age": np.asarray(filled["age"])}
-    state = dataclasses.replace(
-        like, **filled, **numbers, versions=tuple(about["versions"]), in_flight=tuple(tasks)
-    )
+    state = dataclasses.replace(like, **filled, **numbers, versions=tuple(about["versions"]), in_flight=tuple(tasks))
     return state, History(about["history"])
 
 
@@ -92,7 +92,8 @@ def write(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], about: di
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            np.savez(file, about=np.array(json.dumps(about)), **arrays)
+            contents: dict[str, Any] = {"about": np.array(json.dumps(about)), **arrays}
+            np.savez(file, **contents)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

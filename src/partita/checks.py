@@ -73,7 +73,8 @@ def check_family(q: Family, other: Family) -> None:
     error = abs(log_probs.mean() + q.entropy()) / (log_probs.std() / np.sqrt(len(log_probs)) + 1e-12)
     assert error < 5.5, f"E[−log q] is not the entropy ({error:.1f} standard errors off)"
     one = jax.tree.map(lambda leaf: leaf[0], draws)
-    assert jax.tree.structure(one) == jax.tree.structure(q.sample(jax.random.key(0))), "one draw has another shape"
+    trees: list[Any] = [jax.tree.structure(draw) for draw in (one, q.sample(jax.random.key(0)))]
+    assert trees[0] == trees[1], "one draw has another shape"
 
 
 def check_model(model: Model, q: Family, data: PyTree) -> None:
@@ -103,7 +104,7 @@ def check_model(model: Model, q: Family, data: PyTree) -> None:
 
 
 def check_solver(solver: Solver, model: Model, prior: Family, data: PyTree, start: Family | None = None) -> None:
-    """Checks a solver on global VI for some rows: it compiles, says why it stopped, and does not end lower than it began."""
+    """Checks a solver on global VI for some rows: it compiles, says why it stopped, and does not end lower."""
     _double(prior)
     shard = partition([data]).shards[0]
     start = prior if start is None else start
@@ -116,7 +117,10 @@ def check_solver(solver: Solver, model: Model, prior: Family, data: PyTree, star
     assert outcome is not Outcome.RUNNING, "the solver gives no reason why it stopped"
     assert 1 <= int(solution.steps) <= solver.max_steps, "the solver took fewer steps than one or more than it may"
     _near(
-        problem.free_energy(solution.q, key) / solution.free_energy, 1, 1e-8, "the free energy reported is not that of q"
+        problem.free_energy(solution.q, key) / solution.free_energy,
+        1,
+        1e-8,
+        "the free energy reported is not that of q",
     )
     if model.expectation.deterministic:
         assert solution.free_energy >= before, "the solver ended lower than it began"

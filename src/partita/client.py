@@ -50,13 +50,13 @@ def client_update(
     q: Family,
     factor: Factor,
     shard: Shard,
-    share: float | Float[Array, ""],
+    share: float,
     key: Key[Array, ""],
 ) -> Reply:
     """Improves a client's factor against everybody else's: maximises its local free energy (`eq:vfe`) from q."""
-    context = recipe.context(prior, q, factor, share)
+    context = recipe.context(prior, q, factor, jnp.asarray(share))
     problem = Problem(
-        recipe.model, shard, context, recipe.context.weight(share), q, jnp.asarray(recipe.trust_region)
+        recipe.model, shard, context, recipe.context.weight(jnp.asarray(share)), q, jnp.asarray(recipe.trust_region)
     )
     solve_key, ell_key = jax.random.split(key)
     solution = recipe.solver.solve(problem, solve_key)

@@ -18,7 +18,7 @@ class Compiled(Generic[P, R]):
     be a new program; other leaves, and fields marked static, are part of the program. `traces` counts compilations.
     """
 
-    def __init__(self, function: Callable[P, R]):
+    def __init__(self, function: Callable[P, R]) -> None:
         functools.update_wrapper(self, function)
         self.traces = 0
         self._function = function
@@ -28,7 +28,8 @@ class Compiled(Generic[P, R]):
         self.traces += 1
         leaves, treedef = static
         arguments = eqx.combine(traced, jax.tree.unflatten(treedef, leaves))
-        return self._function(*arguments)
+        function: Callable[..., R] = self._function
+        return function(*arguments)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         assert not kwargs, "compiled functions take positional arguments"

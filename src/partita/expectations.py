@@ -43,9 +43,9 @@ class Expectation(eqx.Module):
     ) -> Float[Array, " n"]:
         """The same, given mean and variance of each row's Gaussian linear predictor."""
         raise InputError(
-            f"{type(self).__name__} does not work on the linear predictor: use GaussHermite, or Analytic where there is a closed form."
+            f"{type(self).__name__} does not work on the linear predictor: "
+            "use GaussHermite, or Analytic where there is a closed form."
         )
-
 
     def derivatives(
         self, model: "Model", mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
@@ -57,9 +57,9 @@ class Expectation(eqx.Module):
             return jax.grad(total, argnums=(0, 1))(mean, variance)
 
         ones = jnp.ones_like(mean)
-        first, (mean_mean, mean_variance) = jax.jvp(lambda m: slopes(m, variance), (mean,), (ones,))
+        (by_mean, by_variance), (mean_mean, mean_variance) = jax.jvp(lambda m: slopes(m, variance), (mean,), (ones,))
         _, (_, variance_variance) = jax.jvp(lambda v: slopes(mean, v), (variance,), (ones,))
-        return Derivatives(*first, mean_mean, mean_variance, variance_variance)
+        return Derivatives(by_mean, by_variance, mean_mean, mean_variance, variance_variance)
 
 
 class Analytic(Expectation):
@@ -90,16 +90,15 @@ class GaussHermite(Expectation):
         self, model: "Model", mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
     ) -> Float[Array, " n"]:
         nodes, masses = self._nodes(mean.dtype)
-        grid = mean[:, None] + _root(variance)[:, None] * nodes
+        grid = mean[:, None] + root(variance)[:, None] * nodes
         return jnp.sum(model.log_density_at(grid, data) * masses, axis=1)
 
     def derivatives(
         self, model: "Model", mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
     ) -> Derivatives:
-        """From the derivatives of log p(y | f) at the nodes: a pass of its own, cheaper than differentiating the sum twice."""
+        """From the derivatives of log p(y | f) at the nodes, which is cheaper than differentiating the sum twice."""
         nodes, masses = self._nodes(mean.dtype)
-        sd = _root(variance)
-        grid = mean[:, None] + sd[:, None] * nodes
+        grid = mean[:, None] + root(variance)[:, None] * nodes
 
         def slope(f: Array) -> Array:
             return jax.jvp(lambda g: model.log_density_at(g, data), (f,), (jnp.ones_like(f),))[1]
@@ -108,10 +107,10 @@ class GaussHermite(Expectation):
         by_mean, by_sd = (first @ jnp.stack([masses, masses * nodes], axis=1)).T
         powers = jnp.stack([masses, masses * nodes, masses * nodes**2], axis=1)
         mean_mean, mean_sd, sd_sd = (second @ powers).T
-        by_variance = by_sd / (2 * sd)
-        return Derivatives(
-            by_mean, by_variance, mean_mean, mean_sd / (2 * sd), (sd_sd - 2 * by_variance) / (4 * variance)
-        )
+        positive = jnp.where(variance > 0, variance, 1)  # a row of zeros has variance 0, and multiplies what follows by 0
+        by_variance = by_sd / (2 * root(positive))
+        mean_variance = mean_sd / (2 * root(positive))
+        return Derivatives(by_mean, by_variance, mean_mean, mean_variance, (sd_sd - 2 * by_variance) / (4 * positive))
 
     def _nodes(self, dtype: np.dtype) -> tuple[Array, Array]:
         nodes, masses = np.polynomial.hermite_e.hermegauss(self.points)
@@ -147,7 +146,7 @@ class LocalReparameterisation(Expectation):
         return jnp.mean(jax.vmap(lambda f: model.log_density_at(f, data))(draws), axis=0)
 
 
-def _root(variance: Float[Array, " n"]) -> Float[Array, " n"]:
+def root(variance: Float[Array, " n"]) -> Float[Array, " n"]:
     """√variance, with a derivative also at 0, where a row of zeros has its predictor."""
     positive = variance > 0
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1)), 0)

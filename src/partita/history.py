@@ -16,7 +16,7 @@ class History:
     latest), damping, refused (client to reason), and the user's metrics.
     """
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]] = ()):
+    def __init__(self, rows: Sequence[Mapping[str, Any]] = ()) -> None:
         self.rows: list[dict[str, Any]] = [dict(row) for row in rows]
 
     def append(self, row: Mapping[str, Any]) -> None:

@@ -1,8 +1,6 @@
 """Named methods: each a composition of a schedule, an aggregation, a context and a solver."""
 
-from collections.abc import Callable
-
-from partita.aggregation import Aggregation, Damped
+from partita.aggregation import Damped
 from partita.objective import Prior
 from partita.pvi import Method
 from partita.schedules import Asynchronous, Order, Sequential, Synchronous

@@ -1,4 +1,4 @@
-"""How good are predicted probabilities? Each takes an (n, classes) matrix, or the probability of class 1, and labels."""
+"""How good are predicted probabilities? Each takes an (n, classes) matrix, or class 1's probability, and labels."""
 
 import numpy as np
 from jaxtyping import Float, Int

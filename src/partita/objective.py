@@ -15,7 +15,7 @@ from partita.partition.shard import Shard
 
 
 class Factor(eqx.Module):
-    """An un-normalised, perhaps improper, density exp(⟨η, T(θ)⟩ + log_scale): t_m(θ), or what a client's answer is formed against.
+    """An un-normalised, perhaps improper, density exp(⟨η, T(θ)⟩ + log_scale): t_m(θ), a change of it, or a context.
 
     The scale cancels from q and from every optimum; it is kept so that local free energies and Z_q mean what the
     paper says (`prop:local-fe-global-fe`).
@@ -125,9 +125,7 @@ class Problem(eqx.Module):
         return ~unbounded | (q.kl(self.start) <= self.trust_region * q.size())
 
 
-def local_free_energy(
-    model: Model, shard: Shard, q: Family, factor: Factor, key: Key[Array, ""]
-) -> Float[Array, ""]:
+def local_free_energy(model: Model, shard: Shard, q: Family, factor: Factor, key: Key[Array, ""]) -> Float[Array, ""]:
     """F_m(q) = E_q[log p(y_m | θ) − log t_m(θ)], the local free energy at q_m = q (`prop:local-fe-global-fe`)."""
     return model.ell(q, shard.data, shard.weights, key) - factor.expected_log(q)
 

@@ -63,7 +63,7 @@ class Posterior:
     def predict_proba(
         self, x: Float[Array, "n d"], how: Predictive = "closed", draws: int = 100, seed: int = 0
     ) -> np.ndarray:
-        """The probability of every class, a row per input; "closed" is the probit approximation for logistic regression."""
+        """The probability of every class, a row per input; "closed" is the probit approximation for logistic."""
         response = self.predict(x, how, draws, seed)
         return np.stack([1 - response, response], axis=1) if response.ndim == 1 else response
 
@@ -73,12 +73,14 @@ class Posterior:
 
     def summary(self, names: Sequence[str] | None = None, mass: float = 0.95) -> list[dict[str, float | str]]:
         """A row per parameter: name, mean, sd, and the ends of its interval."""
-        paths, columns = [], []
+        paths = []
         for path, leaf in jax.tree_util.tree_leaves_with_path(self.mean):
             label = jax.tree_util.keystr(path) or "theta"
             paths += [label + (str(list(index)) if index else "") for index in np.ndindex(leaf.shape)]
-        for tree in (self.mean, self.sd, *self.interval(mass)):
-            columns.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)]))
+        columns = [
+            np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+            for tree in (self.mean, self.sd, *self.interval(mass))
+        ]
         if names is not None and len(names) != len(paths):
             raise InputError(f"There are {len(paths)} parameters and {len(names)} names: give one name each.")
         labels = ["name", "mean", "sd", "low", "high"]

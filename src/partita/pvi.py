@@ -9,7 +9,6 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from partita import checkpoint as checkpoints
@@ -286,9 +285,7 @@ def _row(state: State, event: Event, names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _ending(
-    state: State, history: History, first: float, budget: float, tolerance: float
-) -> tuple[Status, str] | None:
+def _ending(state: State, history: History, first: float, budget: float, tolerance: float) -> tuple[Status, str] | None:
     """How the run has ended, if it has. Falling free energy is what tells divergence: precisions may stay positive."""
     latest = next((row["free_energy"] for row in reversed(history.rows) if "free_energy" in row), first)
     if state.refused_in_a_row >= len(state.factors):

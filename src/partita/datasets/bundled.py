@@ -20,7 +20,7 @@ class Dataset(NamedTuple):
 
 
 def adult() -> Dataset:
-    """Adult: does a person earn more than 50,000 dollars? 48,842 rows, 108 columns after one-hot coding, and an intercept.
+    """Adult: does a person earn more than 50,000 dollars? 48,842 rows, 108 columns with one-hot codes, an intercept.
 
     "?" is a category; columns are standardised with the training rows' means and sds. The training rows are the 80%
     that the paper's experiments use. Source: UCI Machine Learning Repository, DOI 10.24432/C5XW20, CC BY 4.0.

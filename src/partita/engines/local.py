@@ -1,9 +1,9 @@
 """Clients in this process, on a simulated clock: deterministic, whatever the schedule."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -36,7 +36,7 @@ class LocalEngine:
     Clients that answer together run in parallel threads; their numbers do not depend on that.
     """
 
-    def __init__(self, partition: Partition, speeds: Sequence[float] | None = None, threads: int | None = None):
+    def __init__(self, partition: Partition, speeds: Sequence[float] | None = None, threads: int | None = None) -> None:
         self.partition = partition
         self.speeds = np.ones(len(partition)) if speeds is None else np.asarray(speeds, float)
         self.threads = threads or os.cpu_count() or 1
@@ -67,7 +67,7 @@ class LocalEngine:
         parts = self._map(lambda shard: shard_ell(model, q, shard, key), self.partition.shards)
         return float(np.sum([float(part) for part in parts]))
 
-    def _map(self, function, items: Sequence) -> list:
+    def _map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         if len(items) < 2 or self.threads < 2:
             return [function(item) for item in items]
         with ThreadPoolExecutor(min(self.threads, len(items))) as pool:

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import equinox as eqx
 import jax
@@ -12,10 +12,10 @@ from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from partita.errors import InputError
 
-Theta = PyTree
+Theta: TypeAlias = Any
 """One value of the parameters, or a batch of values."""
 
-Mean = PyTree
+Mean: TypeAlias = Any
 """Mean parameters: a pytree whose leaves stand in the order of the natural parameters' leaves."""
 
 
@@ -86,9 +86,7 @@ class Family(eqx.Module):
                 trial = eta - scale * direction
                 return unravel(trial).is_proper() & (excess(trial) <= excess(eta))
 
-            scale = jax.lax.while_loop(
-                lambda s: ~falls(s) & (s > 1e-12), lambda s: s / 2, jnp.ones((), eta.dtype)
-            )
+            scale = jax.lax.while_loop(lambda s: ~falls(s) & (s > 1e-12), lambda s: s / 2, jnp.ones((), eta.dtype))
             return eta - scale * direction, gradient @ direction, steps + 1
 
         start = _ravel(self)
@@ -108,16 +106,12 @@ class Family(eqx.Module):
         """
         flat, unravel_standard = ravel_pytree(self.standard())
         _, unravel = ravel_pytree(self)
-        jacobian = jax.jacfwd(
-            lambda s: _ravel(self.with_standard(unravel_standard(s)).mean_parameters())
-        )(flat)
+        jacobian = jax.jacfwd(lambda s: _ravel(self.with_standard(unravel_standard(s)).mean_parameters()))(flat)
         return unravel(jnp.linalg.solve(jacobian.T, _ravel(gradient)))
 
     def natural_gradient(self, function: Callable[[Self], Float[Array, ""]]) -> Self:
         """∇_μ f at this member, itself a member: the factor exp⟨∇_μ f, T(θ)⟩ of `eq:fixed-point-bi-simplified`."""
-        return self.pull_back(
-            jax.grad(lambda s: function(self.with_standard(s)))(self.standard())
-        )
+        return self.pull_back(jax.grad(lambda s: function(self.with_standard(s)))(self.standard()))
 
     def fisher(self) -> Float[Array, "p p"]:
         """The Fisher information ∂μ/∂η = cov[T(θ)], as a dense matrix over the raveled natural parameters."""
@@ -137,7 +131,7 @@ class Family(eqx.Module):
         return other.log_normaliser() - self.cross(other) - self.entropy()
 
     def log_prob(self, theta: Theta) -> Float[Array, ""]:
-        """log q(θ) at one θ."""
+        """The log density log q(θ) at one θ."""
         return inner(self, self.statistics(theta)) - self.log_normaliser()
 
     def moments(self) -> tuple[Theta, Theta]:
@@ -149,8 +143,7 @@ class Family(eqx.Module):
         """Ends of the central interval of each parameter; by default from 10,000 draws with a fixed key."""
         draws = self.sample(jax.random.key(0), (10_000,))
         ends = [
-            jax.tree.map(lambda d, p=p: jnp.quantile(d, p, axis=0), draws)
-            for p in ((1 - mass) / 2, (1 + mass) / 2)
+            jax.tree.map(lambda d, p=p: jnp.quantile(d, p, axis=0), draws) for p in ((1 - mass) / 2, (1 + mass) / 2)
         ]
         return ends[0], ends[1]
 
@@ -181,10 +174,8 @@ class Family(eqx.Module):
         leaves = jax.tree.leaves(self)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return repr(self)
-        if not self.is_finite():
-            kind = "non-finite"
-        else:
-            kind = "proper" if self.is_proper() else "improper"
+        kind = "proper" if self.is_proper() else "improper"
+        kind = kind if self.is_finite() else "non-finite"
         paths = jax.tree_util.tree_leaves_with_path(self)
         lines = [
             f"  {jax.tree_util.keystr(path).lstrip('.')} {tuple(leaf.shape)}: from {leaf.min():.4g} to {leaf.max():.4g}"
@@ -197,7 +188,7 @@ class Family(eqx.Module):
 def inner(natural: PyTree, mean: Mean) -> Float[Array, ""]:
     """⟨η, μ⟩, leaf by leaf in order."""
     pairs = zip(jax.tree.leaves(natural), jax.tree.leaves(mean), strict=True)
-    return sum((jnp.vdot(a, b) for a, b in pairs), start=jnp.zeros(()))
+    return jnp.sum(jnp.stack([jnp.vdot(a, b) for a, b in pairs]))
 
 
 def product(first: Family, *others: Family) -> Family:
@@ -214,10 +205,12 @@ def _ravel(tree: PyTree) -> Float[Array, " p"]:
 def _same(first: Family, second: Family) -> None:
     if type(first) is not type(second):
         raise InputError(
-            f"A {type(first).__name__} cannot be combined with a {type(second).__name__}: give prior and factors one family."
+            f"A {type(first).__name__} cannot be combined with a {type(second).__name__}: "
+            "give prior and factors one family."
         )
     shapes = [[leaf.shape for leaf in jax.tree.leaves(family)] for family in (first, second)]
-    if shapes[0] != shapes[1] or jax.tree.structure(first) != jax.tree.structure(second):
+    trees: list[Any] = [jax.tree.structure(family) for family in (first, second)]
+    if shapes[0] != shapes[1] or trees[0] != trees[1]:
         raise InputError(
             f"Two {type(first).__name__} members of different shape cannot be combined: {shapes[0]} and {shapes[1]}."
         )

@@ -2,7 +2,8 @@
 
 import abc
 import math
-from typing import NamedTuple, Self
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
 
 import equinox as eqx
 import jax
@@ -31,7 +32,7 @@ class Standard(NamedTuple):
 
 
 class Unconstrained(NamedTuple):
-    """Mean and log standard deviation, the latter a Cholesky factor with log diagonal where the family has covariances."""
+    """Mean and log standard deviation; with covariances, a Cholesky factor that has a log diagonal."""
 
     mean: PyTree
     log_sd: PyTree
@@ -80,11 +81,10 @@ class MeanFieldGaussian(Gaussian):
     def from_mean_sd(cls, mean: Theta, sd: Theta) -> Self:
         """The member with this mean and standard deviation, each shaped like θ; a scalar sd serves every parameter."""
         mean = jax.tree.map(jnp.asarray, mean)
-        if jax.tree.structure(sd) != jax.tree.structure(mean):
+        trees: list[Any] = [jax.tree.structure(tree) for tree in (mean, sd)]
+        if trees[0] != trees[1]:
             sd = jax.tree.map(lambda m: jnp.asarray(sd, m.dtype), mean)
-        precision = jax.tree.map(
-            lambda m, s: jnp.broadcast_to(1 / jnp.asarray(s, m.dtype) ** 2, m.shape), mean, sd
-        )
+        precision = jax.tree.map(lambda m, s: jnp.broadcast_to(1 / jnp.asarray(s, m.dtype) ** 2, m.shape), mean, sd)
         return cls(jax.tree.map(jnp.multiply, precision, mean), precision)
 
     @classmethod
@@ -109,9 +109,7 @@ class MeanFieldGaussian(Gaussian):
         return Moments(theta, jax.tree.map(lambda t: -(t**2) / 2, theta))
 
     def log_normaliser(self) -> Float[Array, ""]:
-        return _total(
-            lambda b, p: b**2 / (2 * p) - jnp.log(p) / 2 + _LOG_2PI / 2, self.precision_mean, self.precision
-        )
+        return _total(lambda b, p: b**2 / (2 * p) - jnp.log(p) / 2 + _LOG_2PI / 2, self.precision_mean, self.precision)
 
     def is_proper(self) -> Bool[Array, ""]:
         positive = [jnp.all(p > 0) for p in jax.tree.leaves(self.precision)]
@@ -178,7 +176,7 @@ class Layout(eqx.Module):
 
     def ravel(self, theta: Theta) -> Float[Array, "... d"]:
         leaves = [
-            jnp.reshape(leaf, leaf.shape[: leaf.ndim - len(shape)] + (-1,))
+            jnp.reshape(leaf, (*leaf.shape[: leaf.ndim - len(shape)], -1))
             for leaf, shape in zip(jax.tree.leaves(theta), self.shapes, strict=True)
         ]
         return jnp.concatenate(leaves, axis=-1)
@@ -302,10 +300,10 @@ def _inverse(lower: Float[Array, "d d"]) -> Float[Array, "d d"]:
     return half.T @ half
 
 
-def _total(function, *trees: PyTree) -> Float[Array, ""]:
+def _total(function: Callable[..., Array], *trees: PyTree) -> Float[Array, ""]:
     """The sum of a function of corresponding elements over all leaves."""
     terms = jax.tree.leaves(jax.tree.map(lambda *leaves: jnp.sum(function(*leaves)), *trees))
-    return sum(terms[1:], start=terms[0])
+    return jnp.sum(jnp.stack(terms))
 
 
 def _needs_vector(precision: PyTree) -> None:

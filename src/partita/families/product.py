@@ -1,6 +1,7 @@
 """A product of named families: independent groups of parameters, each with a family of its own."""
 
-from typing import Self
+from collections.abc import Callable
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ class Product(Family):
 
     components: dict[str, Family]
 
-    def __init__(self, components: dict[str, Family] | None = None, **named: Family):
+    def __init__(self, components: dict[str, Family] | None = None, **named: Family) -> None:
         self.components = {**(components or {}), **named}
         if not self.components:
             raise InputError("A product needs at least one named family.")
@@ -71,13 +72,13 @@ class Product(Family):
     def interval(self, mass: float = 0.95) -> tuple[Theta, Theta]:
         return self._pair(lambda family: family.interval(mass))
 
-    def _map(self, function, values: PyTree) -> Self:
+    def _map(self, function: Callable[[Any, PyTree], Family], values: PyTree) -> Self:
         return type(self)({name: function(family, values[name]) for name, family in self.components.items()})
 
-    def _pair(self, function) -> tuple[Theta, Theta]:
+    def _pair(self, function: Callable[[Family], tuple[Theta, Theta]]) -> tuple[Theta, Theta]:
         pairs = {name: function(family) for name, family in self.components.items()}
         return {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}
 
-    def _total(self, function) -> Float[Array, ""]:
+    def _total(self, function: Callable[[Family], Float[Array, ""]]) -> Float[Array, ""]:
         terms = [function(family) for family in self.components.values()]
         return sum(terms[1:], start=terms[0])

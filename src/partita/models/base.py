@@ -34,16 +34,14 @@ class Model(eqx.Module):
 
     @abc.abstractmethod
     def log_density(self, theta: Theta, datum: PyTree) -> Float[Array, ""]:
-        """log p(y_n | θ) of one row."""
+        """The log density log p(y_n | θ) of one row."""
 
     def check(self, data: PyTree) -> None:
         """Raises an `InputError` that names the first row which cannot be used; `data` are NumPy arrays."""
         check_finite(data)
 
-    def ell(
-        self, q: Family, data: PyTree, weights: Float[Array, " n"], key: Key[Array, ""]
-    ) -> Float[Array, ""]:
-        """ell(q) = Σ_n w_n E_q[log p(y_n | θ)]."""
+    def ell(self, q: Family, data: PyTree, weights: Float[Array, " n"], key: Key[Array, ""]) -> Float[Array, ""]:
+        """The expected log-likelihood Σ_n w_n E_q[log p(y_n | θ)]."""
         return weights @ self.expectation.rows(self, q, data, key)
 
     def predictor(self, q: Family, data: PyTree) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
@@ -51,7 +49,7 @@ class Model(eqx.Module):
         raise self._lacks("a Gaussian linear predictor", "MonteCarlo")
 
     def log_density_at(self, predictor: Array, data: PyTree) -> Float[Array, " n"]:
-        """log p(y_n | f_n) of every row, given the rows' predictors f; scalar predictors may have more axes behind."""
+        """Every row's log p(y_n | f_n), given the predictors f; scalar predictors may have more axes behind."""
         raise self._lacks("a density given its predictor", "MonteCarlo")
 
     def expected_log_density(
@@ -80,7 +78,7 @@ class LogDensity(Model):
     """Any function `log_density(theta, datum)` of one row, as a model."""
 
     function: Callable[[Theta, PyTree], Float[Array, ""]] = eqx.field(static=True)
-    expectation: Expectation = MonteCarlo()
+    expectation: Expectation = eqx.field(default=MonteCarlo(), kw_only=True)
 
     def log_density(self, theta: Theta, datum: PyTree) -> Float[Array, ""]:
         return self.function(theta, datum)
@@ -114,6 +112,6 @@ def check_values(y: np.ndarray, allowed: np.ndarray, what: str) -> None:
 
 
 def with_intercept(x: Float[Array, "n d"]) -> Float[Array, "n d+1"]:
-    """x with a first column of ones."""
+    """Puts a column of ones before those of x."""
     x = jnp.asarray(x)
     return jnp.concatenate([jnp.ones((len(x), 1), x.dtype), x], axis=1)

@@ -2,6 +2,7 @@
 
 import abc
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
@@ -9,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from partita.errors import InputError
-from partita.expectations import Analytic, Expectation, GaussHermite
+from partita.expectations import Analytic, Expectation, GaussHermite, root
 from partita.families import Family, Gaussian
 from partita.models.base import Model, Table, check_table, check_values
 
@@ -19,7 +20,7 @@ class GeneralisedLinear(Model):
 
     @abc.abstractmethod
     def log_link_density(self, f: Array, y: Array) -> Array:
-        """log p(y | f), elementwise."""
+        """The log density log p(y | f), elementwise."""
 
     @abc.abstractmethod
     def mean_response(self, f: Array) -> Array:
@@ -39,7 +40,7 @@ class GeneralisedLinear(Model):
 
     def sample_predictor(self, q: Family, data: Table, key: Key[Array, ""], samples: int) -> Float[Array, "s n"]:
         mean, variance = self.predictor(q, data)
-        return mean + jnp.sqrt(variance) * jax.random.normal(key, (samples, mean.size), mean.dtype)
+        return mean + root(variance) * jax.random.normal(key, (samples, mean.size), mean.dtype)
 
     def response(self, theta: Float[Array, " d"], x: Float[Array, "n d"]) -> Float[Array, " n"]:
         return self.mean_response(x @ theta)
@@ -114,19 +115,19 @@ class LinearRegression(GeneralisedLinear):
     """y ~ N(f, noise²): conjugate to a Gaussian, so ell is linear in the mean parameters of the full family."""
 
     noise: Float[Array, ""]
-    expectation: Expectation = Analytic()
+    expectation: Expectation = eqx.field(kw_only=True)
 
-    def __init__(self, noise: float = 1.0, expectation: Expectation | None = None):
+    def __init__(self, noise: float = 1.0, expectation: Expectation | None = None) -> None:
         self.noise = jnp.asarray(noise, jnp.result_type(float))
         self.expectation = expectation or Analytic()
 
     def log_link_density(self, f: Array, y: Array) -> Array:
-        return jsp.stats.norm.logpdf(y, f, self.noise)
+        return jsp.stats.norm.logpdf(y, f, self.noise.astype(f.dtype))
 
     def expected_log_density(
         self, mean: Float[Array, " n"], variance: Float[Array, " n"], data: Table
     ) -> Float[Array, " n"]:
-        return self.log_link_density(mean, data.y) - variance / (2 * self.noise**2)
+        return self.log_link_density(mean, data.y) - variance / (2 * self.noise.astype(variance.dtype) ** 2)
 
     def mean_response(self, f: Array) -> Array:
         return f

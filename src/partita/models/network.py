@@ -23,7 +23,7 @@ class Network(Model):
 
     @abc.abstractmethod
     def log_output_density(self, outputs: Float[Array, "n c"], y: Float[Array, " n"]) -> Float[Array, " n"]:
-        """log p(y | outputs of the last layer), row by row."""
+        """The log density of y given the outputs of the last layer, row by row."""
 
     def template(self) -> Theta:
         """A θ of zeros, to build a prior on."""
@@ -68,7 +68,7 @@ class NetworkClassifier(Network):
     """Class labels 0 … C−1 with softmax outputs; the last width is C."""
 
     widths: tuple[int, ...] = eqx.field(static=True)
-    expectation: Expectation = LocalReparameterisation()
+    expectation: Expectation = eqx.field(default=LocalReparameterisation(), kw_only=True)
 
     def check(self, data: Table) -> None:
         super().check(data)
@@ -91,13 +91,13 @@ class NetworkRegressor(Network):
     noise: Float[Array, ""]
     expectation: Expectation
 
-    def __init__(self, widths: tuple[int, ...], noise: float = 1.0, expectation: Expectation | None = None):
+    def __init__(self, widths: tuple[int, ...], noise: float = 1.0, expectation: Expectation | None = None) -> None:
         self.widths = widths
         self.noise = jnp.asarray(noise, jnp.result_type(float))
         self.expectation = expectation or LocalReparameterisation()
 
     def log_output_density(self, outputs: Float[Array, "n 1"], y: Float[Array, " n"]) -> Float[Array, " n"]:
-        return jsp.stats.norm.logpdf(y, outputs[:, 0], self.noise)
+        return jsp.stats.norm.logpdf(y, outputs[:, 0], self.noise.astype(outputs.dtype))
 
     def response(self, theta: Theta, x: Float[Array, "n d"]) -> Float[Array, " n"]:
         return self.outputs(theta, x)[:, 0]

@@ -93,7 +93,9 @@ def _same_widths(clients: Sequence[PyTree], names: Sequence[str]) -> None:
     shapes = [[np.shape(leaf)[1:] for leaf in jax.tree.leaves(data)] for data in clients]
     for name, shape in zip(names, shapes, strict=True):
         if shape != shapes[0]:
-            raise InputError(f"{name} has columns of shape {shape} where {names[0]} has {shapes[0]}: give all clients the same.")
+            raise InputError(
+                f"{name} has columns of shape {shape} where {names[0]} has {shapes[0]}: give all clients the same."
+            )
 
 
 def _float_type(data: PyTree) -> np.dtype:

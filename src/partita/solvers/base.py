@@ -69,9 +69,7 @@ class Solver(eqx.Module):
         return Progress(problem.start, problem.free_energy(problem.start, key), running())
 
     @abc.abstractmethod
-    def step(
-        self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]
-    ) -> Progress:
+    def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         """One step."""
 
     def finish(self, problem: Problem, progress: Progress, key: Key[Array, ""]) -> Progress:
@@ -123,15 +121,15 @@ def climb(
         better = trial.is_proper() & (value >= free_energy)
         within = problem.within(trial)
         rose = better & within
-        chosen = jax.tree.map(lambda a, b: jnp.where(rose, a, b), (trial, value), (q, free_energy))
-        return Climb(*chosen, rose, found.limited | (better & ~within)), index + 1
+        chosen, value = jax.tree.map(lambda a, b: jnp.where(rose, a, b), (trial, value), (q, free_energy))
+        return Climb(chosen, value, rose, found.limited | (better & ~within)), index + 1
 
     start = Climb(q, free_energy, jnp.asarray(False), jnp.asarray(False))
     return jax.lax.while_loop(go_on, body, (start, jnp.asarray(0)))[0]
 
 
 def after(found: Climb, moved: Float[Array, ""], tolerance: float | Float[Array, ""]) -> Int[Array, ""]:
-    """The outcome of a step that moved q by so many nats of KL: going on, converged, stalled, or at the trust region."""
+    """The outcome of a step that moved q by so many nats of KL: running, converged, stalled, at the trust region."""
     outcome = jnp.where(moved <= tolerance, Outcome.CONVERGED, Outcome.RUNNING)
     outcome = jnp.where(found.rose, outcome, Outcome.STALLED)
     return jnp.where(found.limited, Outcome.TRUST_REGION, outcome)

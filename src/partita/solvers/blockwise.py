@@ -22,14 +22,12 @@ class Blockwise(Solver):
 
     solver: Solver
     blocks: tuple[tuple[str, ...], ...] = eqx.field(static=True)
-    max_steps: int = 20
+    max_steps: int = eqx.field(default=20, kw_only=True)
     """How many sweeps."""
-    tolerance: float = 1e-10
+    tolerance: float = eqx.field(default=1e-10, kw_only=True)
     """Stops when a sweep moves q by less than this, in nats of KL."""
 
-    def step(
-        self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]
-    ) -> Progress:
+    def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         q, value = progress.q, progress.free_energy
         limited = jnp.asarray(False)
         for block in self.blocks:
@@ -44,9 +42,13 @@ class Blockwise(Solver):
 def free_leaves(q: Family, block: tuple[str, ...]) -> tuple[bool, ...]:
     """For each leaf of q whether its path holds one of the block's names."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(q)]
-    names = [{str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path} for path in paths]
+    names = [
+        {str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path} for path in paths
+    ]
     free = tuple(bool(set(block) & found) for found in names)
     if not any(free):
         known = sorted(set().union(*names))
-        raise InputError(f"No leaf of {type(q).__name__} belongs to the block {block}: its names are {', '.join(known)}.")
+        raise InputError(
+            f"No leaf of {type(q).__name__} belongs to the block {block}: its names are {', '.join(known)}."
+        )
     return free

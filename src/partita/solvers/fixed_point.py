@@ -29,9 +29,7 @@ class FixedPoint(Solver):
     back_off: bool = eqx.field(static=True, default=True)
     halvings: int = eqx.field(static=True, default=20)
 
-    def step(
-        self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]
-    ) -> Progress:
+    def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         q, value, _, _ = progress
         target = problem.context.natural * problem.likelihood_factor(q, key)
 
@@ -57,9 +55,7 @@ class Conjugate(Solver):
     max_steps: int = 1
     halvings: int = eqx.field(static=True, default=20)
 
-    def step(
-        self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]
-    ) -> Progress:
+    def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         q, value, _, _ = progress
         factor = problem.likelihood_factor(q, key)
         target = problem.context.natural * factor

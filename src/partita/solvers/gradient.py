@@ -66,9 +66,7 @@ class Gradient(Solver):
         )
         return Progress(problem.start, low, running(), memory)
 
-    def step(
-        self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]
-    ) -> Progress:
+    def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         best, best_value, _, memory = progress
         step_key = jax.random.fold_in(key, index)
         shard, order = self._batch(problem.shard, memory.order, index, key)
@@ -94,9 +92,7 @@ class Gradient(Solver):
             better = -negative >= best_value
             best, best_value = _where(better, (q, -negative), (best, best_value))
         moved = _where(stopped, memory.coordinates, moved)
-        memory = Memory(
-            moved, state, order, jnp.where(ends, 0.0, block), jnp.where(ends, block, memory.last_block)
-        )
+        memory = Memory(moved, state, order, jnp.where(ends, 0.0, block), jnp.where(ends, block, memory.last_block))
         return Progress(best, best_value, outcome, memory)
 
     def finish(self, problem: Problem, progress: Progress, key: Key[Array, ""]) -> Progress:
@@ -149,9 +145,7 @@ class LBFGS(Solver):
         state = optax.lbfgs(memory_size=self.memory).init(coordinates)
         return Progress(problem.start, start, running(), (coordinates, state))
 
-    def step(
-        self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]
-    ) -> Progress:
+    def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         best, best_value, _, (coordinates, state) = progress
 
         def loss(trial: PyTree) -> Float[Array, ""]:
@@ -161,9 +155,7 @@ class LBFGS(Solver):
 
         optimiser = optax.lbfgs(memory_size=self.memory)
         value, gradient = optax.value_and_grad_from_state(loss)(coordinates, state=state)
-        update, state = optimiser.update(
-            gradient, state, coordinates, value=value, grad=gradient, value_fn=loss
-        )
+        update, state = optimiser.update(gradient, state, coordinates, value=value, grad=gradient, value_fn=loss)
         moved = jax.tree.map(jnp.add, coordinates, update)
         q = problem.restrict(problem.start.with_unconstrained(moved))
         new = problem.free_energy(q, key)

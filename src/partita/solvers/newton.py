@@ -55,7 +55,8 @@ class Newton(Solver):
         """
         if not isinstance(problem.model, GeneralisedLinear):
             raise InputError(
-                f"Newton needs a generalised linear model, not {type(problem.model).__name__}: use Gradient or FixedPoint."
+                f"Newton needs a generalised linear model, not {type(problem.model).__name__}: "
+                "use Gradient or FixedPoint."
             )
         progress = super().init(problem, key)
         q = gaussian(progress.q)
@@ -74,14 +75,10 @@ class Newton(Solver):
         )
         return Progress(found.q, found.free_energy, progress.outcome, memory)
 
-    def step(
-        self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]
-    ) -> Progress:
+    def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         q, context, memory = gaussian(progress.q), gaussian(problem.context.natural), progress.memory
         path, factor = newton_path(q, context, problem, memory)
-        found = climb(
-            problem, q, progress.free_energy, lambda trial: path(0.5**trial), self.halvings, key
-        )
+        found = climb(problem, q, progress.free_energy, lambda trial: path(0.5**trial), self.halvings, key)
         moved = found.q.kl(q)
         outcome = after(found, moved, self.tolerance)
         outcome = jnp.where((outcome == Outcome.STALLED) & ~memory.stale, Outcome.RUNNING, outcome)
@@ -90,9 +87,7 @@ class Newton(Solver):
 
 
 @functools.singledispatch
-def newton_path(
-    q: Gaussian, context: Gaussian, problem: Problem, memory: Memory
-) -> tuple[Path, Float[Array, "p p"]]:
+def newton_path(q: Gaussian, context: Gaussian, problem: Problem, memory: Memory) -> tuple[Path, Float[Array, "p p"]]:
     """The path of a Newton step from q, and the factor of the Hessian it used; one function per family."""
     raise InputError(f"Newton does not know the family {type(q).__name__}: use Gradient or FixedPoint.")
 
@@ -151,9 +146,7 @@ def _(
 
 
 @newton_path.register
-def _(
-    q: FullGaussian, context: FullGaussian, problem: Problem, memory: Memory
-) -> tuple[Path, Float[Array, "p p"]]:
+def _(q: FullGaussian, context: FullGaussian, problem: Problem, memory: Memory) -> tuple[Path, Float[Array, "p p"]]:
     """The natural-gradient step of the precision, and Newton's of the mean with that precision as its Hessian.
 
     The curvature is part of the answer here and not only of the way to it, so it is always computed anew.
@@ -195,9 +188,7 @@ def laplace(q: Gaussian, problem: Problem) -> Gaussian:
     return eqx.tree_at(lambda g: (g.precision_mean, g.precision), q, (shift, precision))
 
 
-def derivatives(
-    problem: Problem, block: Shard, mean: Float[Array, " n"], variance: Float[Array, " n"]
-) -> Derivatives:
+def derivatives(problem: Problem, block: Shard, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Derivatives:
     """Derivatives of w·ell of a block of rows, whose predictors have this mean and variance."""
     rows = problem.model.expectation.derivatives(problem.model, mean, variance, block.data)
     return Derivatives(*(problem.weight * block.weights * row for row in rows))

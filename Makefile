@@ -1,0 +1,24 @@
+# `make test` is the README's test command without the installation.
+PYTHON ?= .venv/bin/python
+
+.PHONY: install test slow lint bench demo
+
+install:
+	python3 -m venv .venv && .venv/bin/pip install -e '.[test,lint]'
+
+test:
+	$(PYTHON) -m pytest
+
+slow:
+	$(PYTHON) -m pytest -n 0 -m slow -s
+
+lint:
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+
+bench:
+	$(PYTHON) benchmarks/global_vi_adult.py
+
+demo:
+	$(PYTHON) -m partita demo

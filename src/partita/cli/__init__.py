@@ -1,0 +1,72 @@
+"""The command line: `partita demo`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from partita.errors import InputError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Partitioned variational inference: many owners of data fit one Bayesian model without pooling their rows.",
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    """Holds the options that belong to no command."""
+    if version:
+        from partita import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option(help="The folder for the figure, the posterior and its summary.")] = Path(
+        "partita-demo"
+    ),
+    split: Annotated[
+        Literal["A", "B"], typer.Option(help="A: clients alike. B: clients unlike in size and labels.")
+    ] = "B",
+    family: Annotated[
+        Literal["mean-field", "full"], typer.Option(help="Whether the posterior has covariances.")
+    ] = "mean-field",
+    communications: Annotated[
+        int, typer.Option(min=10, help="The budget of each method, in pairs of messages with one client.")
+    ] = 200,
+    damping: Annotated[
+        float, typer.Option(help="The damping ρ of synchronous and asynchronous PVI, above 0 and at most 1.")
+    ] = 0.2,
+    rows: Annotated[int | None, typer.Option(min=200, help="Use so many training rows only.")] = None,
+    seed: Annotated[int, typer.Option(help="The seed of everything random.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """Fit Bayesian logistic regression to Adult, its rows split over ten clients that keep them.
+
+    Sequential, synchronous and asynchronous PVI stand beside global VI, which sees all rows at once, and beside each
+    client alone. Needs no download.
+    """
+    from partita.cli.demo import Settings, run_demo
+
+    run_demo(Settings(output, split, family, communications, damping, rows, seed), json)
+
+
+def main() -> None:
+    """Runs the command line; a user's mistake ends in one sentence and exit code 2."""
+    try:
+        app()
+    except InputError as error:
+        typer.echo(f"partita: {error}", err=True)
+        sys.exit(2)
+    except OSError as error:
+        typer.echo(
+            f"partita: {error.filename or 'a file'} cannot be used ({error.strerror}): choose another place.", err=True
+        )
+        sys.exit(2)

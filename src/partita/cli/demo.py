@@ -1,0 +1,211 @@
+"""The main job: PVI on Adult in its three schedules, beside global VI and each client alone."""
+
+import csv
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table as Grid
+
+from partita import datasets, methods, metrics
+from partita.aggregation import check_damping
+from partita.checkpoint import save_posterior
+from partita.cli.figure import draw
+from partita.engines import LocalEngine
+from partita.families import Family, FullGaussian, MeanFieldGaussian
+from partita.models import LogisticRegression, Table
+from partita.partition import Partition, beta_kappa, split
+from partita.predict import Posterior
+from partita.pvi import Method, Result, global_free_energy, run
+from partita.solvers import Newton
+
+SPLITS = {"A": (0.0, 0.0), "B": (0.7, -3.0)}
+"""β and κ of the paper's two splits (`tab:uci_splits`)."""
+
+SOLVER = Newton(tolerance=1e-3)
+"""Clients meet again, so an answer within a thousandth of a nat will do."""
+
+TITLES = {
+    "global_vi": "global VI, pooled",
+    "sequential": "sequential PVI",
+    "synchronous": "synchronous PVI",
+    "asynchronous": "asynchronous PVI",
+    "alone_best": "alone, the best",
+    "alone_mean": "alone, on average",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What the user may choose."""
+
+    output: Path
+    split: Literal["A", "B"] = "B"
+    family: Literal["mean-field", "full"] = "mean-field"
+    communications: int = 200
+    damping: float = 0.2
+    rows: int | None = None
+    seed: int = 0
+
+
+class Demo:
+    """The data and the model, and what every method is measured by."""
+
+    def __init__(self, settings: Settings) -> None:
+        data = datasets.adult()
+        train = Table(data.train.x[: settings.rows], data.train.y[: settings.rows])
+        self.settings, self.test, self.names = settings, data.test, data.names
+        self.clients = split(train, beta_kappa(np.asarray(train.y), 10, *SPLITS[settings.split]))
+        self.pooled = self.clients.pooled()
+        kind = MeanFieldGaussian if settings.family == "mean-field" else FullGaussian
+        self.model, self.prior = LogisticRegression(), kind.standard_normal(len(data.names))
+        self.speeds = [1.0, 2.0] * (len(self.clients) // 2)
+        """Every other client is twice as fast."""
+
+    def methods(self) -> dict[str, Method]:
+        """The three schedules."""
+        rho = self.settings.damping
+        return {
+            "sequential": methods.sequential(SOLVER),
+            "synchronous": methods.synchronous(SOLVER, damping=rho),
+            "asynchronous": methods.asynchronous(SOLVER, damping=rho),
+        }
+
+    def metrics(self, posterior: Posterior) -> dict[str, float]:
+        """Test negative log-likelihood and test error."""
+        p, y = posterior.predict_proba(self.test.x), np.asarray(self.test.y)
+        return {"nll": metrics.negative_log_likelihood(p, y), "error": metrics.error(p, y)}
+
+    def compile(self) -> None:
+        """Compiles every program that is needed, by runs in which the solver may take no step."""
+        idle = Newton(max_steps=0)
+        for parts in (self.pooled, self.clients):
+            run(
+                methods.synchronous(idle), self.model, self.prior, parts, rounds=1, metrics=self.metrics, progress=False
+            )
+
+    def fit(self, name: str, method: Method, parts: Partition, communications: int, every: int = 1) -> Result:
+        """Runs a method and measures it as it goes."""
+        return run(
+            method,
+            self.model,
+            self.prior,
+            parts,
+            communications=communications,
+            seed=self.settings.seed,
+            speeds=self.speeds if len(parts) > 1 else None,
+            metrics=self.metrics,
+            evaluate_every=every,
+            label=TITLES[name],
+        )
+
+    def free_energy(self, q: Family) -> float:
+        """The free energy of q over the rows of all clients."""
+        return global_free_energy(self.model, LocalEngine(self.clients), self.prior, q, self.settings.seed)
+
+
+def run_demo(settings: Settings, as_json: bool) -> None:
+    """Runs everything, writes the files, and prints a table or a JSON object."""
+    jax.config.update("jax_enable_x64", True)
+    check_damping(settings.damping)
+    settings.output.mkdir(parents=True, exist_ok=True)
+    console = Console(stderr=True)
+    began = time.perf_counter()
+    with console.status("Reading Adult and compiling …"):
+        demo = Demo(settings)
+        ready = time.perf_counter()
+        demo.compile()
+    compiled = time.perf_counter()
+
+    results = {"global_vi": demo.fit("global_vi", methods.global_vi(), demo.pooled, 1)}
+    for name, method in demo.methods().items():
+        every = 5 if name == "asynchronous" else 1
+        results[name] = demo.fit(name, method, demo.clients, settings.communications, every)
+    figures = {name: _figures(result) for name, result in results.items()}
+    with console.status("Fitting each client alone …"):
+        figures |= _alone(demo)
+    fitted = time.perf_counter()
+
+    report = {
+        "methods": figures,
+        "clients": dict(zip(demo.clients.names, demo.clients.sizes, strict=True)),
+        "settings": {**dataclasses.asdict(settings), "output": str(settings.output)},
+        "seconds": {"data": ready - began, "compilation": compiled - ready, "fitting": fitted - compiled},
+        "files": _write(demo, results, figures),
+    }
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        _print(report)
+
+
+def _figures(result: Result) -> dict[str, Any]:
+    last = next(row for row in reversed(result.history.rows) if "nll" in row)
+    return {
+        "free_energy": last["free_energy"],
+        "nll": last["nll"],
+        "error": last["error"],
+        "communications": result.state.communications,
+        "seconds": result.history.rows[-1]["seconds"],
+        "status": result.status.value,
+    }
+
+
+def _alone(demo: Demo) -> dict[str, dict[str, Any]]:
+    rows = []
+    for k in range(len(demo.clients)):
+        result = run(methods.alone(), demo.model, demo.prior, demo.clients.alone(k), rounds=1, evaluate_every=0)
+        seconds = result.history.rows[-1]["seconds"]
+        free_energy = demo.free_energy(result.posterior.q)
+        measured = demo.metrics(result.posterior)
+        rows.append({"free_energy": free_energy, **measured, "communications": 0, "seconds": seconds})
+    mean = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]} | {"communications": 0}
+    return {"alone_best": min(rows, key=lambda row: row["nll"]), "alone_mean": mean}
+
+
+def _write(demo: Demo, results: dict[str, Result], figures: dict[str, dict[str, Any]]) -> dict[str, str]:
+    folder, posterior = demo.settings.output, results["sequential"].posterior
+    files = {name: folder / file for name, file in _FILES.items()}
+    save_posterior(
+        files["posterior"], posterior.q, {"family": demo.settings.family, "method": "sequential", "names": demo.names}
+    )
+    with files["summary"].open("w", newline="") as file:
+        rows = posterior.summary(demo.names)
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    histories = {TITLES[name]: result.history for name, result in results.items() if name != "global_vi"}
+    draw(files["figure"], histories, figures["global_vi"], figures["alone_best"])
+    return {name: str(path) for name, path in files.items()}
+
+
+_FILES = {"figure": "demo.png", "posterior": "posterior.npz", "summary": "summary.csv"}
+
+
+def _print(report: dict[str, Any]) -> None:
+    console = Console()
+    settings = report["settings"]
+    rows = sum(report["clients"].values())
+    grid = Grid(title=f"Adult, split {settings['split']}: ten clients with {rows:,} rows; NLL and error on test rows")
+    grid.add_column("method")
+    for name in ("free energy", "NLL", "error", "communications", "seconds"):
+        grid.add_column(name, justify="right")
+    for name, row in report["methods"].items():
+        grid.add_row(
+            TITLES[name],
+            f"{row['free_energy']:,.1f}",
+            f"{row['nll']:.4f}",
+            f"{row['error']:.4f}",
+            f"{row['communications']:,}",
+            f"{row['seconds']:.1f}",
+        )
+    console.print(grid)
+    seconds = report["seconds"]
+    console.print(f"Compilation took {seconds['compilation']:.1f} s, fitting {seconds['fitting']:.1f} s.")
+    for name, path in report["files"].items():
+        console.print(f"{name.capitalize()}: {path}", highlight=False, soft_wrap=True)

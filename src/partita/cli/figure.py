@@ -1,0 +1,39 @@
+"""The demo's picture: how fast each schedule approaches global VI."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from partita.history import History
+
+STYLES = (("#1b6ca8", "-", "o"), ("#c8553d", "--", "s"), ("#3f7d20", "-.", "^"))
+"""Colour, line and marker of each schedule: to be told apart without colour, too."""
+
+
+def draw(path: Path, histories: Mapping[str, History], pooled: Mapping[str, Any], alone: Mapping[str, Any]) -> None:
+    """Test NLL and the free energy still to be gained, against communications."""
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    lowest = pooled["nll"]
+    for (name, history), (colour, line, marker) in zip(histories.items(), STYLES, strict=True):
+        known = ~np.isnan(np.array(history["free_energy"], float))
+        x = history["communications"][known]
+        look = {"color": colour, "linestyle": line, "marker": marker, "markersize": 4, "markevery": 0.1, "label": name}
+        left.plot(x, history["nll"][known], **look)
+        right.plot(x, np.maximum(pooled["free_energy"] - history["free_energy"][known], 1e-3), **look)
+    left.axhline(lowest, color="black", linewidth=1, label="global VI")
+    left.axhline(alone["nll"], color="grey", linestyle=":", label="best client alone")
+    left.set(ylabel="test negative log-likelihood, nats per row", ylim=(lowest - 0.005, max(0.45, alone["nll"] + 0.02)))
+    right.set(ylabel="free energy below global VI, nats", yscale="log")
+    for axes in (left, right):
+        axes.set(xlabel="communications (one client, there and back)", xscale="log")
+        axes.grid(alpha=0.25)
+    handles, labels = left.get_legend_handles_labels()
+    right.legend(handles, labels, loc="lower left")
+    figure.suptitle("Bayesian logistic regression on Adult, ten clients that keep their rows")
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,143 @@
+"""`prop:fixed-point`: what the local free energies say about the global one, and what they do not.
+
+Where q = p · Π t_m, Σ_m F_m − F is −(M − 1) KL(q ‖ q*) up to a constant. So the gradients add up, but the Hessians do
+not as the paper's proof has it: Σ_m Hess F_m = Hess F − (M − 1) C with C the Fisher matrix.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+from scipy.optimize import minimize
+
+from paper import reference
+from paper.runs import EXACT, FAMILIES, KEY, natural, shards, trajectory
+from partita import Damped, LogDensity, LogisticRegression, MeanFieldGaussian, Method, Sequential, Synchronous
+from partita.engines import LocalEngine
+from partita.expectations import Expectation
+from partita.objective import Cavity, Factor, Problem
+from partita.partition import partition
+from partita.pvi import global_free_energy
+
+M = 3
+MODEL = LogisticRegression()
+DATA = reference.logistic_data()
+CLIENTS = reference.divide(*DATA, reference.SIZES[M])
+PARTS = shards(CLIENTS)
+
+
+def local_problems(model, parts, state):
+    one = jnp.asarray(1.0)
+    contexts = [Cavity()(state.prior, state.posterior, factor, one) for factor in state.factors]
+    return [Problem(model, s, c, one, state.posterior, one) for s, c in zip(parts, contexts, strict=True)]
+
+
+@eqx.filter_jit
+def natural_derivatives(problem):
+    """Gradient and Hessian in η of a problem's free energy, where it starts."""
+    eta, unravel = ravel_pytree(problem.start)
+    derivatives = jax.jacfwd(lambda e: (jax.grad(lambda f: problem.free_energy(unravel(f), KEY))(e),) * 2, has_aux=True)
+    hessian, gradient = derivatives(eta)
+    return gradient, hessian
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def derivatives(request):
+    """Of each F_m and of F, after one damped step and at a fixed point; with the Fisher matrix there."""
+    prior = request.param.standard_normal(3)
+    states = [
+        trajectory(Method(EXACT, Synchronous(), Damped(0.4)), MODEL, prior, PARTS, 1)[-1],
+        trajectory(Method(EXACT, Sequential()), MODEL, prior, PARTS, 20 * M)[-1],
+    ]
+    *each, pooled = shards([*CLIENTS, DATA]).shards
+    found = []
+    for state in states:
+        local = local_problems(MODEL, each, state)
+        whole = Problem(MODEL, pooled, Factor.of(prior), jnp.asarray(1.0), state.posterior, jnp.asarray(1.0))
+        gradients, hessians = zip(*[natural_derivatives(problem) for problem in [*local, whole]], strict=True)
+        found.append((np.array(gradients), np.array(hessians), reference.fisher(natural(state.posterior))))
+    return found
+
+
+def test_gradients_add_up_and_vanish_at_a_fixed_point(derivatives):
+    (on_the_way, _, _), (at_fixed_point, _, _) = derivatives
+    np.testing.assert_allclose(on_the_way[:M].sum(axis=0), on_the_way[M], rtol=0, atol=1e-11)
+    assert np.abs(on_the_way).max(axis=1).min() > 0.1
+    # the solver's answers are exact to rounding, in natural parameters of size 10
+    np.testing.assert_allclose(at_fixed_point, 0, atol=1e-11)
+
+
+def test_hessians_add_up_but_for_the_fisher_matrix(derivatives):
+    for _, hessians, fisher in derivatives:
+        np.testing.assert_allclose(hessians[:M].sum(axis=0), hessians[M] - (M - 1) * fisher, rtol=0, atol=1e-10)
+        assert np.abs(fisher).max() > 0.1
+
+
+class SecondMoments(Expectation):
+    """E_q[log N(y; θ₁θ₂, 1)] of a mean-field q, exactly."""
+
+    def rows(self, model, q, data, key):
+        square = jnp.prod(q.mean**2 + q.variance)
+        return -(jnp.log(2 * jnp.pi) + data**2 - 2 * data * jnp.prod(q.mean) + square) / 2
+
+
+def log_density(theta, y):
+    return jax.scipy.stats.norm.logpdf(y, theta[0] * theta[1])
+
+
+@pytest.fixture(scope="module")
+def counterexample():
+    """y = 5 ~ N(θ₁θ₂, 1), the likelihood as ten tenth powers, under PVI from the prior."""
+    model = LogDensity(log_density, expectation=SecondMoments())
+    parts = partition([np.array([5.0])] * 10, weights=[np.array([0.1])] * 10)
+    prior = MeanFieldGaussian.standard_normal(2)
+    return model, parts, trajectory(Method(EXACT, Synchronous(), Damped(0.5)), model, prior, parts, 60)[-1]
+
+
+def free_energy(z, y=5.0):
+    """F of means z[:2] and log standard deviations z[2:], by hand."""
+    m, v = z[:2], np.exp(2 * z[2:])
+    expected = -(np.log(2 * np.pi) + y**2 - 2 * y * m.prod() + (m**2 + v).prod()) / 2
+    return expected - np.sum(v + m**2 - 1 - np.log(v)) / 2
+
+
+def test_a_fixed_point_can_be_a_saddle_of_the_global_free_energy(counterexample):
+    model, parts, state = counterexample
+    golden = (np.sqrt(5) - 1) / 2  # v = 1 / (1 + v)
+    np.testing.assert_allclose(state.posterior.mean, 0, atol=1e-12)
+    np.testing.assert_allclose(state.posterior.variance, golden, atol=1e-12)
+
+    z, unravel = ravel_pytree(state.posterior.unconstrained())
+    problems = local_problems(model, parts.shards, state)
+
+    def local(z):
+        return problems[0].free_energy(state.posterior.with_unconstrained(unravel(z)), KEY)
+
+    def whole(z):
+        q = state.posterior.with_unconstrained(unravel(z))
+        return sum(problem.ell(q, KEY) for problem in problems) - q.kl(state.prior)
+
+    np.testing.assert_allclose(jax.grad(local)(z), 0, atol=1e-12)
+    np.testing.assert_allclose(jax.grad(whole)(z), 0, atol=1e-12)
+    # in the means: −1/v on the diagonal, and beside it y/10 for a client but y for all of them
+    assert np.linalg.eigvalsh(jax.hessian(local)(z)).max() < -1
+    eigenvalues = np.linalg.eigvalsh(jax.hessian(whole)(z))
+    assert eigenvalues[-1] == pytest.approx(5 - 1 / golden, abs=1e-10)
+    assert eigenvalues[-2] < 0
+    # the local maximum is the highest of the local problem, and not only of its neighbourhood
+    elsewhere = z + jax.random.normal(KEY, (2000, 4)) * jnp.array([3.0, 3.0, 1.0, 1.0])
+    assert jax.vmap(local)(elsewhere).max() < local(z)
+
+
+def test_the_saddle_lies_far_below_the_maximum(counterexample):
+    model, parts, state = counterexample
+    z = np.asarray(ravel_pytree(state.posterior.unconstrained())[0])
+    saddle = global_free_energy(model, LocalEngine(parts), state.prior, state.posterior, seed=0)
+    assert saddle == pytest.approx(free_energy(z), abs=1e-12)
+    best = minimize(lambda z: -free_energy(z), z + 0.1)
+    # −12.8 against −6.1 when the likelihood's constant −½ log 2π is left out
+    constant = np.log(2 * np.pi) / 2
+    assert saddle + constant == pytest.approx(-12.790, abs=1e-3)
+    assert -best.fun + constant == pytest.approx(-6.1, abs=0.05)
