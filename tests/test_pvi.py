@@ -1,7 +1,5 @@
 """Algorithm 1 (`alg:vmp`): what holds after every step, and how runs end."""
 
-import dataclasses
-
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,7 @@ from jax.flatten_util import ravel_pytree
 import partita as pt
 from partita.client import update
 from partita.engines import LocalEngine, local
-from partita.families import product
+from partita.families.base import product
 from partita.partition import partition
 from partita.pvi import global_free_energy, init, step
 
@@ -23,6 +21,7 @@ _y = (_x[:, 1] + _generator.logistic(size=60) > 0).astype(float)
 PARTS = pt.split(pt.Table(_x, _y), pt.equal_random(60, 3))
 MODEL, PRIOR = pt.LogisticRegression(), pt.MeanFieldGaussian.standard_normal(3)
 SOLVER = pt.FixedPoint(tolerance=1e-16)
+STOCHASTIC = pt.Gradient(learning_rate=0.05, max_steps=10, batch_size=5)
 SCHEDULES = {
     "fixed": (pt.Sequential(), None),
     "random": (pt.Sequential("random"), None),
@@ -59,19 +58,14 @@ def correlated():
     return pt.LinearRegression(), pt.MeanFieldGaussian.standard_normal(4), pt.split(data, pt.equal_random(60, 6))
 
 
-def answering(change):
-    """A client update whose replies are put through `change(reply, index of the client in PARTS)`."""
+def faulty(change):
+    """A client update in which the replies of client 1 of PARTS are changed."""
 
-    def changed(*arguments):
-        index = next(k for k, shard in enumerate(PARTS.shards) if shard is arguments[4])
-        return change(update(*arguments), index)
+    def answer(*arguments):
+        reply = update(*arguments)
+        return change(reply) if arguments[4] is PARTS.shards[1] else reply
 
-    return changed
-
-
-def from_client_1(change):
-    """The same, where only the answers of client 1 are changed."""
-    return answering(lambda reply, index: change(reply) if index == 1 else reply)
+    return answer
 
 
 def not_finite(reply):
@@ -109,7 +103,7 @@ def test_posterior_is_prior_times_factors_after_every_step(schedule, aggregation
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_refused_answers_are_recorded_and_change_nothing(schedule, fault, monkeypatch):
     turns, speeds = SCHEDULES[schedule]
-    monkeypatch.setattr(local, "update", from_client_1(fault))
+    monkeypatch.setattr(local, "update", faulty(fault))
     method = pt.Method(SOLVER, turns, pt.Damped(0.5))
     engine, state = LocalEngine(PARTS, speeds), init(PRIOR, 3)
     refused = 0
@@ -132,10 +126,145 @@ def test_refused_answers_are_recorded_and_change_nothing(schedule, fault, monkey
 
 
 def test_a_step_leaves_the_state_it_was_given():
-    state = init(PRIOR, 3)
-    copies = {field.name: np.copy(getattr(state, field.name)) for field in dataclasses.fields(state) if field.name in ("residual", "age")}
+    state, twin = init(PRIOR, 3), init(PRIOR, 3)
     step(pt.methods.synchronous(SOLVER), MODEL, LocalEngine(PARTS), state)
-    assert eqx.tree_equal(state.posterior, PRIOR)
-    assert state.versions == (0, 0, 0)
-    for name, copy in copies.items():
-        np.testing.assert_array_equal(getattr(state, name), copy)
+    assert all(eqx.tree_equal(value, vars(twin)[name]) for name, value in vars(state).items())
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_converges_to_the_same_posterior(schedule):
+    """`prop:fixed-point`: the fixed points are those of global VI, whoever's turn it is."""
+    turns, speeds = SCHEDULES[schedule]
+    method = pt.Method(SOLVER, turns, pt.Damped(0.7))
+    result = pt.run(method, MODEL, PRIOR, PARTS, speeds=speeds, tolerance=1e-12, evaluate_every=0)
+    pooled = pt.run(pt.methods.global_vi(SOLVER), MODEL, PRIOR, PARTS.pooled(), evaluate_every=0)
+    assert result.status is pt.Status.CONVERGED
+    # each of three clients is within 1e-12 nats, which leaves √(2e-12) standard deviations for each of them
+    assert result.posterior.q.kl(pooled.posterior.q) < 1e-10
+
+
+def test_converged_means_that_no_client_would_move_the_posterior():
+    result = pt.run(pt.methods.sequential(SOLVER), MODEL, PRIOR, PARTS, tolerance=1e-6)
+    assert (result.status, result.message) == (
+        pt.Status.CONVERGED,
+        "Every client's answer lies within 1e-06 nats of the posterior.",
+    )
+    _, event = step(pt.methods.synchronous(SOLVER), MODEL, LocalEngine(PARTS), result.state)
+    # since a client was asked the others moved q once each, by at most √(2e-6) standard deviations: 3² times 1e-6 nats
+    assert max(float(reply.info.residual) for reply in event.replies.values()) < 9e-6
+
+
+@pytest.mark.parametrize(
+    ("method", "budget", "answers"),
+    [
+        (pt.methods.sequential(SOLVER, damping=0.1), {"communications": 7}, 7),
+        (pt.methods.synchronous(SOLVER, damping=0.1), {"rounds": 2}, 6),
+        (pt.methods.synchronous(SOLVER, damping=0.1), {"communications": 7}, 9),
+        (pt.methods.synchronous(SOLVER, damping=0.1), {"communications": 6, "rounds": 5}, 6),
+        (pt.Method(SOLVER, pt.RandomSubset(2), pt.Damped(0.1)), {"rounds": 4}, 12),
+        (pt.methods.asynchronous(SOLVER, damping=0.1), {"rounds": 3}, 9),
+    ],
+)
+def test_a_run_ends_at_the_first_step_that_reaches_its_budget(method, budget, answers):
+    result = pt.run(method, MODEL, PRIOR, PARTS, **budget)
+    assert result.status is pt.Status.BUDGET_SPENT
+    assert result.message.startswith("The budget is spent with a residual of")
+    assert result.state.communications == result.state.answers == answers
+    assert result.history["rounds"][-1] == answers / 3
+
+
+def test_rounds_count_answers_and_communications_count_trials_too():
+    """A round is as many answers as there are clients; each trial of the free energy is a communication a client."""
+    method = pt.Method(SOLVER, pt.Synchronous(), pt.Backtracking(0.1, watch_free_energy=True))
+    by_rounds = pt.run(method, MODEL, PRIOR, PARTS, rounds=4)
+    np.testing.assert_array_equal(by_rounds.history["rounds"], [1, 2, 3, 4])
+    # three answers, the free energy before them and the free energy after them
+    np.testing.assert_array_equal(by_rounds.history["communications"], [9, 18, 27, 36])
+    by_communications = pt.run(method, MODEL, PRIOR, PARTS, communications=18)
+    np.testing.assert_array_equal(by_communications.history["rounds"], [1, 2])
+
+
+def test_without_a_budget_a_run_has_a_hundred_rounds_and_an_infinite_one_lasts_until_convergence():
+    slow = pt.run(pt.methods.synchronous(SOLVER, damping=0.01), MODEL, PRIOR, PARTS, evaluate_every=0)
+    assert (slow.status, len(slow.history)) == (pt.Status.BUDGET_SPENT, 100)
+    patient = pt.run(pt.methods.synchronous(SOLVER), MODEL, PRIOR, PARTS, rounds=np.inf, evaluate_every=0)
+    assert patient.status is pt.Status.CONVERGED
+
+
+def test_answers_that_make_the_posterior_improper_end_the_run_and_leave_the_prior():
+    clients = partition([pt.Table(np.ones((1, 1)), np.zeros(1))] * 2)
+    prior = pt.MeanFieldGaussian.standard_normal(1)
+    # precisions: 1 − 0.6 for each answer alone, 1 − 1.2 for both, and 1 − 0.6 for both at half size
+    result = pt.run(pt.Method(pt.Conjugate(), pt.Synchronous()), Repelled(), prior, clients, rounds=5)
+    assert result.status is pt.Status.IMPROPER
+    assert "that of client 0 would make the posterior improper" in result.message
+    assert [name for _, name, _ in result.history.refusals] == ["client 0", "client 1"]
+    assert eqx.tree_equal(result.posterior.q, prior)
+    halved = pt.run(
+        pt.Method(pt.Conjugate(), pt.Synchronous(), pt.Backtracking()), Repelled(), prior, clients, rounds=1
+    )
+    assert halved.history["damping"][0] == 0.5
+    np.testing.assert_allclose(halved.posterior.q.precision, 0.4, rtol=1e-14)
+
+
+@pytest.mark.parametrize(("rounds", "sentence"), [(30, "ran away to"), (10, "below its start")])
+def test_a_falling_free_energy_is_divergence_although_precisions_stay_positive(rounds, sentence):
+    model, prior, parts = correlated()
+    result = pt.run(pt.methods.synchronous(pt.FixedPoint(), damping=1.0), model, prior, parts, rounds=rounds)
+    assert result.status is pt.Status.DIVERGED
+    assert sentence in result.message
+    assert result.free_energy < global_free_energy(model, LocalEngine(parts), prior, prior, 0)
+    assert result.state.posterior.is_proper()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_run_with_a_client_that_is_always_refused_goes_on_and_is_never_called_converged(schedule, monkeypatch):
+    """Also when the client is so fast that it is refused several times before another answers."""
+    turns, speeds = SCHEDULES[schedule]
+    monkeypatch.setattr(local, "update", faulty(not_finite))
+    method = pt.Method(SOLVER, turns, pt.Damped(0.7))
+    result = pt.run(method, MODEL, PRIOR, PARTS, rounds=30, speeds=speeds, evaluate_every=0)
+    assert result.status is pt.Status.BUDGET_SPENT
+    assert (result.state.residual < 1e-3).tolist() == [True, False, True]
+    visits = [row["step"] for row in result.history if "client 1" in row["clients"]]
+    assert result.history.refusals == [(turn, "client 1", "is not finite") for turn in visits]
+
+
+def test_history_has_a_row_for_every_step():
+    seen = []
+
+    def metrics(posterior):
+        seen.append(posterior.q)
+        return {"first mean": posterior.mean[0]}
+
+    method, speeds = pt.methods.synchronous(SOLVER, damping=0.25), (1.0, 2.0, 4.0)
+    result = pt.run(method, MODEL, PRIOR, PARTS, rounds=3, metrics=metrics, speeds=speeds)
+    history, engine, state = result.history, LocalEngine(PARTS, speeds), init(PRIOR, 3)
+    for row, q in zip(history, seen, strict=True):
+        state, event = step(method, MODEL, engine, state)
+        assert eqx.tree_equal(q, state.posterior)
+        assert row["gradient_steps"] == state.gradient_steps
+        assert row["residual"] == max(float(reply.info.residual) for reply in event.replies.values())
+        assert row["free_energy"] == global_free_energy(MODEL, engine, PRIOR, q, 0)
+        assert row["first mean"] == float(q.mean[0])
+        assert row["clients"] == ["client 2", "client 1", "client 0"]
+    columns = {"step": [1, 2, 3], "rounds": [1, 2, 3], "communications": [3, 6, 9], "clock": [1, 2, 3]}
+    for name, values in (columns | {"damping": [0.25] * 3, "staleness": [0] * 3}).items():
+        np.testing.assert_array_equal(history[name], values)
+    assert history["refused"].tolist() == [{}, {}, {}]
+    assert 0 < history["seconds"][0] < history["seconds"][1] < history["seconds"][2]
+    assert np.diff(history["gradient_steps"], prepend=0).min() >= 3
+    assert result.free_energy == history["free_energy"][-1]
+
+
+def test_free_energy_and_metrics_are_computed_only_every_so_many_steps():
+    result = pt.run(
+        pt.methods.synchronous(SOLVER), MODEL, PRIOR, PARTS, rounds=5, evaluate_every=2, metrics=lambda _: {"one": 1.0}
+    )
+    computed = [False, True, False, True, False]
+    assert np.isfinite(result.history["free_energy"]).tolist() == computed
+    assert np.isfinite(result.history["one"]).tolist() == computed
+    assert result.free_energy == result.history["free_energy"][3]
+    never = pt.run(pt.methods.synchronous(SOLVER), MODEL, PRIOR, PARTS, rounds=2, evaluate_every=0)
+    assert "free_energy" not in never.history.columns
+    assert np.isnan(never.free_energy)

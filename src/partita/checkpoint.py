@@ -31,7 +31,6 @@ _NUMBERS = (
     "communications",
     "gradient_steps",
     "clock",
-    "refused_in_a_row",
 )
 
 
@@ -43,6 +42,7 @@ def save(path: str | os.PathLike[str], state: "State", history: History, names: 
         "format": _FORMAT,
         "names": list(names),
         "versions": list(state.versions),
+        "refused": list(state.refused),
         "in_flight": [[task.client, task.version, task.due] for task in state.in_flight],
         "history": history.rows,
         **{name: getattr(state, name) for name in _NUMBERS},
@@ -70,7 +70,8 @@ def load(path: str | os.PathLike[str], like: "State", names: Sequence[str]) -> t
     ]
     numbers = {name: about[name] for name in _NUMBERS}
     filled |= {"residual": np.asarray(filled["residual"]), "age": np.asarray(filled["age"])}
-    state = dataclasses.replace(like, **filled, **numbers, versions=tuple(about["versions"]), in_flight=tuple(tasks))
+    lists = {"versions": tuple(about["versions"]), "refused": tuple(about["refused"]), "in_flight": tuple(tasks)}
+    state = dataclasses.replace(like, **filled, **numbers, **lists)
     return state, History(about["history"])
 
 
@@ -105,12 +106,12 @@ def write(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], about: di
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The arrays and JSON of a file that `write` wrote."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as handle, np.load(handle, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         return arrays, json.loads(str(arrays.pop("about")))
     except FileNotFoundError:
         raise InputError(f"There is no file {path}.") from None
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+    except (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile, EOFError) as error:
         raise InputError(f"{path} is not a file of partita's, or is damaged: {error}.") from None
 
 

@@ -39,11 +39,12 @@ def check_family(q: Family, other: Family) -> None:
     assert factor.is_finite(), "1/q is said not to be finite"
 
     # A, its gradient and its Hessian
-    gradient = jax.grad(lambda r: r.log_normaliser())(q)
+    gradient = jax.jit(jax.grad(lambda r: r.log_normaliser()))(q)
     _near(_distance(gradient, q.mean_parameters()), 0, 1e-8, "mean_parameters() is not the gradient of A")
     eta, unravel = ravel_pytree(q)
-    hessian = jax.hessian(lambda e: unravel(e).log_normaliser())(eta)
-    _near(np.abs(hessian - q.fisher()).max() / np.abs(hessian).max(), 0, 1e-6, "fisher() is not the Hessian of A")
+    hessian = jax.jit(jax.hessian(lambda e: unravel(e).log_normaliser()))(eta)
+    fisher = jax.jit(lambda r: r.fisher())(q)
+    _near(np.abs(hessian - fisher).max() / np.abs(hessian).max(), 0, 1e-6, "fisher() is not the Hessian of A")
 
     # coordinates
     _near(_distance(q.with_mean_parameters(q.mean_parameters()), q), 0, 1e-6, "mean parameters do not lead back")
@@ -60,16 +61,16 @@ def check_family(q: Family, other: Family) -> None:
     bregman = other.log_normaliser() - q.log_normaliser() - inner(other / q, q.mean_parameters())
     _near(q.kl(other), float(bregman), 1e-8, "KL is not the Bregman divergence of A")
     _near(q.entropy(), float(q.log_normaliser() - q.cross(q)), 1e-8, "the entropy is not A − ⟨η, μ⟩")
-    ascent = q.natural_gradient(lambda r: -r.kl(other))
+    ascent = jax.jit(lambda r: r.natural_gradient(lambda s: -s.kl(other)))(q)
     _near(_distance(ascent, other / q), 0, 1e-6, "the natural gradient of −KL(q ‖ p) is not p / q")
 
     # draws, against the exact moments of the statistics (five standard errors)
     draws = q.sample(jax.random.key(0), (20_000,))
-    statistics = jax.vmap(q.statistics)(draws)
+    statistics = jax.jit(jax.vmap(q.statistics))(draws)
     for sampled, exact in zip(jax.tree.leaves(statistics), jax.tree.leaves(q.mean_parameters()), strict=True):
         error = np.abs(sampled.mean(0) - exact) / (np.asarray(sampled).std(0) / np.sqrt(len(sampled)) + 1e-12)
         assert error.max() < 5.5, f"draws do not have the mean parameters ({error.max():.1f} standard errors off)"
-    log_probs = jax.vmap(q.log_prob)(draws)
+    log_probs = jax.jit(jax.vmap(q.log_prob))(draws)
     error = abs(log_probs.mean() + q.entropy()) / (log_probs.std() / np.sqrt(len(log_probs)) + 1e-12)
     assert error < 5.5, f"E[−log q] is not the entropy ({error:.1f} standard errors off)"
     one = jax.tree.map(lambda leaf: leaf[0], draws)
@@ -90,14 +91,14 @@ def check_model(model: Model, q: Family, data: PyTree) -> None:
     _near(model.ell(q, data, weights, key), float(weights @ each), 1e-8, "ell is not the weighted sum over rows")
 
     draws = q.sample(jax.random.key(1), (4_000,))
-    densities = jax.vmap(lambda theta: jax.vmap(model.log_density, in_axes=(None, 0))(theta, data))(draws)
+    densities = jax.jit(jax.vmap(lambda theta: jax.vmap(model.log_density, in_axes=(None, 0))(theta, data)))(draws)
     error = np.asarray(densities).std(0) / np.sqrt(len(densities)) + 1e-9
     if model.expectation.deterministic:
         off = np.abs(densities.mean(0) - each) / error
         assert off.max() < 6, f"the expectation disagrees with draws of θ by {off.max():.1f} standard errors"
     else:
         keys = jax.random.split(jax.random.key(2), 200)
-        many = jax.vmap(lambda k: model.expectation.rows(model, q, data, k))(keys)
+        many = jax.jit(jax.vmap(lambda k: model.expectation.rows(model, q, data, k)))(keys)
         error = np.hypot(error, np.asarray(many).std(0) / np.sqrt(len(many)))
         off = np.abs(densities.mean(0) - many.mean(0)) / error
         assert off.max() < 6, f"the stochastic expectation is biased by {off.max():.1f} standard errors"
@@ -111,7 +112,7 @@ def check_solver(solver: Solver, model: Model, prior: Family, data: PyTree, star
     problem = Problem(model, shard, Factor.of(prior), jnp.asarray(1.0), start, jnp.asarray(1.0))
     key = jax.random.key(0)
     before = problem.free_energy(start, key)
-    solution = jax.jit(lambda p: solver.solve(p, key))(problem)
+    solution = jax.jit(solver.solve)(problem, key)
     assert solution.q.is_proper(), "the solver ended at an improper member"
     outcome = Outcome(int(solution.outcome))
     assert outcome is not Outcome.RUNNING, "the solver gives no reason why it stopped"

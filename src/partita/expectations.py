@@ -107,7 +107,8 @@ class GaussHermite(Expectation):
         by_mean, by_sd = (first @ jnp.stack([masses, masses * nodes], axis=1)).T
         powers = jnp.stack([masses, masses * nodes, masses * nodes**2], axis=1)
         mean_mean, mean_sd, sd_sd = (second @ powers).T
-        positive = jnp.where(variance > 0, variance, 1)  # a row of zeros has variance 0, and multiplies what follows by 0
+        # the variance of a row of zeros is 0, and so are the columns that its derivatives are multiplied by
+        positive = jnp.where(variance > 0, variance, 1)
         by_variance = by_sd / (2 * root(positive))
         mean_variance = mean_sd / (2 * root(positive))
         return Derivatives(by_mean, by_variance, mean_mean, mean_variance, (sd_sd - 2 * by_variance) / (4 * positive))

@@ -1,5 +1,6 @@
 """A progress bar on a terminal, nothing elsewhere."""
 
+import math
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -12,7 +13,7 @@ from rich.progress import Progress as Bars
 class Progress:
     """Shows communications, free energy and residual while a run goes on."""
 
-    def __init__(self, label: str, total: float, show: bool | None = None):
+    def __init__(self, label: str, total: float, show: bool | None = None) -> None:
         console = Console(stderr=True)
         self._bars = Bars(
             TextColumn("{task.description}"),
@@ -23,7 +24,7 @@ class Progress:
             console=console,
             disable=not (console.is_terminal if show is None else show),
         )
-        self._task = self._bars.add_task(label, total=int(total), figures="")
+        self._task = self._bars.add_task(label, total=int(total) if math.isfinite(total) else None, figures="")
 
     def __enter__(self) -> Self:
         self._bars.start()

@@ -5,7 +5,7 @@ import enum
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -66,7 +66,8 @@ class State:
     gradient_steps: int = 0
     clock: float = 0.0
     """Simulated time."""
-    refused_in_a_row: int = 0
+    refused: tuple[int, ...] = ()
+    """The clients whose answers were refused since one was last taken in."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,13 +173,20 @@ def step(method: Method, model: Model, engine: LocalEngine, state: State) -> tup
         communications=state.communications + len(replies) + trials * clients,
         gradient_steps=state.gradient_steps + sum(int(reply.info.steps) for reply in replies.values()),
         clock=max([state.clock, *(task.due for task, _ in answers)]),
-        refused_in_a_row=0 if accepted else state.refused_in_a_row + len(replies),
+        refused=() if accepted else tuple(sorted({*state.refused, *replies})),
     )
     staleness = max(state.updates - task.version for task, _ in answers)
     return new, Event(tuple(replies), damping, staleness, refusals, replies)
 
 
 Metrics = Callable[[Posterior], Mapping[str, float]]
+
+
+class Budget(NamedTuple):
+    """When a run ends at the latest; backtracking takes communications without answers."""
+
+    communications: float
+    answers: float
 
 
 def run(
@@ -211,10 +219,10 @@ def run(
     check(method, model, prior, partition)
     if communications is None and rounds is None:
         rounds = 100.0
-    budget = min(
+    budget = Budget(
         np.inf if communications is None else communications, np.inf if rounds is None else rounds * len(partition)
     )
-    if not budget > 0:
+    if not (budget.communications > 0 and budget.answers > 0):
         raise InputError("The budget is empty: allow at least one communication.")
 
     state, history = init(prior, len(partition), seed), History()
@@ -225,19 +233,20 @@ def run(
     started = time.perf_counter()
 
     ending = _ending(state, history, first, budget, tolerance)
-    with Progress(label or "PVI", budget, progress) as bar:
+    with Progress(label or "PVI", min(budget), progress) as bar:
         while ending is None:
             state, event = step(method, model, engine, state)
             row = _row(state, event, partition.names)
             if evaluate_every and state.turn % evaluate_every == 0:
                 row["free_energy"] = global_free_energy(model, engine, prior, state.posterior, seed)
-                row |= metrics(Posterior(model, state.posterior)) if metrics else {}
+                found = metrics(Posterior(model, state.posterior)) if metrics else {}
+                row |= {name: float(value) for name, value in found.items()}
             row["seconds"] = before + time.perf_counter() - started
             history.append(row)
             ending = _ending(state, history, first, budget, tolerance)
             if checkpoint is not None and (ending or state.turn % checkpoint_every == 0):
                 checkpoints.save(checkpoint, state, history, partition.names)
-            bar.update(state.communications, row)
+            bar.update(state.answers if budget.answers < budget.communications else state.communications, row)
     status, message = ending
     return Result(Posterior(model, state.posterior), status, message, history, state)
 
@@ -285,17 +294,19 @@ def _row(state: State, event: Event, names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _ending(state: State, history: History, first: float, budget: float, tolerance: float) -> tuple[Status, str] | None:
+def _ending(
+    state: State, history: History, first: float, budget: Budget, tolerance: float
+) -> tuple[Status, str] | None:
     """How the run has ended, if it has. Falling free energy is what tells divergence: precisions may stay positive."""
     latest = next((row["free_energy"] for row in reversed(history.rows) if "free_energy" in row), first)
-    if state.refused_in_a_row >= len(state.factors):
+    if len(state.refused) == len(state.factors):
         name, reason = next(iter(history.rows[-1]["refused"].items()))
         return Status.IMPROPER, f"No answer could be taken in: that of {name} {reason}. Damp more, or backtrack."
     if len(history) and not latest > first - 10 * (1 + abs(first)) and not np.isnan(first):
         return Status.DIVERGED, f"The free energy ran away to {latest:.6g}. Damp more."
     if (state.residual <= tolerance).all():
         return Status.CONVERGED, f"Every client's answer lies within {tolerance:g} nats of the posterior."
-    if state.communications < budget:
+    if state.communications < budget.communications and state.answers < budget.answers:
         return None
     if latest < first:
         return Status.DIVERGED, f"The budget is spent at a free energy of {latest:.6g}, below its start. Damp more."

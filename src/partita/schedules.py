@@ -61,9 +61,10 @@ class Sequential(Schedule):
             return [int(_generator(turns.seed, sweep).permutation(clients)[place])]
         if self.order == "fixed" or sweep == 0:
             return [place]
-        # a client whose answer was refused keeps an infinite residual: it counts as the farthest, and age still decides
+        # an infinite residual, of a client whose answer was refused, counts as the farthest, and one that rounding made
+        # negative as 0: no residual is then more than M units, and age still decides
         known = turns.residual[np.isfinite(turns.residual)]
-        residual = np.minimum(turns.residual, known.max(initial=0.0))
+        residual = np.clip(turns.residual, 0.0, known.max(initial=0.0))
         unit = max(residual.mean(), np.finfo(float).tiny)
         return [int(np.argmax(residual / unit + turns.age))]
 

@@ -160,7 +160,7 @@ def solve(context, x, y, rows):
 
 
 def grid(columns, half_width=12.0, points=161):
-    """The points of a regular grid over θ and the volume of a cell; for a Gaussian of sd σ its sums err by exp(−2π²σ²/h²)."""
+    """A regular grid over θ and the volume of a cell; sums over it err by exp(−2π²σ²/h²) for a Gaussian of sd σ."""
     axis = np.linspace(-half_width, half_width, points)
     mesh = np.meshgrid(*[axis] * columns, indexing="ij")
     return np.stack(mesh, axis=-1).reshape(-1, columns), (axis[1] - axis[0]) ** columns
@@ -184,3 +184,31 @@ def log_likelihood(theta, x, y):
 
 def log_integral(log_values, volume):
     return logsumexp(log_values) + np.log(volume)
+
+
+def mean_field_factor(cavity, x, y, noise):
+    """A client's optimal factor for linear regression: (b − O m, diag G), G = XᵀX/σ², O its off-diagonal part."""
+    gram, shift = x.T @ x / noise**2, x.T @ y / noise**2
+    mean = np.linalg.solve(np.diag(cavity[1]) + gram, cavity[0] + shift)
+    return shift - (gram @ mean - np.diag(gram) * mean), np.diag(gram)
+
+
+def undamped_round(prior, factors, clients, noise):
+    """The factors after all clients have answered at once, for linear regression with a mean-field q."""
+    q = product(prior, *factors)
+    cavities = [product(q, power(factor, -1)) for factor in factors]
+    return [mean_field_factor(cavity, x, y, noise) for cavity, (x, y) in zip(cavities, clients, strict=True)]
+
+
+def undamped_jacobian(prior, clients, noise):
+    """How the clients' Λm depend on those of the round before, once precisions stand: −O_k (D + O_k)⁻¹ in row k.
+
+    D is the diagonal of the posterior's precision, O_k the off-diagonal part of a client's XᵀX/σ². Undamped
+    synchronous runs converge where the spectral radius is below 1, damped ones where that of (1 − ρ) I + ρ J is.
+    """
+    grams = [x.T @ x / noise**2 for x, _ in clients]
+    diagonal = np.diag(prior[1] + sum(np.diag(gram) for gram in grams))
+    off = [gram - np.diag(np.diag(gram)) for gram in grams]
+    blocks = [-o @ np.linalg.inv(diagonal + o) for o in off]
+    zero = np.zeros_like(diagonal)
+    return np.block([[zero if k == j else block for j in range(len(blocks))] for k, block in enumerate(blocks)])

@@ -20,6 +20,7 @@ from partita.expectations import Expectation
 from partita.objective import Cavity, Factor, Problem
 from partita.partition import partition
 from partita.pvi import global_free_energy
+from partita.solvers.gradient import from_coordinates, to_coordinates
 
 M = 3
 MODEL = LogisticRegression()
@@ -31,15 +32,21 @@ PARTS = shards(CLIENTS)
 def local_problems(model, parts, state):
     one = jnp.asarray(1.0)
     contexts = [Cavity()(state.prior, state.posterior, factor, one) for factor in state.factors]
-    return [Problem(model, s, c, one, state.posterior, one) for s, c in zip(parts, contexts, strict=True)]
+    return [Problem(model, s, c, one, state.posterior, one) for s, c in zip(parts.shards, contexts, strict=True)]
 
 
 @eqx.filter_jit
-def natural_derivatives(problem):
-    """Gradient and Hessian in η of a problem's free energy, where it starts."""
-    eta, unravel = ravel_pytree(problem.start)
-    derivatives = jax.jacfwd(lambda e: (jax.grad(lambda f: problem.free_energy(unravel(f), KEY))(e),) * 2, has_aux=True)
-    hessian, gradient = derivatives(eta)
+def derivatives_in(coordinates, problem):
+    """Gradient and Hessian of a problem's free energy where it starts, in "natural" or "unconstrained" coordinates."""
+    z, unravel = ravel_pytree(to_coordinates(problem.start, coordinates))
+
+    def value(z):
+        return problem.free_energy(from_coordinates(problem.start, unravel(z), coordinates), KEY)
+
+    def slope(z):
+        return (jax.grad(value)(z),) * 2
+
+    hessian, gradient = jax.jacfwd(slope, has_aux=True)(z)
     return gradient, hessian
 
 
@@ -51,12 +58,12 @@ def derivatives(request):
         trajectory(Method(EXACT, Synchronous(), Damped(0.4)), MODEL, prior, PARTS, 1)[-1],
         trajectory(Method(EXACT, Sequential()), MODEL, prior, PARTS, 20 * M)[-1],
     ]
-    *each, pooled = shards([*CLIENTS, DATA]).shards
+    pooled = shards([DATA]).shards[0]
     found = []
     for state in states:
-        local = local_problems(MODEL, each, state)
+        local = local_problems(MODEL, PARTS, state)
         whole = Problem(MODEL, pooled, Factor.of(prior), jnp.asarray(1.0), state.posterior, jnp.asarray(1.0))
-        gradients, hessians = zip(*[natural_derivatives(problem) for problem in [*local, whole]], strict=True)
+        gradients, hessians = zip(*[derivatives_in("natural", problem) for problem in [*local, whole]], strict=True)
         found.append((np.array(gradients), np.array(hessians), reference.fisher(natural(state.posterior))))
     return found
 
@@ -109,26 +116,27 @@ def test_a_fixed_point_can_be_a_saddle_of_the_global_free_energy(counterexample)
     np.testing.assert_allclose(state.posterior.mean, 0, atol=1e-12)
     np.testing.assert_allclose(state.posterior.variance, golden, atol=1e-12)
 
-    z, unravel = ravel_pytree(state.posterior.unconstrained())
-    problems = local_problems(model, parts.shards, state)
-
-    def local(z):
-        return problems[0].free_energy(state.posterior.with_unconstrained(unravel(z)), KEY)
-
-    def whole(z):
-        q = state.posterior.with_unconstrained(unravel(z))
-        return sum(problem.ell(q, KEY) for problem in problems) - q.kl(state.prior)
-
-    np.testing.assert_allclose(jax.grad(local)(z), 0, atol=1e-12)
-    np.testing.assert_allclose(jax.grad(whole)(z), 0, atol=1e-12)
+    local = local_problems(model, parts, state)[0]
+    whole = eqx.tree_at(lambda p: (p.shard.weights, p.context), local, (jnp.ones(1), Factor.of(state.prior)))
+    (by_client, of_client), (by_all, of_all) = (derivatives_in("unconstrained", problem) for problem in (local, whole))
+    np.testing.assert_allclose([by_client, by_all], 0, atol=1e-12)
     # in the means: −1/v on the diagonal, and beside it y/10 for a client but y for all of them
-    assert np.linalg.eigvalsh(jax.hessian(local)(z)).max() < -1
-    eigenvalues = np.linalg.eigvalsh(jax.hessian(whole)(z))
-    assert eigenvalues[-1] == pytest.approx(5 - 1 / golden, abs=1e-10)
-    assert eigenvalues[-2] < 0
-    # the local maximum is the highest of the local problem, and not only of its neighbourhood
-    elsewhere = z + jax.random.normal(KEY, (2000, 4)) * jnp.array([3.0, 3.0, 1.0, 1.0])
-    assert jax.vmap(local)(elsewhere).max() < local(z)
+    assert np.linalg.eigvalsh(of_client)[-1] == pytest.approx(0.5 - 1 / golden, abs=1e-10)
+    assert np.linalg.eigvalsh(of_all)[-1] == pytest.approx(5 - 1 / golden, abs=1e-10)
+    assert np.linalg.eigvalsh(of_all)[-2] < 0
+
+
+def test_the_saddle_is_the_highest_point_of_every_local_problem(counterexample):
+    model, parts, state = counterexample
+    z, unravel = ravel_pytree(state.posterior.unconstrained())
+    draws = z + jax.random.normal(KEY, (2000, 4)) * jnp.array([3.0, 3.0, 1.0, 1.0])
+
+    @eqx.filter_jit
+    def values(problem, z):
+        return jax.vmap(lambda z: problem.free_energy(state.posterior.with_unconstrained(unravel(z)), KEY))(z)
+
+    for local in local_problems(model, parts, state):
+        assert values(local, draws).max() < values(local, z[None])[0]
 
 
 def test_the_saddle_lies_far_below_the_maximum(counterexample):

@@ -40,12 +40,13 @@ class LocalEngine:
         self.partition = partition
         self.speeds = np.ones(len(partition)) if speeds is None else np.asarray(speeds, float)
         self.threads = threads or os.cpu_count() or 1
-        if self.speeds.shape != (len(partition),) or not (self.speeds > 0).all():
+        usable = np.isfinite(self.speeds) & (self.speeds > 0)
+        if self.speeds.shape != (len(partition),) or not usable.all():
             raise InputError(f"{len(partition)} clients need as many positive speeds, not {self.speeds.tolist()}.")
 
     def send(self, client: int, posterior: Family, version: int, clock: float) -> Task:
         """Sends a client the posterior; its answer is due later."""
-        return Task(client, posterior, version, clock + 1 / self.speeds[client])
+        return Task(client, posterior, version, clock + 1 / float(self.speeds[client]))
 
     def collect(
         self, tasks: Sequence[Task], count: int, recipe: Recipe, state: "State"

@@ -59,7 +59,7 @@ class Solver(eqx.Module):
     """A way to maximise a `Problem`.
 
     Numbers held by a solver are traced, so that changing a step size or a limit compiles nothing anew. A deterministic
-    solver ends no lower in free energy than it began.
+    solver ends no lower in free energy than it began, to rounding.
     """
 
     max_steps: eqx.AbstractVar[int]
@@ -109,7 +109,13 @@ def climb(
     trials: int,
     key: Key[Array, ""],
 ) -> Climb:
-    """Tries `candidate(0)`, `candidate(1)`, … until one is proper, within the trust region, and not lower than q."""
+    """Tries `candidate(0)`, `candidate(1)`, … until one is proper, within the trust region, and not lower than q.
+
+    Differences below the rounding of F do not count: near the optimum they would refuse good steps at random, and the
+    halved step that passes would look like convergence.
+    """
+    terms = 1 + jnp.abs(free_energy) + jnp.abs(problem.context.log_scale)
+    floor = free_energy - 8 * jnp.finfo(free_energy.dtype).eps * terms
 
     def go_on(carry: tuple[Climb, Int[Array, ""]]) -> Bool[Array, ""]:
         return ~carry[0].rose & (carry[1] < trials)
@@ -118,7 +124,7 @@ def climb(
         found, index = carry
         trial = problem.restrict(candidate(index))
         value = problem.free_energy(trial, key)
-        better = trial.is_proper() & (value >= free_energy)
+        better = trial.is_proper() & (value >= floor)
         within = problem.within(trial)
         rose = better & within
         chosen, value = jax.tree.map(lambda a, b: jnp.where(rose, a, b), (trial, value), (q, free_energy))

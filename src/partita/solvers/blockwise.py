@@ -35,8 +35,11 @@ class Blockwise(Solver):
             solution = self.solver.solve(part, key)
             q, value = solution.q, solution.free_energy
             limited = limited | (solution.outcome == Outcome.TRUST_REGION)
+        # each block's ball is around where that block began: the whole way is held within the one around the start
+        within = problem.within(q)
+        q, value = jax.tree.map(lambda a, b: jnp.where(within, a, b), (q, value), (progress.q, progress.free_energy))
         outcome = jnp.where(q.kl(progress.q) <= self.tolerance, Outcome.CONVERGED, Outcome.RUNNING)
-        return Progress(q, value, jnp.where(limited, Outcome.TRUST_REGION, outcome))
+        return Progress(q, value, jnp.where(limited | ~within, Outcome.TRUST_REGION, outcome))
 
 
 def free_leaves(q: Family, block: tuple[str, ...]) -> tuple[bool, ...]:

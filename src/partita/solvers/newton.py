@@ -1,6 +1,5 @@
 """Newton's method for models whose data act through a linear predictor, with Gaussian families over one vector."""
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -36,11 +35,12 @@ class Memory(NamedTuple):
 
 
 class Newton(Solver):
-    """Newton steps on mean and scale, halved while they would lower the free energy.
+    """Newton steps on means and standard deviations together, halved while they would lower the free energy.
 
-    For a log-concave likelihood the local free energy of a mean-field q is concave in means and standard deviations
-    together, and so is its quadrature; where mean and scale are moved in turns instead, wide predictors make it crawl.
-    A Hessian is kept while steps with it shrink tenfold: close to the optimum it hardly changes and is all of the cost.
+    For a log-concave likelihood the local free energy is concave in means and standard deviations jointly, and so is its
+    quadrature; where the two are moved in turns instead, rows with wide predictors make it crawl. Correlations, where
+    the family has them, are kept during such a step and then follow the natural gradient of the precision.
+    A Hessian is kept while steps with it shrink tenfold: close to the optimum it hardly changes and is most of the cost.
     """
 
     max_steps: int = 50
@@ -58,27 +58,33 @@ class Newton(Solver):
                 f"Newton needs a generalised linear model, not {type(problem.model).__name__}: "
                 "use Gradient or FixedPoint."
             )
+        if not isinstance(problem.start, MeanFieldGaussian | FullGaussian):
+            raise InputError(f"Newton needs a Gaussian family, not {type(problem.start).__name__}: use Gradient.")
         progress = super().init(problem, key)
         q = gaussian(progress.q)
-        _, spread = q.project(problem.shard.data.x)
+        mean, spread = q.project(problem.shard.data.x)
 
         def tight() -> Climb:
-            return climb(problem, q, progress.free_energy, lambda _: laplace(q, problem), 1, key)
+            narrow = jnp.full_like(spread, 1e-4)
+            laplace = with_precision(q, optimal_precision(q, problem, mean, narrow))
+            return climb(problem, q, progress.free_energy, lambda _: laplace, 1, key)
 
         def as_it_is() -> Climb:
             return Climb(q, progress.free_energy, jnp.asarray(False), jnp.asarray(False))
 
         found = jax.lax.cond(jnp.mean(spread) > 1, tight, as_it_is)
-        size = sum(leaf.size for leaf in jax.tree.leaves(q.standard().mean)) * (2 - (q.precision.ndim - 1))
-        memory = Memory(
-            jnp.eye(size, dtype=q.precision.dtype), jnp.asarray(jnp.inf, q.precision.dtype), jnp.asarray(True)
-        )
+        size, dtype = 2 * len(q.precision), q.precision.dtype
+        memory = Memory(jnp.eye(size, dtype=dtype), jnp.asarray(jnp.inf, dtype), jnp.asarray(True))
         return Progress(found.q, found.free_energy, progress.outcome, memory)
 
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
-        q, context, memory = gaussian(progress.q), gaussian(problem.context.natural), progress.memory
-        path, factor = newton_path(q, context, problem, memory)
+        q, memory = gaussian(progress.q), progress.memory
+        path, factor = mean_and_scale(q, problem, memory)
         found = climb(problem, q, progress.free_energy, lambda trial: path(0.5**trial), self.halvings, key)
+        if isinstance(q, FullGaussian):
+            turned = correlations(gaussian(found.q), problem)
+            then = climb(problem, found.q, found.free_energy, lambda trial: turned(0.5**trial), self.halvings, key)
+            found = then._replace(rose=found.rose | then.rose, limited=found.limited | then.limited)
         moved = found.q.kl(q)
         outcome = after(found, moved, self.tolerance)
         outcome = jnp.where((outcome == Outcome.STALLED) & ~memory.stale, Outcome.RUNNING, outcome)
@@ -86,109 +92,113 @@ class Newton(Solver):
         return Progress(found.q, found.free_energy, outcome, Memory(factor, moved, slow))
 
 
-@functools.singledispatch
-def newton_path(q: Gaussian, context: Gaussian, problem: Problem, memory: Memory) -> tuple[Path, Float[Array, "p p"]]:
-    """The path of a Newton step from q, and the factor of the Hessian it used; one function per family."""
-    raise InputError(f"Newton does not know the family {type(q).__name__}: use Gradient or FixedPoint.")
+def mean_and_scale(q: Gaussian, problem: Problem, memory: Memory) -> tuple[Path, Float[Array, "p p"]]:
+    """Newton's step in means m and standard deviations s with the correlations R kept, and its Hessian's factor.
 
-
-@newton_path.register
-def _(
-    q: MeanFieldGaussian, context: MeanFieldGaussian, problem: Problem, memory: Memory
-) -> tuple[Path, Float[Array, "p p"]]:
-    """Newton's step in means m and standard deviations s, the latter falling exponentially so as to stay positive.
-
-    The Hessian directs the step and no more, so its sums over rows are formed in single precision.
+    The variance of a row's predictor is (s∘x)ᵀR(s∘x). The Hessian directs the step and no more, so its sums over rows
+    are formed in single precision. A standard deviation falls exponentially, so as to stay positive.
     """
-    mean, sd = q.mean, q.sd
+    mean, sd, correlation = scales(q)
+    context = gaussian(problem.context.natural)
+    pull = context.precision if correlation is None else context.precision * correlation
 
-    def slopes(block: Shard) -> tuple[tuple[Array, Array], Derivatives]:
-        x = block.data.x
-        rows = derivatives(problem, block, *q.project(x))
-        return (rows.mean @ x, jnp.sum(jnp.square(x) * rows.variance[:, None], axis=0)), rows
+    def slopes(block: Shard) -> tuple[tuple[Array, Array], Derivatives, Array]:
+        scaled = block.data.x * sd
+        mixed = scaled if correlation is None else scaled @ correlation
+        rows = derivatives(problem, block, block.data.x @ mean, jnp.sum(scaled * mixed, axis=-1))
+        by_sd = 2 * jnp.sum(block.data.x * mixed * rows.variance[:, None], axis=0)
+        return (rows.mean @ block.data.x, by_sd), rows, mixed
 
     def slopes_and_curvatures(block: Shard) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
-        first, rows = slopes(block)
+        first, rows, mixed = slopes(block)
         low = block.data.x.astype(jnp.float32)
-        squares = jnp.square(low)
+        by_sd = 2 * low * mixed.astype(jnp.float32)
+        if correlation is None:
+            spread = jnp.diag(jnp.sum(jnp.square(low) * rows.variance.astype(jnp.float32)[:, None], axis=0))
+        else:
+            spread = gram(low, rows.variance, low) * correlation
         return first, (
             gram(low, rows.mean_mean, low),
-            gram(low, rows.mean_variance, squares),
-            gram(squares, rows.variance_variance, squares),
+            gram(low, rows.mean_variance, by_sd),
+            gram(by_sd, rows.variance_variance, by_sd) + 2 * spread,
         )
 
-    def gradient(by_mean: Array, by_variance: Array) -> tuple[Array, Array, Array]:
-        by_variance = 2 * by_variance - context.precision
-        return by_mean + context.precision_mean - context.precision * mean, sd * by_variance + 1 / sd, by_variance
+    def gradient(by_mean: Array, by_sd: Array) -> Float[Array, " p"]:
+        by_mean = by_mean + context.precision_mean - times(context.precision, mean)
+        return jnp.concatenate([by_mean, by_sd - times(pull, sd) + 1 / sd])
 
-    def anew() -> tuple[Array, Array, Float[Array, "p p"]]:
-        first, (mean_mean, mean_variance, variance_variance) = over_blocks(slopes_and_curvatures, problem.shard)
-        by_mean, by_sd, by_variance = gradient(*first)
-        mean_sd = 2 * mean_variance * sd
-        sd_sd = 4 * variance_variance * jnp.outer(sd, sd) + jnp.diag(by_variance - 1 / sd**2)
-        hessian = jnp.block([[mean_mean - jnp.diag(context.precision), mean_sd], [mean_sd.T, sd_sd]])
-        return by_mean, by_sd, positive_factor(-hessian)
+    def anew() -> tuple[Float[Array, " p"], Float[Array, "p p"]]:
+        first, (mean_mean, mean_sd, sd_sd) = over_blocks(slopes_and_curvatures, problem.shard)
+        mean_mean = mean_mean - matrix(context.precision)
+        sd_sd = sd_sd - matrix(pull) - jnp.diag(1 / sd**2)
+        return gradient(*first), positive_factor(-jnp.block([[mean_mean, mean_sd], [mean_sd.T, sd_sd]]))
 
-    def again() -> tuple[Array, Array, Float[Array, "p p"]]:
-        by_mean, by_sd, _ = gradient(*over_blocks(lambda block: slopes(block)[0], problem.shard))
-        return by_mean, by_sd, memory.factor
+    def again() -> tuple[Float[Array, " p"], Float[Array, "p p"]]:
+        return gradient(*over_blocks(lambda block: slopes(block)[0], problem.shard)), memory.factor
 
-    by_mean, by_sd, factor = jax.lax.cond(memory.stale, anew, again)
-    step = jsp.linalg.cho_solve((factor, True), jnp.concatenate([by_mean, by_sd]))
+    slope, factor = jax.lax.cond(memory.stale, anew, again)
+    step = jsp.linalg.cho_solve((factor, True), slope)
     of_mean, of_sd = step[: mean.size], step[mean.size :] / sd
 
     def path(size: Float[Array, ""]) -> Family:
         change = size * of_sd
         moved = sd * jnp.where(change > 0, 1 + change, jnp.exp(jnp.minimum(change, 0)))
-        return q.with_standard(Standard(mean + size * of_mean, jnp.square(moved)))
+        variance = jnp.square(moved) if correlation is None else jnp.outer(moved, moved) * correlation
+        return q.with_standard(Standard(mean + size * of_mean, variance))
 
     return path, factor
 
 
-@newton_path.register
-def _(q: FullGaussian, context: FullGaussian, problem: Problem, memory: Memory) -> tuple[Path, Float[Array, "p p"]]:
-    """The natural-gradient step of the precision, and Newton's of the mean with that precision as its Hessian.
-
-    The curvature is part of the answer here and not only of the way to it, so it is always computed anew.
-    """
-
-    def sums(block: Shard) -> tuple[Array, ...]:
-        x = block.data.x
-        rows = derivatives(problem, block, *q.project(x))
-        return rows.mean @ x, gram(x, -2 * rows.variance, x)
-
-    by_mean, curvature = over_blocks(sums, problem.shard)
-    precision = context.precision + (curvature + curvature.T) / 2
-    mean = q.standard().mean
-    factor = positive_factor(precision)
-    gradient = by_mean + context.precision_mean - context.precision @ mean
-    of_mean = jsp.linalg.cho_solve((factor, True), gradient)
-
-    def path(size: Float[Array, ""]) -> Family:
-        moved = q.precision + size * (precision - q.precision)
-        return FullGaussian(moved @ (mean + size * of_mean), moved, q.layout)
-
-    return path, factor
+def correlations(q: Gaussian, problem: Problem) -> Path:
+    """The natural-gradient step of the precision around a fixed mean."""
+    target = optimal_precision(q, problem, *q.project(problem.shard.data.x))
+    return lambda size: with_precision(q, q.precision + size * (target - q.precision))
 
 
-def laplace(q: Gaussian, problem: Problem) -> Gaussian:
-    """The mean of q with the precision of Laplace's approximation there."""
-    context, mean = gaussian(problem.context.natural), q.standard().mean
+def optimal_precision(q: Gaussian, problem: Problem, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Array:
+    """The precision that would be optimal if the curvatures stayed as they are under predictors so distributed."""
+    predictors = Shard((problem.shard.data, mean, variance), problem.shard.weights, problem.shard.rows)
 
     def sums(block: Shard) -> Array:
-        x = block.data.x
-        predictor = x @ mean
-        curvature = -2 * derivatives(problem, block, predictor, jnp.full_like(predictor, 1e-4)).variance
+        table, mean, variance = block.data
+        rows = derivatives(problem, Shard(table, block.weights, block.rows), mean, variance)
         if isinstance(q, MeanFieldGaussian):
-            return jnp.sum(jnp.square(x) * curvature[:, None], axis=0)
-        return gram(x, curvature, x)
+            return jnp.sum(jnp.square(table.x) * rows.variance[:, None], axis=0)
+        return gram(table.x, rows.variance, table.x)
 
-    precision = context.precision + over_blocks(sums, problem.shard)
-    shift = precision * mean if precision.ndim == 1 else precision @ mean
+    curvature = -2 * over_blocks(sums, predictors)
+    precision = gaussian(problem.context.natural).precision + curvature
+    return precision if precision.ndim == 1 else (precision + precision.T) / 2
+
+
+def scales(q: Gaussian) -> tuple[Float[Array, " d"], Float[Array, " d"], Float[Array, "d d"] | None]:
+    """Mean, standard deviations and, where the family has them, correlations."""
+    mean, variance = q.standard()
+    if variance.ndim == 1:
+        return mean, jnp.sqrt(variance), None
+    sd = jnp.sqrt(jnp.diagonal(variance))
+    return mean, sd, variance / jnp.outer(sd, sd)
+
+
+def with_precision(q: Gaussian, precision: Array) -> Gaussian:
+    """q with another precision around the same mean."""
+    shift = times(precision, q.standard().mean)
     return eqx.tree_at(lambda g: (g.precision_mean, g.precision), q, (shift, precision))
 
 
-def derivatives(problem: Problem, block: Shard, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Derivatives:
+def times(precision: Array, vector: Float[Array, " d"]) -> Float[Array, " d"]:
+    """The product with a matrix, or with the diagonal of one."""
+    return precision * vector if precision.ndim == 1 else precision @ vector
+
+
+def matrix(precision: Array) -> Float[Array, "d d"]:
+    """The matrix, also where only its diagonal is given."""
+    return jnp.diag(precision) if precision.ndim == 1 else precision
+
+
+def derivatives(
+    problem: Problem, block: Shard, mean: Float[Array, " n"], variance: Float[Array, " n"]
+) -> Derivatives:
     """Derivatives of w·ell of a block of rows, whose predictors have this mean and variance."""
     rows = problem.model.expectation.derivatives(problem.model, mean, variance, block.data)
     return Derivatives(*(problem.weight * block.weights * row for row in rows))
@@ -211,8 +221,9 @@ def over_blocks(function: Callable[[Shard], PyTree], shard: Shard, length: int =
     def add(index: Int[Array, ""], total: PyTree) -> PyTree:
         return jax.tree.map(jnp.add, total, function(block(index)))
 
-    blocks = -(-rows // length)
-    return jax.lax.fori_loop(1, blocks, add, function(block(jnp.asarray(0))))
+    shapes = jax.eval_shape(function, jax.eval_shape(block, jnp.asarray(0)))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return jax.lax.fori_loop(0, -(-rows // length), add, zeros)
 
 
 def positive_factor(hessian: Float[Array, "p p"]) -> Float[Array, "p p"]:

@@ -1,0 +1,37 @@
+"""Undamped sequential PVI is automatically normalised (`sec:pvi:pvi_flavours`): Z_q = ∫ p(θ) Π t_m(θ) dθ stays 1."""
+
+import pytest
+
+from paper import reference
+from paper.runs import EXACT, natural, shards, trajectory
+from partita import Damped, LogisticRegression, MeanFieldGaussian, Method, Sequential, Synchronous
+from partita.objective import log_partition
+
+PARTS = shards(reference.divide(*reference.logistic_data(15, 1, seed=2), (4, 5, 6)))
+PRIOR = MeanFieldGaussian.standard_normal(1)
+THETA, VOLUME = reference.grid(1)
+
+
+def states(schedule, damping, steps):
+    return trajectory(Method(EXACT, schedule, Damped(damping)), LogisticRegression(), PRIOR, PARTS, steps)
+
+
+def log_z(state):
+    """log Z_q by quadrature over θ, from the factors' natural parameters and scales."""
+    parts = [reference.log_factor(natural(t), THETA) + float(t.log_scale) for t in state.factors]
+    return reference.log_integral(reference.log_density(natural(PRIOR), THETA) + sum(parts), VOLUME)
+
+
+@pytest.mark.parametrize("order", ["fixed", "random", "residual"])
+def test_undamped_sequential_steps_leave_the_normaliser_at_one(order):
+    for state in states(Sequential(order), 1.0, 7):
+        assert log_z(state) == pytest.approx(0, abs=1e-12)
+        assert float(log_partition(PRIOR, state.factors)) == pytest.approx(0, abs=1e-12)
+    assert all(abs(float(t.log_scale)) > 0.1 for t in state.factors)
+
+
+@pytest.mark.parametrize(("schedule", "damping"), [(Synchronous(), 0.3), (Synchronous(), 1.0), (Sequential(), 0.5)])
+def test_other_steps_do_not_but_the_normaliser_is_known(schedule, damping):
+    for state in states(schedule, damping, 4)[1:]:
+        assert abs(log_z(state)) > 1e-3
+        assert float(log_partition(PRIOR, state.factors)) == pytest.approx(log_z(state), abs=1e-12)

@@ -1,0 +1,163 @@
+"""How are answers taken in?"""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import partita as pt
+from partita.engines import local
+from partita.objective import Factor
+from test_pvi import AGGREGATIONS, MODEL, PARTS, PRIOR, SOLVER, correlated, faulty, improper
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_aggregations_keep_their_contract(aggregation):
+    pt.checks.check_aggregation(AGGREGATIONS[aggregation], SOLVER, MODEL, PRIOR, PARTS)
+
+
+def change(precision):
+    """The change of a factor that adds this much to each of three precisions, and half of it to their means."""
+    precision = jnp.full(3, precision)
+    return Factor(pt.MeanFieldGaussian(precision / 2, precision), jnp.asarray(0.25))
+
+
+def take(aggregation, precisions, free_energy=None):
+    """What becomes of changes by so much precision of the first clients of four, from N(0, 1) and factors of one."""
+    factors = {k: Factor.one(PRIOR) for k in range(4)}
+    deltas = {k: change(precision) for k, precision in enumerate(precisions)}
+    return aggregation.update(PRIOR, factors, deltas, 4, free_energy)
+
+
+@pytest.mark.parametrize(("aggregation", "damping"), [(pt.Damped(), 1), (pt.Damped(0.3), 0.3), (pt.Damped(None), 0.25)])
+def test_changes_are_taken_in_to_the_power_of_the_damping(aggregation, damping):
+    # the second alone would leave a negative precision; only that of all of them together counts
+    taken = take(aggregation, [2.0, -1.5, 3.0])
+    assert taken.damping == damping
+    assert taken.refusals == {}
+    # one product and three sums of numbers of order one
+    np.testing.assert_allclose(taken.posterior.precision, 1 + damping * 3.5, rtol=1e-15)
+    np.testing.assert_allclose(taken.posterior.precision_mean, damping * 1.75, rtol=1e-15)
+    for client, precision in enumerate([2.0, -1.5, 3.0, 0.0]):
+        np.testing.assert_allclose(taken.factors[client].natural.precision, damping * precision, rtol=1e-15)
+        np.testing.assert_allclose(taken.factors[client].log_scale, damping * 0.25 * (precision != 0), rtol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("precisions", "culprits", "reason"),
+    [
+        ([-2.0], [0], "would make the posterior improper with damping 1"),
+        ([0.5, -2.0, 0.2], [1], "would make the posterior improper with damping 1"),
+        ([-2.0, 0.5, -3.0], [0, 2], "would make the posterior improper with damping 1 alone"),
+        ([-0.6, -0.6], [0, 1], "would make the posterior improper with damping 1 together with the others"),
+        ([np.nan, 1.0], [0], "would make the posterior improper with damping 1"),
+    ],
+)
+def test_an_improper_posterior_is_refused_and_the_culprits_named(precisions, culprits, reason):
+    taken = take(pt.Damped(), precisions)
+    assert taken.refusals == dict.fromkeys(culprits, reason)
+    assert taken.damping == 0
+    assert eqx.tree_equal(taken.posterior, PRIOR)
+    assert eqx.tree_equal(taken.factors, {k: Factor.one(PRIOR) for k in range(4)})
+
+
+@pytest.mark.parametrize(
+    ("start", "precisions", "damping"), [(1.0, [-10.0], 1 / 16), (0.6, [-10.0], 0.6 / 8), (1.0, [-0.6, -0.6], 0.5)]
+)
+def test_backtracking_takes_the_first_half_that_leaves_the_posterior_proper(start, precisions, damping):
+    taken = take(pt.Backtracking(start), precisions)
+    assert taken.damping == pytest.approx(damping, rel=1e-15)
+    assert taken.posterior.precision[0] == pytest.approx(1 + damping * sum(precisions), rel=1e-14)
+
+
+def test_backtracking_on_the_free_energy_halves_until_it_does_not_fall():
+    asked = []
+
+    def free_energy(q):
+        asked.append(float(q.precision[0]))
+        return -((asked[-1] - 2) ** 2)
+
+    # precisions 9 and 5 are worse than the 1 that there is; 3 is as good
+    taken = take(pt.Backtracking(watch_free_energy=True), [8.0], free_energy)
+    assert asked == [1, 9, 5, 3]
+    assert (taken.trials, taken.damping, taken.refusals) == (4, 0.25, {})
+    assert taken.posterior.precision[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("watch", "precision", "trials", "reason"),
+    [
+        (False, -1e6, 0, "would make the posterior improper even with damping 0.12"),
+        (True, -1e6, 1, "would make the posterior improper even with damping 0.12"),
+        (True, 1.0, 5, "would lower the free energy even with damping 0.12"),
+        (True, -2.0, 3, "would lower the free energy even with damping 0.12"),
+    ],
+)
+def test_after_its_halvings_backtracking_refuses_and_changes_nothing(watch, precision, trials, reason):
+    def worst_elsewhere(q):
+        return -abs(float(q.precision[0]) - 1)
+
+    taken = take(pt.Backtracking(watch_free_energy=watch, halvings=3), [precision], worst_elsewhere)
+    # an improper candidate, as -2 times 1 and 1/2 make, has no free energy to ask for
+    assert (taken.trials, taken.damping, taken.refusals) == (trials, 0, {0: reason})
+    assert eqx.tree_equal(taken.posterior, PRIOR)
+    assert eqx.tree_equal(taken.factors, {k: Factor.one(PRIOR) for k in range(4)})
+
+
+def test_backtracking_on_the_free_energy_converges_where_undamped_rounds_diverge():
+    model, prior, parts = correlated()
+    solver = pt.FixedPoint()
+    undamped = pt.run(pt.methods.synchronous(solver, damping=1.0), model, prior, parts, rounds=30)
+    assert undamped.status is pt.Status.DIVERGED
+    method = pt.Method(solver, pt.Synchronous(), pt.Backtracking(watch_free_energy=True))
+    watched = pt.run(method, model, prior, parts, rounds=200, tolerance=1e-4)
+    assert watched.status is pt.Status.CONVERGED
+    assert np.diff(watched.history["free_energy"]).min() >= 0
+    # six answers, and one communication a client for the free energy before, at ρ = 1, and at every half of it
+    trials = 2 - np.log2(watched.history["damping"])
+    assert trials.max() > 2
+    np.testing.assert_array_equal(np.diff(watched.history["communications"], prepend=0), 6 + 6 * trials)
+    damped = pt.run(pt.methods.synchronous(solver, damping=0.5), model, prior, parts, rounds=200, tolerance=1e-4)
+    assert damped.status is pt.Status.CONVERGED
+    assert len(watched.history) < len(damped.history)
+
+
+def test_watched_asynchronous_answers_never_lower_the_free_energy_and_some_are_refused():
+    """One client's change of a stale posterior need not raise the free energy at any damping."""
+    method = pt.Method(SOLVER, pt.Asynchronous(), pt.Backtracking(watch_free_energy=True))
+    result = pt.run(method, MODEL, PRIOR, PARTS, rounds=8, speeds=(1, 10, 10))
+    assert np.diff(result.history["free_energy"]).min() >= 0
+    refused = [bool(reasons) for reasons in result.history["refused"]]
+    assert 0 < sum(refused) < len(refused)
+    np.testing.assert_array_equal(result.history["damping"] == 0, refused)
+    assert (result.history["residual"][refused] == np.inf).all()
+    # the answer; the free energy before, at ρ = 1, and at ten halves of it
+    np.testing.assert_array_equal(np.diff(result.history["communications"], prepend=0)[refused], 1 + 3 * 12)
+    assert {reason for _, _, reason in result.history.refusals} == {
+        "would lower the free energy even with damping 0.00098"
+    }
+
+
+def reversed_(reply):
+    """The change that leads away from the client's optimum."""
+    return eqx.tree_at(lambda r: r.delta, reply, reply.delta**-1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "watch", "status"),
+    [
+        (reversed_, True, pt.Status.IMPROPER),
+        (improper, True, pt.Status.IMPROPER),
+        (improper, False, pt.Status.BUDGET_SPENT),
+    ],
+)
+def test_a_run_whose_backtracking_refuses_a_client_is_never_called_converged(fault, watch, status, monkeypatch):
+    """Without client 1 the others soon have no answer that raises the free energy of all: nobody is taken in."""
+    monkeypatch.setattr(local, "update", faulty(fault))
+    method = pt.Method(SOLVER, pt.Sequential(), pt.Backtracking(watch_free_energy=watch))
+    result = pt.run(method, MODEL, PRIOR, PARTS, rounds=10)
+    assert result.status is status
+    turns = [turn for turn, name, _ in result.history.refusals if name == "client 1"]
+    assert turns == list(range(2, len(result.history) + 1, 3))
+    assert result.state.residual[1] == np.inf
+    assert result.state.versions[1] == 0

@@ -1,0 +1,145 @@
+"""Every mistake gives one clear sentence that names the culprit, and changes nothing."""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import partita as pt
+from partita.engines import local
+from partita.partition import partition
+from partita.pvi import init
+from test_pvi import MODEL, PARTS, PRIOR, SOLVER, faulty, improper, not_finite
+
+GOOD = pt.Table(np.ones((4, 3)), np.array([0.0, 1.0, 1.0, 0.0]))
+
+
+def with_x(value):
+    """A table whose row 2 holds the value."""
+    x = np.ones((4, 3))
+    x[2, 1] = value
+    return pt.Table(x, GOOD.y)
+
+
+def with_y(value):
+    return pt.Table(GOOD.x, np.array([0.0, 1.0, 1.0, value]))
+
+
+def run(parts=PARTS, model=MODEL, prior=PRIOR, method=None, **settings):
+    return pt.run(method or pt.methods.sequential(SOLVER), model, prior, parts, **settings)
+
+
+def run_on(data, model=MODEL):
+    """A run whose second client, Bath, holds the data."""
+    return run(partition([GOOD, data], names=["Ayr", "Bath"]), model)
+
+
+POISSON, NETWORK = pt.PoissonRegression(), pt.NetworkClassifier((3, 2, 2))
+PYTREE = pt.MeanFieldGaussian.standard_normal({"slope": jnp.zeros(2), "level": jnp.zeros(1)})
+MISTAKES = {
+    "no clients": (lambda: partition([]), "There are no clients"),
+    "no clients to begin with": (lambda: init(PRIOR, 0), "There are no clients"),
+    "an empty client": (lambda: run_on(pt.Table(np.ones((0, 3)), np.ones(0))), "Bath is empty"),
+    "other columns": (lambda: run_on(pt.Table(np.ones((4, 2)), GOOD.y)), "Bath has columns of shape"),
+    "more x than y": (
+        lambda: run_on(pt.Table(np.ones((5, 3)), GOOD.y)),
+        "Bath: its arrays have different numbers",
+    ),
+    "not a table": (lambda: run_on((GOOD.x, GOOD.y)), "Bath: the data are not a Table"),
+    "a vector for x": (lambda: run(partition([pt.Table(GOOD.y, GOOD.y)])), "client 0: x has shape (4,)"),
+    "two clients of one name": (lambda: partition([GOOD, GOOD], names=["Ayr", "Ayr"]), "need as many different names"),
+    "a weight below zero": (
+        lambda: partition([GOOD], weights=[-np.ones(4)]),
+        "client 0: its 4 rows need as many fin",
+    ),
+    "NaN in a row": (lambda: run_on(with_x(np.nan)), "Bath: row 2 holds a value that is not finite"),
+    "infinity in a row": (lambda: run_on(with_x(np.inf)), "Bath: row 2 holds a value that is not finite"),
+    "NaN for a label": (lambda: run_on(with_y(np.nan)), "Bath: row 3 holds a value that is not finite"),
+    "a label of 2": (lambda: run_on(with_y(2.0)), "Bath: row 3 has the response 2"),
+    "a label of −1": (lambda: run_on(with_y(-1.0), pt.ProbitRegression()), "Bath: row 3 has the response -1"),
+    "a fraction for a count": (lambda: run_on(with_y(0.5), POISSON), "Bath: row 3 has the response 0.5"),
+    "a class too many": (lambda: run_on(with_y(2.0), NETWORK), "Bath: row 3 has the response 2: labels are 0 to 1"),
+    "too few inputs": (
+        lambda: run_on(GOOD, pt.NetworkClassifier((4, 2))),
+        "Ayr: x has 3 columns where the",
+    ),
+    "a prior too wide": (lambda: run(prior=pt.MeanFieldGaussian.standard_normal(4)), "The prior does not fit the data"),
+    "a full prior too wide": (lambda: run(prior=pt.FullGaussian.standard_normal(2)), "The prior does not fit the data"),
+    "a prior over a pytree": (lambda: run(prior=PYTREE), "needs a family over one vector"),
+    "a prior that is not Gaussian": (lambda: run(prior=pt.Product(a=PRIOR)), "needs a Gaussian family, not Product"),
+    "an improper prior": (lambda: run(prior=PRIOR**-1), "The prior is improper"),
+    "a flat prior": (lambda: run(prior=PRIOR.one()), "The prior is improper"),
+    "a prior with NaN": (lambda: run(prior=PRIOR**np.nan), "The prior is improper"),
+    "no damping": (lambda: pt.Damped(0), "above 0 and at most 1, not 0"),
+    "damping above 1": (lambda: pt.Damped(1.5), "above 0 and at most 1, not 1.5"),
+    "damping of NaN": (lambda: pt.Damped(np.nan), "above 0 and at most 1, not nan"),
+    "backtracking from 1.5": (lambda: pt.Backtracking(1.5), "above 0 and at most 1, not 1.5"),
+    "negative damping": (lambda: pt.methods.synchronous(damping=-1), "above 0 and at most 1, not -1"),
+    "a subset too large": (lambda: run(method=pt.Method(SOLVER, pt.RandomSubset(4))), "has 1 to 3 members, not 4"),
+    "an empty subset": (lambda: run(method=pt.Method(SOLVER, pt.RandomSubset(0))), "has 1 to 3 members, not 0"),
+    "too few speeds": (lambda: run(speeds=(1, 2)), "3 clients need as many positive speeds, not [1.0, 2.0]"),
+    "a speed of 0": (lambda: run(speeds=(1, 0, 1)), "3 clients need as many positive speeds"),
+    "a speed of NaN": (lambda: run(speeds=(1, np.nan, 1)), "3 clients need as many positive speeds"),
+    "an infinite speed": (lambda: run(speeds=(1, np.inf, 1)), "3 clients need as many positive speeds"),
+    "no communications": (lambda: run(communications=0), "The budget is empty"),
+    "no rounds": (lambda: run(rounds=0), "The budget is empty"),
+    "fewer rounds than none": (lambda: run(rounds=-1, communications=5), "The budget is empty"),
+    "NaN rounds": (lambda: run(rounds=np.nan), "The budget is empty"),
+    "an unknown order": (
+        lambda: pt.Sequential("alphabetical"),
+        "no order named 'alphabetical': choose one of fixed",
+    ),
+    "unknown coordinates": (lambda: pt.Gradient(coordinates="polar"), "no system of coordinates named 'polar': choose"),
+    "an empty mini-batch": (lambda: pt.Gradient(batch_size=0), "A mini-batch has at least one row, not 0"),
+    "an unknown column": (
+        lambda: run(rounds=1).history["elbo"],
+        "no column named 'elbo': choose one of step",
+    ),
+    "an unknown predictive": (
+        lambda: run(rounds=1).posterior.predict(GOOD.x, how="mode"),
+        "no predictive named 'mode': choose one of closed, monte_carlo",
+    ),
+    "Newton without a linear predictor": (
+        lambda: run(model=pt.LogDensity(lambda theta, row: -(row.y**2)), method=pt.methods.sequential()),
+        "Newton needs a generalised linear model, not LogDensity",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_gives_one_sentence_that_names_the_culprit(mistake):
+    act, words = MISTAKES[mistake]
+    with pytest.raises(pt.InputError) as caught:
+        act()
+    sentence = str(caught.value)
+    assert words in sentence
+    assert sentence.endswith(".")
+    assert not sentence.endswith("..")
+    assert "\n" not in sentence
+    assert ". " not in sentence
+
+
+@pytest.mark.parametrize(("fault", "reason"), [(not_finite, "is not finite"), (improper, "would make the posterior")])
+def test_answers_that_cannot_be_taken_in_are_recorded_by_name_and_leave_the_prior(fault, reason, monkeypatch):
+    monkeypatch.setattr(local, "update", faulty(fault))
+    result = run(PARTS.alone(1), rounds=5)
+    assert result.status is pt.Status.IMPROPER
+    assert f"that of client 1 {reason}" in result.message
+    [(turn, name, why)] = result.history.refusals
+    assert (turn, name, why.startswith(reason)) == (1, "client 1", True)
+    start = init(PRIOR, 1)
+    assert eqx.tree_equal((result.posterior.q, result.state.factors), (start.posterior, start.factors))
+
+
+def test_a_density_that_is_nan_at_some_theta_is_refused_there_and_taken_in_elsewhere():
+    def density(theta, row):
+        return jnp.where(row.y > 5, jnp.log(theta[0]), -((row.y - theta[0]) ** 2) / 2)
+
+    # under the prior some draws of θ are negative; after Bath's answer, about N(2.7, 0.3²), none is
+    tables = [pt.Table(np.ones((10, 1)), np.full(10, y)) for y in (9.0, 3.0)]
+    parts = partition(tables, names=["Ayr", "Bath"])
+    result = run(parts, pt.LogDensity(density), pt.MeanFieldGaussian.standard_normal(1), rounds=3)
+    assert result.history.refusals == [(1, "Ayr", "is not finite")]
+    assert result.state.versions == (2, 3)
+    assert result.posterior.q.is_proper()
+    assert np.isfinite(result.history["free_energy"]).tolist() == [False] + [True] * 5

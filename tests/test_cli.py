@@ -1,0 +1,80 @@
+"""The command line as a user meets it, in processes of its own."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import partita as pt
+
+
+def partita(*arguments, timeout=300):
+    return subprocess.run(
+        [sys.executable, "-m", "partita", *arguments], capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo")
+    done = partita("demo", "--rows", "1000", "--communications", "40", "--output", str(folder), "--json")
+    return folder, done
+
+
+def test_json_is_one_object_with_every_method(demo):
+    _, done = demo
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    for name in ("global_vi", "sequential", "synchronous", "asynchronous", "alone_best", "alone_mean"):
+        row = report["methods"][name]
+        assert {"free_energy", "nll", "error", "communications", "seconds"} <= set(row)
+        assert np.isfinite([row["free_energy"], row["nll"]]).all()
+    assert {"compilation", "fitting"} <= set(report["seconds"])
+    assert report["methods"]["sequential"]["communications"] == 40
+
+
+def test_pvi_beats_a_client_alone_and_no_one_beats_global_vi(demo):
+    rows = json.loads(demo[1].stdout)["methods"]
+    for name in ("sequential", "synchronous", "asynchronous"):
+        assert rows["alone_best"]["free_energy"] < rows[name]["free_energy"] <= rows["global_vi"]["free_energy"] + 1e-3
+
+
+def test_nothing_but_the_object_is_printed_without_a_terminal(demo):
+    assert demo[1].stderr == ""
+
+
+def test_the_files_are_what_they_are_said_to_be(demo):
+    folder, done = demo
+    files = json.loads(done.stdout)["files"]
+    posterior, about = pt.load_posterior(files["posterior"], pt.MeanFieldGaussian.standard_normal(109))
+    assert posterior.is_proper()
+    assert about["names"][0] == "intercept"
+    header, first = (folder / "summary.csv").read_text().splitlines()[:2]
+    assert header == "name,mean,sd,low,high"
+    assert first.startswith("intercept,")
+    assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["demo", "--damping", "0"], "damping"),
+        (["demo", "--output", "/proc/nowhere/partita"], "choose another place"),
+        (["demo", "--split", "C"], "'A', 'B'"),
+        (["fit"], "No such command"),
+    ],
+)
+def test_a_mistake_gets_a_sentence_and_no_traceback(arguments, words):
+    done = partita(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_help_and_version():
+    assert "demo" in partita("--help").stdout
+    assert "--damping" in partita("demo", "--help").stdout
+    assert partita("--version").stdout.strip() == pt.__version__

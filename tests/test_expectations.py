@@ -1,0 +1,177 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats as st
+from scipy.integrate import quad
+
+from partita import (
+    Analytic,
+    FullGaussian,
+    GaussHermite,
+    InputError,
+    LinearRegression,
+    LocalReparameterisation,
+    LogDensity,
+    LogisticRegression,
+    MeanFieldGaussian,
+    MonteCarlo,
+    Newton,
+    PoissonRegression,
+    ProbitRegression,
+    Table,
+)
+from partita.checks import check_model
+from partita.expectations import Expectation
+from partita.objective import Factor, Problem
+from partita.partition import partition
+
+MEANS = jnp.array([-2.0, 0.0, 1.5, -0.5, 0.7])
+X = jnp.array([[1.0, 0.5, -0.2], [1.0, -1.0, 0.7], [1.0, 0.1, 1.4], [1.0, 2.0, 0.3], [1.0, -0.3, -1.0]])
+BINARY = Table(X, jnp.array([0.0, 1.0, 1.0, 0.0, 1.0]))
+COUNTS = Table(X, jnp.array([0.0, 3.0, 1.0, 0.0, 2.0]))
+KEY = jax.random.key(0)
+MEAN_FIELD = MeanFieldGaussian.from_mean_sd(jnp.array([0.2, -0.4, 0.6]), jnp.array([0.3, 0.5, 0.8]))
+FULL = FullGaussian.from_mean_covariance(
+    jnp.array([0.2, -0.4, 0.6]), jnp.array([[0.2, 0.1, 0.0], [0.1, 0.3, -0.1], [0.0, -0.1, 0.4]])
+)
+
+
+def scipy_log_density(model, f, y):
+    return {
+        LogisticRegression: lambda: -np.logaddexp(0, (1 - 2 * y) * f),
+        ProbitRegression: lambda: st.norm.logcdf((2 * y - 1) * f),
+        PoissonRegression: lambda: st.poisson.logpmf(y, np.exp(f)),
+    }[type(model)]()
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "tolerance"),
+    [
+        # Analytic near the real axis only: the error of twenty points grows with the sd, in units of that distance.
+        (LogisticRegression(), BINARY, {0.01: 1e-14, 1.0: 1e-10, 4.0: 1e-5}),
+        (ProbitRegression(), BINARY, {0.01: 1e-14, 1.0: 1e-8, 4.0: 1e-4}),
+        # exp is analytic everywhere, so that rounding is all there is.
+        (PoissonRegression(expectation=GaussHermite()), COUNTS, {0.01: 1e-14, 1.0: 1e-14, 4.0: 1e-14}),
+    ],
+    ids=["logistic", "probit", "Poisson"],
+)
+def test_quadrature_agrees_with_adaptive_integration(model, data, tolerance):
+    for variance, relative in tolerance.items():
+        found = model.expectation.at_predictor(model, MEANS, jnp.full(5, variance), data)
+        for mean, y, value in zip(np.asarray(MEANS), np.asarray(data.y), found, strict=True):
+            sd = np.sqrt(variance)
+
+            def integrand(z, mean=mean, y=y, sd=sd):
+                return np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi) * scipy_log_density(model, mean + sd * z, y)
+
+            expected, _ = quad(integrand, -12, 12, points=[0.0], epsabs=1e-13, epsrel=1e-12, limit=400)
+            np.testing.assert_allclose(value, expected, rtol=relative, err_msg=f"mean {mean}, variance {variance}")
+
+
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        (LogisticRegression(), BINARY),
+        (ProbitRegression(), BINARY),
+        (PoissonRegression(expectation=GaussHermite()), COUNTS),
+    ],
+    ids=["logistic", "probit", "Poisson"],
+)
+def test_quadrature_derivatives_are_those_of_the_sum(model, data):
+    # The last is a difference of nearly equal numbers, divided by the variance: rounding of 1e-16 / 1e-4.
+    variances = jnp.array([1e-4, 1e-2, 1.0, 10.0, 40.0])
+    own = jax.jit(lambda m, v: model.expectation.derivatives(model, m, v, data))(MEANS, variances)
+    automatic = jax.jit(lambda m, v: Expectation.derivatives(model.expectation, model, m, v, data))(MEANS, variances)
+    for name in own._fields:
+        np.testing.assert_allclose(getattr(own, name), getattr(automatic, name), rtol=1e-9, atol=1e-11, err_msg=name)
+
+
+def test_the_derivative_in_the_variance_is_half_the_second_in_the_mean():
+    """Price's theorem, to the accuracy of the quadrature; and it is never positive for a log-concave likelihood."""
+    variances = jnp.array([1e-4, 1e-2, 0.1, 0.5, 1.0])
+    for model in (LogisticRegression(), ProbitRegression()):
+        rows = model.expectation.derivatives(model, MEANS, variances, BINARY)
+        np.testing.assert_allclose(rows.variance, rows.mean_mean / 2, atol=1e-5)
+        wide = model.expectation.derivatives(model, MEANS, jnp.full(5, 1e4), BINARY)
+        assert (wide.variance <= 0).all()
+
+
+@pytest.mark.parametrize("expectation", [GaussHermite(), LocalReparameterisation(3), MonteCarlo(3)])
+def test_a_row_of_zeros_has_a_finite_gradient(expectation):
+    model = LogisticRegression(expectation=expectation)
+    data = Table(X.at[0].set(0.0), BINARY.y)
+
+    def gradient(q, data):
+        return q.natural_gradient(lambda r: model.ell(r, data, jnp.ones(5), KEY))
+
+    assert jax.jit(gradient)(MEAN_FIELD, data).is_finite()
+
+
+@pytest.mark.parametrize("prior", [MeanFieldGaussian.standard_normal(3), FullGaussian.standard_normal(3)])
+def test_a_row_of_zeros_tells_newton_nothing(prior):
+    """Its likelihood is 1/2 whatever θ is, so that the answer with it is the one in which it has no weight."""
+    data = Table(X.at[0].set(0.0), BINARY.y)
+    shard = partition([data]).shards[0]
+    without = partition([data], weights=[np.array([0.0, 1.0, 1.0, 1.0, 1.0])]).shards[0]
+
+    @jax.jit
+    def solve(shard):
+        one = jnp.asarray(1.0)
+        return Newton().solve(Problem(LogisticRegression(), shard, Factor.of(prior), one, prior, one), KEY).q
+
+    assert solve(shard).kl(prior) > 0.1
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), solve(shard), solve(without))
+
+
+@pytest.mark.parametrize("q", [MEAN_FIELD, FULL], ids=["mean-field", "full"])
+@pytest.mark.parametrize("model", [LinearRegression, PoissonRegression])
+def test_closed_forms_agree_with_quadrature(model, q):
+    closed = model(expectation=Analytic())
+    quadrature = model(expectation=GaussHermite())
+    rows = [m.expectation.rows(m, q, COUNTS, KEY) for m in (closed, quadrature)]
+    # A quadratic is integrated exactly by two points, exp by twenty at a variance of about one.
+    np.testing.assert_allclose(*rows, rtol=1e-12)
+    mean, variance = q.project(X)
+    derivatives = [m.expectation.derivatives(m, mean, variance, COUNTS) for m in (closed, quadrature)]
+    np.testing.assert_allclose(*derivatives, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("q", [MEAN_FIELD, FULL], ids=["mean-field", "full"])
+@pytest.mark.parametrize("expectation", [MonteCarlo(5), LocalReparameterisation(5)])
+def test_stochastic_expectations_are_unbiased(expectation, q):
+    check_model(LogisticRegression(expectation=expectation), q, BINARY)
+
+
+def test_local_draws_vary_less_than_shared_ones():
+    """The sum over rows of independent draws has a lower variance than that of draws all rows share."""
+    q = MeanFieldGaussian.from_mean_sd(jnp.zeros(3), 0.5)
+    data = jax.tree.map(lambda leaf: jnp.repeat(leaf[:1], 5, axis=0), BINARY)
+
+    def spread(expectation):
+        model = LogisticRegression(expectation=expectation)
+        ells = jax.jit(jax.vmap(lambda k: model.ell(q, data, jnp.ones(5), k)))
+        return ells(jax.random.split(KEY, 400)).std()
+
+    # Five identical rows: √5 apart. The ratio of two sds of 400 draws is good to 10% (two standard errors).
+    ratio = spread(MonteCarlo(1)) / spread(LocalReparameterisation(1))
+    assert ratio == pytest.approx(np.sqrt(5), rel=0.15)
+
+
+def test_more_draws_average_more():
+    def spread(samples):
+        model = LogisticRegression(expectation=MonteCarlo(samples))
+        ells = jax.jit(jax.vmap(lambda k: model.ell(MEAN_FIELD, BINARY, jnp.ones(5), k)))
+        return ells(jax.random.split(KEY, 400)).std()
+
+    assert spread(1) / spread(16) == pytest.approx(4, rel=0.15)  # as above
+
+
+def test_an_expectation_that_does_not_fit_says_which_does():
+    density = LogDensity(lambda theta, datum: -((theta @ datum.x) ** 2), expectation=GaussHermite())
+    with pytest.raises(InputError, match="MonteCarlo"):
+        density.ell(MEAN_FIELD, BINARY, jnp.ones(5), KEY)
+    with pytest.raises(InputError, match="GaussHermite"):
+        LogisticRegression(expectation=Analytic()).ell(MEAN_FIELD, BINARY, jnp.ones(5), KEY)
+    with pytest.raises(InputError, match="linear predictor"):
+        MonteCarlo().at_predictor(LogisticRegression(), MEANS, MEANS**2, BINARY)
