@@ -15,7 +15,7 @@ def adult():
 
 
 def clients(adult, name):
-    return pt.split(adult.train, pt.beta_kappa(adult.train.y, 10, *BETA_KAPPA[name]))
+    return pt.split(adult.train, pt.splits.beta_kappa(adult.train.y, 10, *BETA_KAPPA[name]))
 
 
 def independent_optimum(x, y):

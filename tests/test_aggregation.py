@@ -10,6 +10,9 @@ from partita.engines import local
 from partita.objective import Factor
 from test_pvi import AGGREGATIONS, MODEL, PARTS, PRIOR, SOLVER, correlated, faulty, improper
 
+ROUNDING = 1e-12
+"""Eight units in the last place of the free energies here, which are below 500 in size."""
+
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_aggregations_keep_their_contract(aggregation):
@@ -112,7 +115,7 @@ def test_backtracking_on_the_free_energy_converges_where_undamped_rounds_diverge
     method = pt.Method(solver, pt.Synchronous(), pt.Backtracking(watch_free_energy=True))
     watched = pt.run(method, model, prior, parts, rounds=200, tolerance=1e-4)
     assert watched.status is pt.Status.CONVERGED
-    assert np.diff(watched.history["free_energy"]).min() >= 0
+    assert np.diff(watched.history["free_energy"]).min() >= -ROUNDING
     # six answers, and one communication a client for the free energy before, at ρ = 1, and at every half of it
     trials = 2 - np.log2(watched.history["damping"])
     assert trials.max() > 2
@@ -126,7 +129,7 @@ def test_watched_asynchronous_answers_never_lower_the_free_energy_and_some_are_r
     """One client's change of a stale posterior need not raise the free energy at any damping."""
     method = pt.Method(SOLVER, pt.Asynchronous(), pt.Backtracking(watch_free_energy=True))
     result = pt.run(method, MODEL, PRIOR, PARTS, rounds=8, speeds=(1, 10, 10))
-    assert np.diff(result.history["free_energy"]).min() >= 0
+    assert np.diff(result.history["free_energy"]).min() >= -ROUNDING
     refused = [bool(reasons) for reasons in result.history["refused"]]
     assert 0 < sum(refused) < len(refused)
     np.testing.assert_array_equal(result.history["damping"] == 0, refused)
@@ -146,8 +149,8 @@ def reversed_(reply):
 @pytest.mark.parametrize(
     ("fault", "watch", "status"),
     [
-        (reversed_, True, pt.Status.IMPROPER),
-        (improper, True, pt.Status.IMPROPER),
+        (reversed_, True, pt.Status.STALLED),
+        (improper, True, pt.Status.STALLED),
         (improper, False, pt.Status.BUDGET_SPENT),
     ],
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import partita as pt
+from partita.checkpoint import load_posterior
 
 
 def partita(*arguments, timeout=300):
@@ -48,7 +49,7 @@ def test_nothing_but_the_object_is_printed_without_a_terminal(demo):
 def test_the_files_are_what_they_are_said_to_be(demo):
     folder, done = demo
     files = json.loads(done.stdout)["files"]
-    posterior, about = pt.load_posterior(files["posterior"], pt.MeanFieldGaussian.standard_normal(109))
+    posterior, about = load_posterior(files["posterior"], pt.MeanFieldGaussian.standard_normal(109))
     assert posterior.is_proper()
     assert about["names"][0] == "intercept"
     header, first = (folder / "summary.csv").read_text().splitlines()[:2]

@@ -29,7 +29,7 @@ def exact(parts):
 )
 def test_with_a_conjugate_model_a_pass_is_the_exact_posterior_of_the_rows(method, parts):
     """`sec:optim:analytic`: whoever holds the rows, one answer of each is enough."""
-    result = pt.run(method, pt.LinearRegression(0.5), FULL, parts, rounds=1)
+    result = pt.run(method, pt.LinearRegression(0.5), FULL, parts, rounds=1, evaluate_every=0)
     precision, mean = exact(parts)
     # sums of at most sixty products, and a solve with a condition number of about 2
     np.testing.assert_allclose(result.posterior.q.precision, precision, rtol=1e-12)
@@ -38,12 +38,11 @@ def test_with_a_conjugate_model_a_pass_is_the_exact_posterior_of_the_rows(method
 
 def test_global_vi_on_all_rows_is_the_fixed_point_that_sequential_pvi_reaches():
     """`prop:fixed-point`, on logistic regression with full covariance."""
-    together = pt.run(pt.methods.global_vi(SOLVER), MODEL, FULL, PARTS.pooled())
-    apart = pt.run(pt.methods.sequential(SOLVER), MODEL, FULL, PARTS, tolerance=1e-14)
+    together = pt.run(pt.methods.global_vi(SOLVER), MODEL, FULL, PARTS.pooled(), evaluate_every=0)
+    apart = pt.run(pt.methods.sequential(SOLVER), MODEL, FULL, PARTS, tolerance=1e-14, evaluate_every=0)
     assert (together.status, apart.status) == (pt.Status.CONVERGED, pt.Status.CONVERGED)
     np.testing.assert_allclose(apart.posterior.q.precision, together.posterior.q.precision, rtol=1e-6)
     np.testing.assert_allclose(apart.posterior.mean, together.posterior.mean, rtol=1e-6)
-    assert apart.free_energy == pytest.approx(together.free_energy, rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_answers_that_make_the_posterior_improper_end_the_run_and_leave_the_prio
     np.testing.assert_allclose(halved.posterior.q.precision, 0.4, rtol=1e-14)
 
 
-@pytest.mark.parametrize(("rounds", "sentence"), [(30, "ran away to"), (10, "below its start")])
+@pytest.mark.parametrize(("rounds", "sentence"), [(30, "ran away to"), (10, "The free energy fell from")])
 def test_a_falling_free_energy_is_divergence_although_precisions_stay_positive(rounds, sentence):
     model, prior, parts = correlated()
     result = pt.run(pt.methods.synchronous(pt.FixedPoint(), damping=1.0), model, prior, parts, rounds=rounds)

@@ -19,6 +19,7 @@ from partita.models import (
     with_intercept,
 )
 from partita.partition import Partition, beta_kappa, by_column, equal_random, k_means, label_shards, split
+from partita.partition import federate, splits
 from partita.pvi import Method, Result, Status, run
 from partita.schedules import Asynchronous, RandomSubset, Sequential, Synchronous
 from partita.solvers import LBFGS, Blockwise, Conjugate, FixedPoint, Gradient, Newton

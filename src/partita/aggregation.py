@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 
 from partita.compiled import Compiled
 from partita.errors import InputError
@@ -64,7 +66,7 @@ class Damped(Aggregation):
 
 
 class Backtracking(Aggregation):
-    """Halves ρ until the posterior is proper and, if asked, until the free energy does not fall.
+    """Halves ρ until the posterior is proper and, if asked, until the free energy does not fall, to rounding.
 
     One client's change need not raise the free energy at any ρ: after `halvings` it is refused, which is recorded.
     """
@@ -86,6 +88,7 @@ class Backtracking(Aggregation):
     ) -> Taken:
         damping = 1 / clients if self.damping is None else self.damping
         before = free_energy(posterior) if self.watch_free_energy else 0.0
+        rounding = 8 * float(jnp.finfo(jax.tree.leaves(posterior)[0].dtype).eps) * (1 + abs(before))
         trials = int(self.watch_free_energy)
         reason = ""
         for _ in range(self.halvings + 1):
@@ -96,7 +99,7 @@ class Backtracking(Aggregation):
                 return taken
             else:
                 trials += 1
-                if free_energy(taken.posterior) >= before:
+                if free_energy(taken.posterior) >= before - rounding:
                     return taken._replace(trials=trials)
                 reason = "would lower the free energy"
             damping /= 2

@@ -70,8 +70,14 @@ def load(path: str | os.PathLike[str], like: "State", names: Sequence[str]) -> t
     ]
     numbers = {name: about[name] for name in _NUMBERS}
     filled |= {"residual": np.asarray(filled["residual"]), "age": np.asarray(filled["age"])}
-    lists = {"versions": tuple(about["versions"]), "refused": tuple(about["refused"]), "in_flight": tuple(tasks)}
-    state = dataclasses.replace(like, **filled, **numbers, **lists)
+    state = dataclasses.replace(
+        like,
+        **filled,
+        **numbers,
+        versions=tuple(about["versions"]),
+        refused=tuple(about["refused"]),
+        in_flight=tuple(tasks),
+    )
     return state, History(about["history"])
 
 

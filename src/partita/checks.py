@@ -17,7 +17,7 @@ from partita.engines import LocalEngine
 from partita.families import Family, inner
 from partita.models import Model
 from partita.objective import Factor, Problem
-from partita.partition.shard import Partition, partition
+from partita.partition.shard import Partition, federate
 from partita.pvi import Method, init, step
 from partita.schedules import Schedule, Sequential, Turns
 from partita.solvers import Outcome, Solver
@@ -107,7 +107,7 @@ def check_model(model: Model, q: Family, data: PyTree) -> None:
 def check_solver(solver: Solver, model: Model, prior: Family, data: PyTree, start: Family | None = None) -> None:
     """Checks a solver on global VI for some rows: it compiles, says why it stopped, and does not end lower."""
     _double(prior)
-    shard = partition([data]).shards[0]
+    shard = federate([data]).shards[0]
     start = prior if start is None else start
     problem = Problem(model, shard, Factor.of(prior), jnp.asarray(1.0), start, jnp.asarray(1.0))
     key = jax.random.key(0)

@@ -1,7 +1,6 @@
 """Named methods: each a composition of a schedule, an aggregation, a context and a solver."""
 
 from partita.aggregation import Damped
-from partita.objective import Prior
 from partita.pvi import Method
 from partita.schedules import Asynchronous, Order, Sequential, Synchronous
 from partita.solvers import Newton, Solver
@@ -10,8 +9,11 @@ _NEWTON = Newton()
 
 
 def global_vi(solver: Solver = _NEWTON) -> Method:
-    """Global VI, on one client that holds all rows: maximises F(q) = ell(q) − KL(q ‖ p) at once (`sec:pvi:setup`)."""
-    return Method(solver, Synchronous(), Damped(), Prior())
+    """Global VI, on one client that holds all rows: maximises F(q) = ell(q) − KL(q ‖ p) at once (`sec:pvi:setup`).
+
+    The only client's cavity is the prior.
+    """
+    return Method(solver, Synchronous(), Damped())
 
 
 def alone(solver: Solver = _NEWTON) -> Method:

@@ -1,6 +1,7 @@
 """The posterior as a user holds it: moments, draws, intervals, predictions, a summary."""
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from typing import Literal
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from partita.checkpoint import save_posterior
 from partita.compiled import Compiled
 from partita.errors import InputError, unknown
 from partita.families import Family
@@ -70,6 +72,10 @@ class Posterior:
     def log_predictive_density(self, data: PyTree, draws: int = 100, seed: int = 0) -> np.ndarray:
         """log ∫ p(y_n | θ) q(θ) dθ of every row, by Monte Carlo."""
         return np.asarray(log_mean_density(self.model, self.sample(draws, seed), data))
+
+    def save(self, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:
+        """Writes the natural parameters, and the names of the coefficients if given; `partita.checkpoint` reads it."""
+        save_posterior(path, self.q, {"family": type(self.q).__name__, "names": list(names or ())})
 
     def summary(self, names: Sequence[str] | None = None, mass: float = 0.95) -> list[dict[str, float | str]]:
         """A row per parameter: name, mean, sd, and the ends of its interval."""

@@ -88,6 +88,7 @@ class Status(enum.Enum):
     BUDGET_SPENT = "budget spent"
     IMPROPER = "improper"
     DIVERGED = "diverged"
+    STALLED = "stalled"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,8 +213,8 @@ def run(
     A round is as many answers as there are clients; without any budget it is 100 rounds. The residual is the largest
     KL(q_k ‖ q) among the clients' latest answers. Global free energy and `metrics` are computed every
     `evaluate_every` steps, 0 for never. With `checkpoint` the run is saved every so many steps, and goes on from that
-    file when it exists, to the same numbers as if it had not been interrupted. `progress` is shown on a terminal
-    unless switched off.
+    file when it exists, to the same numbers as if it had not been interrupted, provided that method, model and data are
+    the same: that is up to the caller. `progress` is shown on a terminal unless switched off.
     """
     engine = LocalEngine(partition, speeds)
     check(method, model, prior, partition)
@@ -222,6 +223,10 @@ def run(
     budget = Budget(
         np.inf if communications is None else communications, np.inf if rounds is None else rounds * len(partition)
     )
+    if seed < 0 or checkpoint_every < 1:
+        raise InputError(
+            f"A seed is not negative ({seed}), and a checkpoint is due every step at most ({checkpoint_every})."
+        )
     if not (budget.communications > 0 and budget.answers > 0):
         raise InputError("The budget is empty: allow at least one communication.")
 
@@ -233,7 +238,7 @@ def run(
     started = time.perf_counter()
 
     ending = _ending(state, history, first, budget, tolerance)
-    with Progress(label or "PVI", min(budget), progress) as bar:
+    with engine.at_work(), Progress(label or "PVI", min(budget), progress) as bar:
         while ending is None:
             state, event = step(method, model, engine, state)
             row = _row(state, event, partition.names)
@@ -294,21 +299,30 @@ def _row(state: State, event: Event, names: Sequence[str]) -> dict[str, Any]:
     }
 
 
+_REFUSED = {
+    "improper": (Status.IMPROPER, "Damp more, or backtrack."),
+    "lower the free energy": (Status.STALLED, "Start elsewhere, or let clients solve less far."),
+    "not finite": (Status.DIVERGED, "Look at that client's rows and at the model."),
+}
+
+
 def _ending(
     state: State, history: History, first: float, budget: Budget, tolerance: float
 ) -> tuple[Status, str] | None:
     """How the run has ended, if it has. Falling free energy is what tells divergence: precisions may stay positive."""
-    latest = next((row["free_energy"] for row in reversed(history.rows) if "free_energy" in row), first)
+    known = [first, *(row["free_energy"] for row in history if "free_energy" in row)]
+    latest, best = known[-1], max(known)
     if len(state.refused) == len(state.factors):
         name, reason = next(iter(history.rows[-1]["refused"].items()))
-        return Status.IMPROPER, f"No answer could be taken in: that of {name} {reason}. Damp more, or backtrack."
+        status, remedy = next(ending for words, ending in _REFUSED.items() if words in reason)
+        return status, f"No answer could be taken in: that of {name} {reason}. {remedy}"
     if len(history) and not latest > first - 10 * (1 + abs(first)) and not np.isnan(first):
         return Status.DIVERGED, f"The free energy ran away to {latest:.6g}. Damp more."
     if (state.residual <= tolerance).all():
         return Status.CONVERGED, f"Every client's answer lies within {tolerance:g} nats of the posterior."
     if state.communications < budget.communications and state.answers < budget.answers:
         return None
-    if latest < first:
-        return Status.DIVERGED, f"The budget is spent at a free energy of {latest:.6g}, below its start. Damp more."
+    if best - latest > (best - first) / 2:
+        return Status.DIVERGED, f"The free energy fell from {best:.6g} to {latest:.6g}. Damp more."
     worst = state.residual.max()
     return Status.BUDGET_SPENT, f"The budget is spent with a residual of {worst:.3g} nats left."

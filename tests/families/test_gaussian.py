@@ -156,7 +156,14 @@ def test_a_batch_of_members_is_mapped_over(q):
     key = jax.random.key(0)
 
     def numbers(r):
-        return r.kl(wide(q)), r.entropy(), r.log_prob(THETA), r.is_proper(), r.sample(key, (2,)), (r / wide(q)).precision
+        return (
+            r.kl(wide(q)),
+            r.entropy(),
+            r.log_prob(THETA),
+            r.is_proper(),
+            r.sample(key, (2,)),
+            (r / wide(q)).precision,
+        )
 
     members = [q**power for power in (0.5, 1.0, 2.0)]
     batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)

@@ -9,9 +9,7 @@ from partita.checks import check_family
 VECTOR = MeanFieldGaussian.from_mean_sd(jnp.array([0.3, -1.0]), jnp.array([0.5, 1.2]))
 PAIR = FullGaussian.from_mean_covariance(jnp.array([1.0, 0.0]), jnp.array([[1.0, 0.4], [0.4, 0.6]]))
 Q = Product(slope=VECTOR, level=PAIR)
-OTHER = Product(
-    {"slope": MeanFieldGaussian.standard_normal(2, 1.5), "level": FullGaussian.standard_normal(2, 0.8)}
-)
+OTHER = Product({"slope": MeanFieldGaussian.standard_normal(2, 1.5), "level": FullGaussian.standard_normal(2, 0.8)})
 THETA = {"slope": jnp.array([0.1, -0.2]), "level": jnp.array([1.3, 0.4])}
 
 

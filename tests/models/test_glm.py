@@ -70,9 +70,7 @@ def test_the_density_is_concave_in_the_predictor(model, y, log_density):
 
 @every_model
 def test_single_precision_stays_single(model, y, log_density):
-    q, data, weights = jax.tree.map(
-        lambda leaf: jnp.asarray(leaf, jnp.float32), (Q, Table(X, y), np.ones(5))
-    )
+    q, data, weights = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), (Q, Table(X, y), np.ones(5)))
     ell, slope = jax.eval_shape(
         lambda r: (
             model.ell(r, data, weights, jax.random.key(0)),

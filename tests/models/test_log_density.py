@@ -33,14 +33,12 @@ def test_padding_of_weight_zero_adds_nothing():
     padded = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[-1:], leaf[-1:]]), DATA)
     weights = jnp.array([1.0, 1.0, 1.0, 0.0, 0.0])
     # MonteCarlo's draws are shared by all rows, so the same key gives the same draws.
-    np.testing.assert_allclose(
-        MODEL.ell(q, padded, weights, key), MODEL.ell(q, DATA, jnp.ones(3), key), rtol=1e-14
-    )
+    np.testing.assert_allclose(MODEL.ell(q, padded, weights, key), MODEL.ell(q, DATA, jnp.ones(3), key), rtol=1e-14)
 
 
 def test_a_row_that_is_not_finite_is_named():
     MODEL.check(jax.tree.map(np.asarray, DATA))
-    with pytest.raises(InputError, match="row 2 .* not finite"):
+    with pytest.raises(InputError, match=r"row 2 .* not finite"):
         MODEL.check({"time": np.ones(3), "dose": np.array([[1.0, 2.0], [0.0, 1.0], [3.0, np.nan]])})
 
 

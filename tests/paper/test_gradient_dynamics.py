@@ -1,6 +1,7 @@
 """`prop:local-global-gradient`: one plain gradient step in η per client and round is gradient ascent on the global F.
 
 The coordinates are η = (Λm, Λ). Gradient ascent depends on that choice, the property holds for any linear one.
+`Gradient` keeps the best q it has seen, so it holds for rates at which a step raises every client's free energy.
 """
 
 import numpy as np

@@ -1,5 +1,6 @@
 """Undamped sequential PVI is automatically normalised (`sec:pvi:pvi_flavours`): Z_q = ∫ p(θ) Π t_m(θ) dθ stays 1."""
 
+import numpy as np
 import pytest
 
 from paper import reference
@@ -35,3 +36,13 @@ def test_other_steps_do_not_but_the_normaliser_is_known(schedule, damping):
     for state in states(schedule, damping, 4)[1:]:
         assert abs(log_z(state)) > 1e-3
         assert float(log_partition(PRIOR, state.factors)) == pytest.approx(log_z(state), abs=1e-12)
+
+
+@pytest.mark.parametrize("damping", [1.0, 0.3])
+def test_a_factor_is_a_power_of_a_ratio_of_normalised_densities(damping):
+    """t_k = (q_k / q)^ρ t_k, with its scale, after the first round."""
+    for factor in states(Synchronous(), damping, 1)[-1].factors:
+        answer = reference.product(natural(PRIOR), reference.power(natural(factor), 1 / damping))
+        ratio = reference.log_density(answer, THETA) - reference.log_density(natural(PRIOR), THETA)
+        log_values = reference.log_factor(natural(factor), THETA) + float(factor.log_scale)
+        np.testing.assert_allclose(log_values, damping * ratio, rtol=0, atol=1e-11)

@@ -1,5 +1,7 @@
 """What every solver has to do, on a small logistic regression."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,6 @@ from partita import (
     FixedPoint,
     FullGaussian,
     Gradient,
-    InputError,
     LinearRegression,
     LogisticRegression,
     MeanFieldGaussian,
@@ -22,7 +23,6 @@ from partita import (
     Table,
 )
 from partita.checks import check_solver
-from partita.compiled import Compiled
 from partita.objective import Factor
 from partita.solvers import Outcome
 
@@ -36,9 +36,7 @@ SOLVERS = {
     # Plain steps in natural coordinates, not preconditioned: the mean rises by less than the tolerance long before
     # the optimum, hence a smaller one here.
     "natural sgd": (
-        Gradient(
-            optimiser=optax.sgd, coordinates="natural", learning_rate=0.4, max_steps=5000, tolerance=1e-6
-        ),
+        Gradient(optimiser=optax.sgd, coordinates="natural", learning_rate=0.4, max_steps=5000, tolerance=1e-6),
         1e-4,
     ),
     "blockwise": (Blockwise(FixedPoint(), BLOCKS), 1e-6),
@@ -74,8 +72,75 @@ def test_all_reach_the_optimum_that_scipy_finds(solver, tolerance, optimum):
 
 @every_solver
 def test_a_step_limit_is_reported(solver, tolerance):
-    limited = jax.tree.map(lambda leaf: leaf, solver)
-    object.__setattr__(limited, "max_steps", 2)
-    solution = solve(limited, problem(PRIOR), KEY)
+    solution = solve(dataclasses.replace(solver, max_steps=2), problem(PRIOR), KEY)
     assert (int(solution.outcome), int(solution.steps)) == (Outcome.STEP_LIMIT, 2)
     assert solution.free_energy > problem(PRIOR).free_energy(PRIOR, KEY)
+
+
+@every_solver
+def test_numbers_are_traced(solver, tolerance):
+    """A new step size, tolerance or limit is no new program."""
+    changes = {"max_steps": 3, "tolerance": 0.5, "learning_rate": 0.01, "patience": 2, "damping": 0.7}
+    known = {name: value for name, value in changes.items() if hasattr(solver, name)}
+    solve(solver, problem(PRIOR), KEY)
+    programs = solve.traces
+    solve(dataclasses.replace(solver, **known), problem(PRIOR, trust_region=2.0), KEY)
+    assert solve.traces == programs
+
+
+def test_what_is_static_is_a_new_program():
+    """So that the count above can rise."""
+    solve(FixedPoint(), problem(PRIOR), KEY)
+    programs = solve.traces
+    solve(FixedPoint(halvings=3), problem(PRIOR), KEY)
+    assert solve.traces == programs + 1
+
+
+@every_solver
+def test_single_precision_stays_single(solver, tolerance):
+    """Also where double precision is switched on, and for a model with a number of its own."""
+    small = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), PRIOR)
+    for model in (LogisticRegression(), LinearRegression(0.5)):
+        shapes = jax.eval_shape(
+            solver.solve, problem(small, model=model, x=X.astype(np.float32), y=Y.astype(np.float32)), KEY
+        )
+        assert {str(leaf.dtype) for leaf in jax.tree.leaves((shapes.q, shapes.free_energy))} == {"float32"}
+
+
+IMPROPER = Factor(PRIOR**-2.0, jnp.zeros(()))
+"""So negative a precision that 40 rows of a likelihood with linear tails cannot hold q: F has no maximum."""
+
+
+@pytest.mark.parametrize("name", ["fixed point", "Newton", "L-BFGS", "Adam", "blockwise"])
+@pytest.mark.parametrize("trust_region", [0.1, 1.0])
+def test_an_improper_context_is_left_at_the_trust_region(name, trust_region):
+    unbounded = problem(PRIOR, context=IMPROPER, trust_region=trust_region)
+    far = MeanFieldGaussian.from_mean_sd(jnp.array([100.0, 0.0, 0.0]), 10.0)
+    assert unbounded.free_energy(far, KEY) > 1000  # there is no maximum
+    solution = solve(SOLVERS[name][0], unbounded, KEY)
+    assert Outcome(int(solution.outcome)) == Outcome.TRUST_REGION
+    assert solution.q.is_proper()
+    assert solution.q.kl(PRIOR) <= trust_region * PRIOR.size()
+    assert solution.free_energy >= unbounded.free_energy(PRIOR, KEY)
+    np.testing.assert_allclose(solution.free_energy, unbounded.free_energy(solution.q, KEY), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["fixed point", "Newton", "L-BFGS", "Adam"])
+def test_an_improper_context_that_the_data_outweigh_is_solved(name):
+    bounded = problem(PRIOR, context=Factor(PRIOR**-0.5, jnp.zeros(())))
+    solution = solve(SOLVERS[name][0], bounded, KEY)
+    assert Outcome(int(solution.outcome)) == Outcome.CONVERGED
+    # `eq:fixed-point-bi-simplified`: q = context · ∇_μ ell, to the square root of the tolerance in F.
+    target = bounded.context.natural * bounded.likelihood_factor(solution.q, KEY)
+    assert target.kl(solution.q) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["fixed point", "Newton"])
+def test_a_proper_context_has_no_trust_region(name, optimum):
+    solution = solve(SOLVERS[name][0], problem(PRIOR, trust_region=1e-6), KEY)
+    assert Outcome(int(solution.outcome)) == Outcome.CONVERGED
+    assert solution.free_energy == pytest.approx(optimum[0], abs=1e-6)
+
+
+def test_every_outcome_has_a_sentence():
+    assert all(outcome.sentence.endswith(".") for outcome in Outcome)

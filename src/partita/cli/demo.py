@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 from rich.table import Table as Grid
 
 from partita import datasets, methods, metrics
 from partita.aggregation import check_damping
-from partita.checkpoint import save_posterior
 from partita.cli.figure import draw
 from partita.engines import LocalEngine
 from partita.families import Family, FullGaussian, MeanFieldGaussian
@@ -59,7 +59,8 @@ class Demo:
     def __init__(self, settings: Settings) -> None:
         data = datasets.adult()
         train = Table(data.train.x[: settings.rows], data.train.y[: settings.rows])
-        self.settings, self.test, self.names = settings, data.test, data.names
+        self.settings, self.names = settings, data.names
+        self.test = Table(jnp.asarray(data.test.x), data.test.y)
         self.clients = split(train, beta_kappa(np.asarray(train.y), 10, *SPLITS[settings.split]))
         self.pooled = self.clients.pooled()
         kind = MeanFieldGaussian if settings.family == "mean-field" else FullGaussian
@@ -171,9 +172,7 @@ def _alone(demo: Demo) -> dict[str, dict[str, Any]]:
 def _write(demo: Demo, results: dict[str, Result], figures: dict[str, dict[str, Any]]) -> dict[str, str]:
     folder, posterior = demo.settings.output, results["sequential"].posterior
     files = {name: folder / file for name, file in _FILES.items()}
-    save_posterior(
-        files["posterior"], posterior.q, {"family": demo.settings.family, "method": "sequential", "names": demo.names}
-    )
+    posterior.save(files["posterior"], demo.names)
     with files["summary"].open("w", newline="") as file:
         rows = posterior.summary(demo.names)
         writer = csv.DictWriter(file, list(rows[0]))

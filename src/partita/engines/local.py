@@ -3,10 +3,12 @@
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from partita.client import Recipe, Reply, update
 from partita.compiled import Compiled
@@ -43,6 +45,10 @@ class LocalEngine:
         usable = np.isfinite(self.speeds) & (self.speeds > 0)
         if self.speeds.shape != (len(partition),) or not usable.all():
             raise InputError(f"{len(partition)} clients need as many positive speeds, not {self.speeds.tolist()}.")
+
+    def at_work(self) -> AbstractContextManager[Any]:
+        """While clients run, keeps LAPACK to one thread: its threads wait actively and fight with the clients' own."""
+        return threadpool_limits(limits=1, user_api="blas")
 
     def send(self, client: int, posterior: Family, version: int, clock: float) -> Task:
         """Sends a client the posterior; its answer is due later."""

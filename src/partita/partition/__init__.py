@@ -1,7 +1,7 @@
 """How data is divided among clients."""
 
-from partita.partition.shard import Partition, Shard, partition
-from partita.partition.split import beta_kappa, by_column, equal_random, k_means, label_shards, split
+from partita.partition.shard import Partition, Shard, federate, partition
+from partita.partition.splits import beta_kappa, by_column, equal_random, k_means, label_shards, split
 
 __all__ = [
     "Partition",
@@ -9,6 +9,7 @@ __all__ = [
     "beta_kappa",
     "by_column",
     "equal_random",
+    "federate",
     "k_means",
     "label_shards",
     "partition",

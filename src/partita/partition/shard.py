@@ -42,21 +42,21 @@ class Partition(eqx.Module):
             for shard, size in zip(self.shards, self.sizes, strict=True)
         ]
         data, weights = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-        return partition([data], weights=[weights], names=["all"])
+        return federate([data], weights=[weights], names=["all"])
 
     def alone(self, index: int) -> "Partition":
         """The partition that consists of one of the clients."""
         return Partition((self.shards[index],), (self.names[index],), (self.sizes[index],))
 
 
-def partition(
+def federate(
     clients: Sequence[PyTree],
     *,
     weights: Sequence[np.ndarray] | None = None,
     names: Sequence[str] | None = None,
     buckets: int | None = 4,
 ) -> Partition:
-    """Clients' data, each a pytree of arrays with rows first, as shards of at most `buckets` different lengths.
+    """Puts clients' data, each a pytree of arrays with rows first, into shards of at most `buckets` lengths.
 
     Sizes are rounded up to the nearest of `buckets` lengths, chosen so that little is padded; None pads nothing.
     """
@@ -69,6 +69,10 @@ def partition(
     _same_widths(clients, names)
     if weights is None:
         weights = [np.ones(size, _float_type(data)) for size, data in zip(sizes, clients, strict=True)]
+    if len(weights) != len(clients):
+        raise InputError(f"{len(clients)} clients need as many vectors of weights, not {len(weights)}.")
+    if buckets is not None and buckets < 1:
+        raise InputError(f"There is at least one bucket of lengths, not {buckets}.")
     for name, size, weight in zip(names, sizes, weights, strict=True):
         if len(weight) != size or not (np.isfinite(weight).all() and (np.asarray(weight) >= 0).all()):
             raise InputError(f"{name}: its {size} rows need as many finite weights from 0 up.")
@@ -132,3 +136,6 @@ def _pad(data: PyTree, weights: np.ndarray, size: int, length: int) -> Shard:
         jnp.asarray(padded.astype(np.asarray(weights).dtype)),
         jnp.asarray(size),
     )
+
+
+partition = federate

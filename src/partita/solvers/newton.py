@@ -37,10 +37,11 @@ class Memory(NamedTuple):
 class Newton(Solver):
     """Newton steps on means and standard deviations together, halved while they would lower the free energy.
 
-    For a log-concave likelihood the local free energy is concave in means and standard deviations jointly, and so is its
+    For a log-concave likelihood the local free energy is concave in means and standard deviations jointly, as is its
     quadrature; where the two are moved in turns instead, rows with wide predictors make it crawl. Correlations, where
     the family has them, are kept during such a step and then follow the natural gradient of the precision.
-    A Hessian is kept while steps with it shrink tenfold: close to the optimum it hardly changes and is most of the cost.
+    A Hessian is most of a step's cost and hardly changes near the optimum: it is kept while steps are below a nat and
+    shrink tenfold.
     """
 
     max_steps: int = 50
@@ -88,7 +89,7 @@ class Newton(Solver):
         moved = found.q.kl(q)
         outcome = after(found, moved, self.tolerance)
         outcome = jnp.where((outcome == Outcome.STALLED) & ~memory.stale, Outcome.RUNNING, outcome)
-        slow = (moved > 0.1) | (moved > 0.1 * memory.moved) | ~found.rose
+        slow = (moved > 1) | (moved > 0.1 * memory.moved) | ~found.rose
         return Progress(found.q, found.free_energy, outcome, Memory(factor, moved, slow))
 
 
@@ -196,9 +197,7 @@ def matrix(precision: Array) -> Float[Array, "d d"]:
     return jnp.diag(precision) if precision.ndim == 1 else precision
 
 
-def derivatives(
-    problem: Problem, block: Shard, mean: Float[Array, " n"], variance: Float[Array, " n"]
-) -> Derivatives:
+def derivatives(problem: Problem, block: Shard, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Derivatives:
     """Derivatives of w·ell of a block of rows, whose predictors have this mean and variance."""
     rows = problem.model.expectation.derivatives(problem.model, mean, variance, block.data)
     return Derivatives(*(problem.weight * block.weights * row for row in rows))

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int, PyTree
 from scipy.cluster.vq import kmeans2
 
 from partita.errors import InputError
-from partita.partition.shard import Partition, partition
+from partita.partition.shard import Partition, federate
 
 Indices = list[Int[np.ndarray, " n"]]
 
@@ -18,7 +18,7 @@ def split(data: PyTree, indices: Sequence[np.ndarray], names: Sequence[str] | No
     """The partition of `data` in which each client has the rows that `indices` gives it."""
     arrays = jax.tree.map(np.asarray, data)
     parts = [jax.tree.map(lambda leaf, rows=rows: leaf[rows], arrays) for rows in indices]
-    return partition(parts, names=names)
+    return federate(parts, names=names)
 
 
 def equal_random(rows: int, clients: int, seed: int = 0) -> Indices:

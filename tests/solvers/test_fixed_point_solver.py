@@ -1,0 +1,81 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_problems import KEY, X, Y, problem, scipy_optimum, solve
+
+from partita import Conjugate, FixedPoint, FullGaussian, LinearRegression, MeanFieldGaussian
+from partita.objective import Factor
+from partita.solvers import Outcome
+
+WIDE = MeanFieldGaussian.standard_normal(3, 10.0)
+
+
+def test_the_conjugate_step_is_the_exact_posterior():
+    """`sec:optim:analytic`: precision Λ₀ + XᵀX/σ², and F is then log p(y)."""
+    prior = FullGaussian.standard_normal(3, 2.0)
+    start = FullGaussian.from_mean_covariance(jnp.array([3.0, -2.0, 1.0]), np.eye(3) + 0.5)
+    solution = solve(Conjugate(), problem(prior, start, LinearRegression(0.5)), KEY)
+    assert Outcome(int(solution.outcome)) == Outcome.CONVERGED
+    precision = np.eye(3) / 4 + X.T @ X / 0.25
+    np.testing.assert_allclose(solution.q.precision, precision, rtol=1e-10)
+    np.testing.assert_allclose(solution.q.mean, np.linalg.solve(precision, X.T @ Y / 0.25), rtol=1e-10)
+    marginal = 4 * X @ X.T + 0.25 * np.eye(40)
+    log_evidence = -(Y @ np.linalg.solve(marginal, Y) + np.linalg.slogdet(2 * np.pi * marginal)[1]) / 2
+    np.testing.assert_allclose(solution.free_energy, log_evidence, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("model", "prior"),
+    [(LinearRegression(0.5), MeanFieldGaussian), (None, FullGaussian)],
+    ids=["linear, mean-field", "logistic, full"],
+)
+def test_a_model_that_is_not_conjugate_is_reported(model, prior):
+    """A mean-field family is not conjugate to correlated columns, nor any Gaussian to a logistic likelihood."""
+    task = problem(prior.standard_normal(3), model=model)
+    solution = solve(Conjugate(), task, KEY)
+    assert Outcome(int(solution.outcome)) == Outcome.NOT_CONJUGATE
+    assert solution.free_energy > task.free_energy(task.start, KEY)
+
+
+def test_a_conjugate_step_to_an_improper_member_is_held_back():
+    prior = FullGaussian.standard_normal(3)
+    task = problem(prior, model=LinearRegression(0.5), context=Factor(prior**-1000.0, jnp.zeros(())))
+    solution = solve(Conjugate(), task, KEY)
+    assert Outcome(int(solution.outcome)) == Outcome.TRUST_REGION
+    assert solution.q.is_proper()
+    assert solution.q.kl(prior) <= prior.size()
+
+
+# From each of these the undamped iteration ends lower than it began.
+HOSTILE = {
+    "wide": WIDE,
+    "far and tight": MeanFieldGaussian.from_mean_sd(jnp.array([10.0, 10.0, -10.0]), 0.1),
+    "on the wrong side": MeanFieldGaussian.from_mean_sd(jnp.array([-20.0, 20.0, 20.0]), 0.3),
+}
+
+
+@pytest.mark.parametrize("start", HOSTILE.values(), ids=HOSTILE.keys())
+def test_backing_off_never_lowers_the_free_energy(start):
+    task = problem(WIDE, start)
+    before = task.free_energy(start, KEY)
+    plain = solve(FixedPoint(back_off=False), task, KEY)
+    assert plain.free_energy < before
+    values = [float(before)]
+    for steps in (1, 2, 3, 5, 10, 100):
+        solution = solve(FixedPoint(max_steps=steps), task, KEY)
+        values.append(float(solution.free_energy))
+    # Never lower, to the rounding of a sum of about 1e3.
+    assert (np.diff(values) >= -1e-11).all()
+    assert Outcome(int(solution.outcome)) == Outcome.CONVERGED
+    assert solution.free_energy == pytest.approx(scipy_optimum(X, Y, 10.0, "mean-field")[0], abs=1e-6)
+
+
+def test_without_backing_off_a_step_is_the_papers():
+    """`eq:fixed-point-bi-damp`: q^(1−ρ) · (context · ∇_μ ell)^ρ."""
+    start = HOSTILE["far and tight"]
+    task = problem(WIDE, start)
+    found = solve(FixedPoint(damping=0.3, max_steps=1, back_off=False), task, KEY).q
+    target = WIDE * task.likelihood_factor(start, KEY)
+    expected = start**0.7 * target**0.3
+    np.testing.assert_allclose(found.precision, expected.precision, rtol=1e-12)
+    np.testing.assert_allclose(found.precision_mean, expected.precision_mean, rtol=1e-12)

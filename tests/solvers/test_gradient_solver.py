@@ -1,0 +1,98 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small_problems import KEY, X, Y, problem, scipy_optimum, solve
+
+from partita import Gradient, InputError, LogisticRegression, MeanFieldGaussian, MonteCarlo, Table
+from partita.partition import partition
+from partita.solvers import Outcome
+
+PRIOR = MeanFieldGaussian.standard_normal(3)
+
+
+@pytest.mark.parametrize("batch_size", [8, 7, 100], ids=["divides 40", "leaves a rest", "more than all"])
+def test_an_epoch_of_mini_batches_is_all_rows_once(batch_size):
+    """Σ_b (n_b / N) ell_b = ell, so that each batch is an unbiased estimate; padding is never drawn."""
+    twice = Table(np.tile(X, (2, 1)), np.tile(Y, 2))
+    weights = np.random.default_rng(2).uniform(0.5, 2.0, 40)
+    shard = partition([Table(X, Y), twice], weights=[weights, np.ones(80)], buckets=1).shards[0]
+    assert len(shard.weights) == 80
+    model, solver = LogisticRegression(), Gradient(batch_size=batch_size)
+    q = MeanFieldGaussian.from_mean_sd(jnp.array([1.0, -0.5, 0.2]), 0.5)
+    batches = -(-40 // batch_size)
+
+    @jax.jit
+    def next_batch(order, index):
+        batch, order = solver._batch(shard, order, index, KEY)
+        return model.ell(q, batch.data, batch.weights, KEY), batch.data.x[:, 0], order
+
+    order, visits = jnp.arange(80), []
+    for epoch in range(2):
+        total, visited = 0.0, []
+        for place in range(batches):
+            ell, column, order = next_batch(order, epoch * batches + place)
+            rows = min(batch_size, 40 - place * batch_size)
+            total += rows / 40 * ell
+            visited += column[:rows].tolist()
+        np.testing.assert_allclose(total, model.ell(q, shard.data, shard.weights, KEY), rtol=1e-12)
+        assert sorted(visited) == sorted(X[:, 0])
+        visits.append(visited)
+    assert visits[0] != visits[1]
+
+
+@pytest.mark.parametrize(
+    ("solver", "model"),
+    [
+        (Gradient(learning_rate=0.02, batch_size=8, max_steps=2000), LogisticRegression()),
+        (Gradient(learning_rate=0.02, max_steps=2000), LogisticRegression(expectation=MonteCarlo(10))),
+    ],
+    ids=["mini-batches", "draws"],
+)
+def test_noisy_gradients_end_near_the_optimum(solver, model):
+    found = solve(solver, problem(PRIOR, model=model), KEY).q
+    best = scipy_optimum(X, Y, 1.0, "mean-field")[0]
+    # A learning rate of 0.02 leaves Adam wandering by about 0.02 in six coordinates of curvature about ten.
+    assert best - 6 * 10 * 0.02**2 / 2 < problem(PRIOR).free_energy(found, KEY) <= best + 1e-9
+
+
+def test_a_plain_step_in_natural_coordinates_is_the_gradient():
+    """∇_η F = Fisher · (target − η), with target = context · ∇_μ ell."""
+    start = MeanFieldGaussian.from_mean_sd(jnp.array([0.4, -0.2, 0.1]), 0.8)
+    task = problem(PRIOR, start)
+    solver = Gradient(optimiser=optax.sgd, coordinates="natural", learning_rate=0.01, max_steps=1)
+    found = solve(solver, task, KEY).q
+    target = PRIOR * task.likelihood_factor(start, KEY)
+    expected = 0.01 * start.fisher() @ jax.flatten_util.ravel_pytree(target / start)[0]
+    np.testing.assert_allclose(jax.flatten_util.ravel_pytree(found / start)[0], expected, rtol=1e-9)
+
+
+def test_steps_that_are_too_long_return_the_best_seen():
+    task = problem(PRIOR)
+    solution = solve(Gradient(learning_rate=30.0, max_steps=50), task, KEY)
+    assert solution.q.is_proper()
+    assert solution.free_energy >= task.free_energy(PRIOR, KEY)
+
+
+def test_a_step_to_an_improper_member_is_not_taken():
+    solver = Gradient(optimiser=optax.sgd, coordinates="natural", learning_rate=-30.0)  # downhill: precision falls
+    solution = solve(solver, problem(PRIOR), KEY)
+    assert Outcome(int(solution.outcome)) == Outcome.STALLED
+    assert solution.q.is_proper()
+
+
+@pytest.mark.parametrize(("patience", "steps"), [(7, 14), (30, 60)])
+def test_convergence_is_judged_on_whole_blocks_of_steps(patience, steps):
+    """With an infinite tolerance the second block is the first that can be compared."""
+    solution = solve(Gradient(patience=patience, tolerance=np.inf), problem(PRIOR), KEY)
+    assert (int(solution.outcome), int(solution.steps)) == (Outcome.CONVERGED, steps)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"coordinates": "polar"}, "'polar'.*unconstrained, natural"), ({"batch_size": 0}, "at least one row, not 0")],
+)
+def test_settings_that_make_no_sense_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        Gradient(**settings)
