@@ -100,7 +100,7 @@ def test_asynchronous_on_b(adult, speeds):
     ids=["sequential", "synchronous", "asynchronous"],
 )
 def test_full_covariance_on_b(adult, method, communications, every):
-    """With covariances there are no collinear columns to agree about: what is left after the first passes is damping."""
+    """With covariances there are no collinear columns to agree about: what is left is damping."""
     curve = gaps(adult, "B", method, communications, pt.FullGaussian, every)
     assert curve[communications] < 1
 

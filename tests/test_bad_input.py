@@ -7,7 +7,7 @@ import pytest
 
 import partita as pt
 from partita.engines import local
-from partita.partition import partition
+from partita.partition import federate
 from partita.pvi import init
 from test_pvi import MODEL, PARTS, PRIOR, SOLVER, faulty, improper, not_finite
 
@@ -31,13 +31,13 @@ def run(parts=PARTS, model=MODEL, prior=PRIOR, method=None, **settings):
 
 def run_on(data, model=MODEL):
     """A run whose second client, Bath, holds the data."""
-    return run(partition([GOOD, data], names=["Ayr", "Bath"]), model)
+    return run(federate([GOOD, data], names=["Ayr", "Bath"]), model)
 
 
 POISSON, NETWORK = pt.PoissonRegression(), pt.NetworkClassifier((3, 2, 2))
 PYTREE = pt.MeanFieldGaussian.standard_normal({"slope": jnp.zeros(2), "level": jnp.zeros(1)})
 MISTAKES = {
-    "no clients": (lambda: partition([]), "There are no clients"),
+    "no clients": (lambda: federate([]), "There are no clients"),
     "no clients to begin with": (lambda: init(PRIOR, 0), "There are no clients"),
     "an empty client": (lambda: run_on(pt.Table(np.ones((0, 3)), np.ones(0))), "Bath is empty"),
     "other columns": (lambda: run_on(pt.Table(np.ones((4, 2)), GOOD.y)), "Bath has columns of shape"),
@@ -46,10 +46,10 @@ MISTAKES = {
         "Bath: its arrays have different numbers",
     ),
     "not a table": (lambda: run_on((GOOD.x, GOOD.y)), "Bath: the data are not a Table"),
-    "a vector for x": (lambda: run(partition([pt.Table(GOOD.y, GOOD.y)])), "client 0: x has shape (4,)"),
-    "two clients of one name": (lambda: partition([GOOD, GOOD], names=["Ayr", "Ayr"]), "need as many different names"),
+    "a vector for x": (lambda: run(federate([pt.Table(GOOD.y, GOOD.y)])), "client 0: x has shape (4,)"),
+    "two clients of one name": (lambda: federate([GOOD, GOOD], names=["Ayr", "Ayr"]), "need as many different names"),
     "a weight below zero": (
-        lambda: partition([GOOD], weights=[-np.ones(4)]),
+        lambda: federate([GOOD], weights=[-np.ones(4)]),
         "client 0: its 4 rows need as many fin",
     ),
     "NaN in a row": (lambda: run_on(with_x(np.nan)), "Bath: row 2 holds a value that is not finite"),
@@ -137,7 +137,7 @@ def test_a_density_that_is_nan_at_some_theta_is_refused_there_and_taken_in_elsew
 
     # under the prior some draws of θ are negative; after Bath's answer, about N(2.7, 0.3²), none is
     tables = [pt.Table(np.ones((10, 1)), np.full(10, y)) for y in (9.0, 3.0)]
-    parts = partition(tables, names=["Ayr", "Bath"])
+    parts = federate(tables, names=["Ayr", "Bath"])
     result = run(parts, pt.LogDensity(density), pt.MeanFieldGaussian.standard_normal(1), rounds=3)
     assert result.history.refusals == [(1, "Ayr", "is not finite")]
     assert result.state.versions == (2, 3)

@@ -8,7 +8,7 @@ import partita as pt
 from partita.aggregation import take
 from partita.client import update
 from partita.engines.local import shard_ell
-from partita.partition import Partition, partition
+from partita.partition import Partition, federate
 from test_pvi import MODEL, PARTS, PRIOR, SOLVER, STOCHASTIC
 
 PROGRAMS = {"client update": update, "taking in": take, "expectation": shard_ell}
@@ -31,7 +31,7 @@ def run(
 def test_clients_of_two_sizes_make_two_programs_for_any_number_of_rounds():
     # sizes that no other test has, so that nothing is compiled yet
     rows = np.random.default_rng(0).normal(size=(99, 3))
-    parts = partition([pt.Table(x, (x[:, 0] > 0).astype(float)) for x in np.split(rows, [31, 62])])
+    parts = federate([pt.Table(x, (x[:, 0] > 0).astype(float)) for x in np.split(rows, [31, 62])])
     first = traces_of(lambda: run(parts=parts))
     assert (first["client update"], first["expectation"]) == (2, 2)
     assert first["taking in"] <= 1

@@ -24,7 +24,7 @@ from partita import (
 from partita.checks import check_model
 from partita.expectations import Expectation
 from partita.objective import Factor, Problem
-from partita.partition import partition
+from partita.partition import federate
 
 MEANS = jnp.array([-2.0, 0.0, 1.5, -0.5, 0.7])
 X = jnp.array([[1.0, 0.5, -0.2], [1.0, -1.0, 0.7], [1.0, 0.1, 1.4], [1.0, 2.0, 0.3], [1.0, -0.3, -1.0]])
@@ -112,8 +112,8 @@ def test_a_row_of_zeros_has_a_finite_gradient(expectation):
 def test_a_row_of_zeros_tells_newton_nothing(prior):
     """Its likelihood is 1/2 whatever θ is, so that the answer with it is the one in which it has no weight."""
     data = Table(X.at[0].set(0.0), BINARY.y)
-    shard = partition([data]).shards[0]
-    without = partition([data], weights=[np.array([0.0, 1.0, 1.0, 1.0, 1.0])]).shards[0]
+    shard = federate([data]).shards[0]
+    without = federate([data], weights=[np.array([0.0, 1.0, 1.0, 1.0, 1.0])]).shards[0]
 
     @jax.jit
     def solve(shard):

@@ -1,5 +1,8 @@
 """Algorithm 1 (`alg:vmp`): what holds after every step, and how runs end."""
 
+import functools
+import operator
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +12,7 @@ from jax.flatten_util import ravel_pytree
 import partita as pt
 from partita.client import update
 from partita.engines import LocalEngine, local
-from partita.families.base import product
-from partita.partition import partition
+from partita.partition import federate
 from partita.pvi import global_free_energy, init, step
 
 _generator = np.random.default_rng(0)
@@ -18,7 +20,7 @@ _x = np.column_stack([np.ones(60), _generator.normal(size=(60, 2))])
 _y = (_x[:, 1] + _generator.logistic(size=60) > 0).astype(float)
 
 # One small problem for all the files about runs: its shapes, and so its compiled programs, are shared.
-PARTS = pt.split(pt.Table(_x, _y), pt.equal_random(60, 3))
+PARTS = pt.split(pt.Table(_x, _y), pt.splits.equal_random(60, 3))
 MODEL, PRIOR = pt.LogisticRegression(), pt.MeanFieldGaussian.standard_normal(3)
 SOLVER = pt.FixedPoint(tolerance=1e-16)
 STOCHASTIC = pt.Gradient(learning_rate=0.05, max_steps=10, batch_size=5)
@@ -55,7 +57,7 @@ def correlated():
     generator = np.random.default_rng(1)
     x = generator.normal(size=(60, 1)) + 0.1 * generator.normal(size=(60, 4))
     data = pt.Table(x, x.sum(axis=1) + generator.normal(size=60))
-    return pt.LinearRegression(), pt.MeanFieldGaussian.standard_normal(4), pt.split(data, pt.equal_random(60, 6))
+    return pt.LinearRegression(), pt.MeanFieldGaussian.standard_normal(4), pt.split(data, pt.splits.equal_random(60, 6))
 
 
 def faulty(change):
@@ -81,7 +83,7 @@ def improper(reply):
 
 def assert_product(state):
     # a handful of sums of numbers of order 10: rounding leaves 1e-14
-    whole = product(state.prior, *[factor.natural for factor in state.factors])
+    whole = functools.reduce(operator.mul, [factor.natural for factor in state.factors], state.prior)
     np.testing.assert_allclose(ravel_pytree(state.posterior)[0], ravel_pytree(whole)[0], rtol=1e-13, atol=1e-13)
 
 
@@ -192,7 +194,7 @@ def test_without_a_budget_a_run_has_a_hundred_rounds_and_an_infinite_one_lasts_u
 
 
 def test_answers_that_make_the_posterior_improper_end_the_run_and_leave_the_prior():
-    clients = partition([pt.Table(np.ones((1, 1)), np.zeros(1))] * 2)
+    clients = federate([pt.Table(np.ones((1, 1)), np.zeros(1))] * 2)
     prior = pt.MeanFieldGaussian.standard_normal(1)
     # precisions: 1 − 0.6 for each answer alone, 1 − 1.2 for both, and 1 − 0.6 for both at half size
     result = pt.run(pt.Method(pt.Conjugate(), pt.Synchronous()), Repelled(), prior, clients, rounds=5)

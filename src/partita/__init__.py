@@ -2,7 +2,6 @@
 
 from partita import checks, datasets, methods, metrics
 from partita.aggregation import Backtracking, Damped
-from partita.checkpoint import load_posterior, save_posterior
 from partita.errors import InputError
 from partita.expectations import Analytic, GaussHermite, LocalReparameterisation, MonteCarlo
 from partita.families import Family, FullGaussian, MeanFieldGaussian, Product
@@ -10,7 +9,6 @@ from partita.models import (
     LinearRegression,
     LogDensity,
     LogisticRegression,
-    Model,
     NetworkClassifier,
     NetworkRegressor,
     PoissonRegression,
@@ -18,9 +16,8 @@ from partita.models import (
     Table,
     with_intercept,
 )
-from partita.partition import Partition, beta_kappa, by_column, equal_random, k_means, label_shards, split
-from partita.partition import federate, splits
-from partita.pvi import Method, Result, Status, run
+from partita.partition import federate, split, splits
+from partita.pvi import Method, Status, run
 from partita.schedules import Asynchronous, RandomSubset, Sequential, Synchronous
 from partita.solvers import LBFGS, Blockwise, Conjugate, FixedPoint, Gradient, Newton
 
@@ -46,12 +43,10 @@ __all__ = [
     "LogisticRegression",
     "MeanFieldGaussian",
     "Method",
-    "Model",
     "MonteCarlo",
     "NetworkClassifier",
     "NetworkRegressor",
     "Newton",
-    "Partition",
     "PoissonRegression",
     "ProbitRegression",
     "Product",
@@ -62,9 +57,11 @@ __all__ = [
     "Table",
     "checks",
     "datasets",
+    "federate",
     "methods",
     "metrics",
     "run",
     "split",
+    "splits",
     "with_intercept",
 ]

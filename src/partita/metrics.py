@@ -47,11 +47,11 @@ def _checked(
 ) -> tuple[Float[np.ndarray, "n c"], Int[np.ndarray, " n"]]:
     p = np.asarray(probabilities, float)
     p = np.stack([1 - p, p], axis=1) if p.ndim == 1 else p
-    labels = np.nan_to_num(y).astype(int)
+    labels = np.asarray(y)
     if p.ndim != 2 or len(p) != len(labels) or not len(labels):
         raise InputError(f"{len(p)} rows of probabilities need as many labels, and at least one, not {len(labels)}.")
-    wrong = (labels != y) | (labels < 0) | (labels >= p.shape[1])
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise InputError(f"Row {row} has the label {np.asarray(y)[row]}: labels are whole numbers from 0 to {p.shape[1] - 1}.")
-    return p, labels
+    allowed = np.isin(labels, np.arange(p.shape[1]))
+    if not allowed.all():
+        row = int(np.argmin(allowed))
+        raise InputError(f"Row {row} has the label {labels[row]:g}: labels are 0 to {p.shape[1] - 1}.")
+    return p, labels.astype(int)

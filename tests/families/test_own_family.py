@@ -11,7 +11,7 @@ from partita import Conjugate, Family, FixedPoint, MeanFieldGaussian, Model, Pro
 from partita.checks import check_family, check_model
 from partita.expectations import Expectation
 from partita.objective import Factor, Problem
-from partita.partition import partition
+from partita.partition import federate
 from partita.solvers import Outcome
 
 
@@ -111,7 +111,7 @@ def test_default_moments_and_interval_are_those_of_draws():
 
 
 def problem():
-    shard = partition([np.asarray(COUNTS)]).shards[0]
+    shard = federate([np.asarray(COUNTS)]).shards[0]
     return Problem(Counts(), shard, Factor.of(OTHER), jnp.asarray(1.0), OTHER, jnp.asarray(1.0))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from partita import FixedPoint, FullGaussian, MeanFieldGaussian, Table
 from partita.engines import LocalEngine
 from partita.objective import Factor
-from partita.partition import Partition, partition
+from partita.partition import Partition, federate
 from partita.pvi import init, step
 
 FAMILIES = [MeanFieldGaussian, FullGaussian]
@@ -19,7 +19,7 @@ EXACT = FixedPoint(0.7, max_steps=60, tolerance=-1.0, back_off=False)
 def shards(clients):
     """The clients' rows, padded to as many as all have together, so that all divisions of a data set share programs."""
     whole = tuple(np.concatenate(parts) for parts in zip(*clients, strict=True))
-    padded = partition([Table(x, y) for x, y in [*clients, whole]], buckets=1)
+    padded = federate([Table(x, y) for x, y in [*clients, whole]], buckets=1)
     return Partition(padded.shards[:-1], padded.names[:-1], padded.sizes[:-1])
 
 

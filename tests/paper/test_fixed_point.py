@@ -18,7 +18,7 @@ from partita import Damped, LogDensity, LogisticRegression, MeanFieldGaussian, M
 from partita.engines import LocalEngine
 from partita.expectations import Expectation
 from partita.objective import Cavity, Factor, Problem
-from partita.partition import partition
+from partita.partition import federate
 from partita.pvi import global_free_energy
 from partita.solvers.gradient import from_coordinates, to_coordinates
 
@@ -98,7 +98,7 @@ def log_density(theta, y):
 def counterexample():
     """y = 5 ~ N(θ₁θ₂, 1), the likelihood as ten tenth powers, under PVI from the prior."""
     model = LogDensity(log_density, expectation=SecondMoments())
-    parts = partition([np.array([5.0])] * 10, weights=[np.array([0.1])] * 10)
+    parts = federate([np.array([5.0])] * 10, weights=[np.array([0.1])] * 10)
     prior = MeanFieldGaussian.standard_normal(2)
     return model, parts, trajectory(Method(EXACT, Synchronous(), Damped(0.5)), model, prior, parts, 60)[-1]
 

@@ -9,7 +9,7 @@ from scipy.special import expit
 from partita import FullGaussian, LogisticRegression, MeanFieldGaussian, Table
 from partita.compiled import Compiled
 from partita.objective import Factor, Problem
-from partita.partition import partition
+from partita.partition import federate
 
 KEY = jax.random.key(0)
 _generator = np.random.default_rng(0)
@@ -21,7 +21,7 @@ MASSES = MASSES / MASSES.sum()
 
 
 def problem(prior, start=None, model=None, x=X, y=Y, context=None, trust_region=1.0, weights=None):
-    shard = partition([Table(x, y)], weights=weights).shards[0]
+    shard = federate([Table(x, y)], weights=weights).shards[0]
     dtype = jax.tree.leaves(prior)[0].dtype
     return Problem(
         LogisticRegression() if model is None else model,

@@ -6,7 +6,7 @@ import pytest
 from small_problems import KEY, X, Y, problem, scipy_optimum, solve
 
 from partita import Gradient, InputError, LogisticRegression, MeanFieldGaussian, MonteCarlo, Table
-from partita.partition import partition
+from partita.partition import federate
 from partita.solvers import Outcome
 
 PRIOR = MeanFieldGaussian.standard_normal(3)
@@ -17,7 +17,7 @@ def test_an_epoch_of_mini_batches_is_all_rows_once(batch_size):
     """Σ_b (n_b / N) ell_b = ell, so that each batch is an unbiased estimate; padding is never drawn."""
     twice = Table(np.tile(X, (2, 1)), np.tile(Y, 2))
     weights = np.random.default_rng(2).uniform(0.5, 2.0, 40)
-    shard = partition([Table(X, Y), twice], weights=[weights, np.ones(80)], buckets=1).shards[0]
+    shard = federate([Table(X, Y), twice], weights=[weights, np.ones(80)], buckets=1).shards[0]
     assert len(shard.weights) == 80
     model, solver = LogisticRegression(), Gradient(batch_size=batch_size)
     q = MeanFieldGaussian.from_mean_sd(jnp.array([1.0, -0.5, 0.2]), 0.5)

@@ -191,13 +191,6 @@ def inner(natural: PyTree, mean: Mean) -> Float[Array, ""]:
     return jnp.sum(jnp.stack([jnp.vdot(a, b) for a, b in pairs]))
 
 
-def product(first: Family, *others: Family) -> Family:
-    """The product of several members."""
-    for other in others:
-        first = first * other
-    return first
-
-
 def _ravel(tree: PyTree) -> Float[Array, " p"]:
     return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 

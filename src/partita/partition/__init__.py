@@ -1,6 +1,6 @@
 """How data is divided among clients."""
 
-from partita.partition.shard import Partition, Shard, federate, partition
+from partita.partition.shard import Partition, Shard, federate
 from partita.partition.splits import beta_kappa, by_column, equal_random, k_means, label_shards, split
 
 __all__ = [
@@ -12,6 +12,5 @@ __all__ = [
     "federate",
     "k_means",
     "label_shards",
-    "partition",
     "split",
 ]

@@ -136,6 +136,3 @@ def _pad(data: PyTree, weights: np.ndarray, size: int, length: int) -> Shard:
         jnp.asarray(padded.astype(np.asarray(weights).dtype)),
         jnp.asarray(size),
     )
-
-
-partition = federate

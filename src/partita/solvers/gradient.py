@@ -35,7 +35,7 @@ class Gradient(Solver):
 
     `optimiser` is a function of the learning rate such as `optax.adam`, so that the rate is traced and changing it
     compiles nothing. Plain gradient steps in natural coordinates, one a visit, make synchronous PVI global VI
-    (`prop:local-global-gradient`). With all rows and a deterministic expectation the best q seen is returned.
+    (`prop:local-global-gradient`), with `keep_best=False` also where a step overshoots.
     """
 
     optimiser: Callable[..., optax.GradientTransformation] = eqx.field(static=True, default=optax.adam)
@@ -47,6 +47,8 @@ class Gradient(Solver):
     """Stops when that mean rises by less than this many nats."""
     batch_size: int | None = eqx.field(static=True, default=None)
     coordinates: Coordinates = eqx.field(static=True, default="unconstrained")
+    keep_best: bool = eqx.field(static=True, default=True)
+    """Whether the best q seen is returned, rather than the last, where free energies are exact."""
 
     def __check_init__(self) -> None:
         if self.coordinates not in ("unconstrained", "natural"):
@@ -104,7 +106,7 @@ class Gradient(Solver):
         return progress._replace(q=q, free_energy=value)
 
     def _exact(self, problem: Problem) -> bool:
-        return self.batch_size is None and problem.model.expectation.deterministic
+        return self.keep_best and self.batch_size is None and problem.model.expectation.deterministic
 
     def _batch(
         self, shard: Shard, order: Int[Array, " n"], index: Int[Array, ""], key: Key[Array, ""]
