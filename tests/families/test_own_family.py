@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import scipy.stats as st
 
-from partita import Conjugate, Family, FixedPoint, MeanFieldGaussian, Model, Product
+from partita import Conjugate, FixedPoint, MeanFieldGaussian, Product
 from partita.checks import check_family, check_model
 from partita.expectations import Expectation
+from partita.families import Family
+from partita.models import Model
 from partita.objective import Factor, Problem
 from partita.partition import federate
 from partita.solvers import Outcome

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from small_problems import KEY, X, Y, problem, scipy_optimum, solve
 
-from partita import LBFGS, Blockwise, Conjugate, FixedPoint, FullGaussian, InputError, MeanFieldGaussian, Model, Product
+from partita import LBFGS, Blockwise, Conjugate, FixedPoint, FullGaussian, InputError, MeanFieldGaussian, Product
 from partita.expectations import Expectation
+from partita.models import Model
 from partita.objective import Factor
 from partita.solvers import Outcome
 from partita.solvers.blockwise import free_leaves

@@ -73,6 +73,8 @@ def test_steps_that_are_too_long_return_the_best_seen():
     solution = solve(Gradient(learning_rate=30.0, max_steps=50), task, KEY)
     assert solution.q.is_proper()
     assert solution.free_energy >= task.free_energy(PRIOR, KEY)
+    last = solve(Gradient(learning_rate=30.0, max_steps=50, keep_best=False), task, KEY)
+    assert last.free_energy < task.free_energy(PRIOR, KEY)
 
 
 def test_a_step_to_an_improper_member_is_not_taken():
