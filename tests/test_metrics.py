@@ -35,6 +35,8 @@ def test_calibration_error_by_hand():
     y = np.array([1, 1, 1, 0, 1])
     expected = (2 * 0.4 + 2 * 0.4 + 1 * 0.8) / 5
     assert metrics.calibration_error(p, y, bins=10) == pytest.approx(expected)
+    # A confidence of 1 belongs to the last bin: one of two right at a mean confidence of 0.975.
+    assert metrics.calibration_error(np.array([1.0, 0.95]), np.array([0, 1]), bins=10) == pytest.approx(0.475)
     # In one bin: three of five right at a mean confidence of 0.76.
     assert metrics.calibration_error(p, y, bins=1) == pytest.approx(abs(0.6 - 0.76))
 

@@ -93,7 +93,7 @@ def test_class_probabilities_are_a_column_each():
 
 
 def test_a_network_predicts_by_monte_carlo():
-    model = NetworkClassifier((2, 3, 3))
+    model = NetworkClassifier((2, 3))
     posterior = Posterior(model, MeanFieldGaussian.standard_normal(model.template()))
     found = posterior.predict_proba(X, "monte_carlo", draws=50)
     assert found.shape == (3, 3)
@@ -138,6 +138,7 @@ def test_a_summary_names_parameters_by_their_path():
     [
         (lambda p: p.summary(["only one"]), "2 parameters and 1 names"),
         (lambda p: p.predict(X, "exact"), "no predictive named 'exact': choose one of closed, monte_carlo"),
+        (lambda p: Posterior(LinearRegression(), Q).predict_proba(X), "LinearRegression does not predict classes"),
         (lambda p: p.interval(1.0), "between 0 and 1, not at 1.0"),
         (lambda p: p.interval(0), "between 0 and 1"),
         (lambda p: p.summary(mass=95), "between 0 and 1, not at 95"),

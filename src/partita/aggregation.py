@@ -93,7 +93,7 @@ class Backtracking(Aggregation):
         reason = ""
         for _ in range(self.halvings + 1):
             taken = attempt(posterior, factors, deltas, damping)
-            if taken.refusals:
+            if taken.damping == 0:
                 reason = "would make the posterior improper"
             elif not self.watch_free_energy:
                 return taken
@@ -108,7 +108,7 @@ class Backtracking(Aggregation):
 
 
 def attempt(posterior: Family, factors: Mapping[int, Factor], deltas: Mapping[int, Factor], damping: float) -> Taken:
-    """The product with one damping, or its refusal naming those whose change alone makes the posterior improper."""
+    """The product with one damping, without those whose change alone makes the posterior improper; they are refused."""
     new, changed = posterior, dict(factors)
     for client, delta in deltas.items():
         new, changed[client] = take(new, factors[client], delta, damping)
@@ -116,9 +116,13 @@ def attempt(posterior: Family, factors: Mapping[int, Factor], deltas: Mapping[in
         return Taken(new, changed, damping, 0, {})
     alone = [k for k, delta in deltas.items() if not take(posterior, factors[k], delta, damping)[0].is_proper()]
     reason = f"would make the posterior improper with damping {damping:.2g}"
-    if len(alone or deltas) > 1:
-        reason = f"{reason} {'alone' if alone else 'together with the others'}"
-    return Taken(posterior, dict(factors), 0.0, 0, dict.fromkeys(alone or deltas, reason))
+    others = {k: delta for k, delta in deltas.items() if k not in alone}
+    if alone and others:
+        rest = attempt(posterior, factors, others, damping)
+        return rest._replace(refusals=rest.refusals | dict.fromkeys(alone, reason))
+    if not alone:
+        reason = f"{reason} together with the others"
+    return Taken(posterior, dict(factors), 0.0, 0, dict.fromkeys(deltas, reason))
 
 
 def _take(posterior: Family, factor: Factor, delta: Factor, damping: float) -> tuple[Family, Factor]:

@@ -87,7 +87,7 @@ def save_posterior(path: str | os.PathLike[str], q: Family, about: dict[str, Any
 
 
 def load_posterior(path: str | os.PathLike[str], like: Family) -> tuple[Family, dict[str, Any]]:
-    """The posterior saved at `path`, of the family and shape of `like`."""
+    """The posterior saved at `path`, which must have the natural parameters of `like`, and what was said about it."""
     arrays, about = read(path)
     return _unflatten(path, arrays, like), about
 

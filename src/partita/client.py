@@ -55,13 +55,12 @@ def client_update(
 ) -> Reply:
     """Improves a client's factor against everybody else's: maximises its local free energy (`eq:vfe`) from q."""
     context = recipe.context(prior, q, factor, jnp.asarray(share))
-    problem = Problem(
-        recipe.model, shard, context, recipe.context.weight(jnp.asarray(share)), q, jnp.asarray(recipe.trust_region)
-    )
+    weight = recipe.context.weight(jnp.asarray(share)).astype(jax.tree.leaves(q)[0].dtype)
+    problem = Problem(recipe.model, shard, context, weight, q, jnp.asarray(recipe.trust_region))
     solve_key, ell_key = jax.random.split(key)
     solution = recipe.solver.solve(problem, solve_key)
     delta = Factor.of(solution.q) / Factor.of(q)
-    held_back = solution.outcome == Outcome.TRUST_REGION
+    held_back = jnp.isin(solution.outcome, jnp.array([Outcome.TRUST_REGION, Outcome.IMPROPER]))
     finite = delta.natural.is_finite() & jnp.isfinite(delta.log_scale) & jnp.isfinite(solution.free_energy)
     info = Info(
         ell=recipe.model.ell(q, shard.data, shard.weights, ell_key),

@@ -1,4 +1,4 @@
-"""A client's problem, whatever the method: maximise w·ell(q) − KL(q ‖ context); and the global free energy."""
+"""A client's problem, whatever the method: maximise w·ell(q) − KL(q ‖ context); local free energies and Z_q."""
 
 import abc
 from collections.abc import Sequence

@@ -57,7 +57,7 @@ class Posterior:
         """The posterior mean of E[y | θ, x], row by row: in closed form where the model has one, or by Monte Carlo."""
         if how not in ("closed", "monte_carlo"):
             raise unknown("predictive", how, ("closed", "monte_carlo"))
-        x = jnp.asarray(x)
+        x = jnp.asarray(x, jax.tree.leaves(self.q)[0].dtype)
         if how == "closed":
             return np.asarray(closed_response(self.model, self.q, x))
         return np.asarray(mean_response(self.model, self.sample(draws, seed), x))
@@ -66,6 +66,8 @@ class Posterior:
         self, x: Float[Array, "n d"], how: Predictive = "closed", draws: int = 100, seed: int = 0
     ) -> np.ndarray:
         """The probability of every class, a row per input; "closed" is the probit approximation for logistic."""
+        if not self.model.predicts_classes:
+            raise InputError(f"{type(self.model).__name__} does not predict classes: use predict.")
         response = self.predict(x, how, draws, seed)
         return np.stack([1 - response, response], axis=1) if response.ndim == 1 else response
 

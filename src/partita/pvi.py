@@ -24,7 +24,7 @@ from partita.partition.shard import Partition
 from partita.predict import Posterior
 from partita.progress import Progress
 from partita.schedules import Schedule, Sequential, Turns
-from partita.solvers import Solver
+from partita.solvers import Outcome, Solver
 
 
 class Method(eqx.Module):
@@ -155,7 +155,7 @@ def step(method: Method, model: Model, engine: LocalEngine, state: State) -> tup
     else:
         posterior, damping, trials = state.posterior, 0.0, 0
 
-    accepted = set(deltas) if damping > 0 else set()
+    accepted = set(deltas) - set(refusals) if damping > 0 else set()
     residual, age = state.residual.copy(), state.age + 1
     for k, reply in replies.items():
         residual[k] = float(reply.info.residual) if k in accepted else np.inf
@@ -189,6 +189,10 @@ class Budget(NamedTuple):
     communications: float
     answers: float
 
+    def spent(self, state: State) -> bool:
+        """Whether it is used up."""
+        return state.communications >= self.communications or state.answers >= self.answers
+
 
 def run(
     method: Method,
@@ -212,9 +216,9 @@ def run(
 
     A round is as many answers as there are clients; without any budget it is 100 rounds. The residual is the largest
     KL(q_k ‖ q) among the clients' latest answers. Global free energy and `metrics` are computed every
-    `evaluate_every` steps, 0 for never. With `checkpoint` the run is saved every so many steps, and goes on from that
-    file when it exists, to the same numbers as if it had not been interrupted, provided that method, model and data are
-    the same: that is up to the caller. `progress` is shown on a terminal unless switched off.
+    `evaluate_every` steps and at the end, 0 for never. With `checkpoint` the run is saved every so many steps, and goes
+    on from that file when it exists, to the same numbers as if it had not been interrupted, provided that method, model
+    and data are the same: that is up to the caller. `progress` is shown on a terminal unless switched off.
     """
     engine = LocalEngine(partition, speeds)
     check(method, model, prior, partition)
@@ -242,7 +246,8 @@ def run(
         while ending is None:
             state, event = step(method, model, engine, state)
             row = _row(state, event, partition.names)
-            if evaluate_every and state.turn % evaluate_every == 0:
+            last = budget.spent(state) or bool((state.residual <= tolerance).all())
+            if evaluate_every and (last or state.turn % evaluate_every == 0):
                 row["free_energy"] = global_free_energy(model, engine, prior, state.posterior, seed)
                 found = metrics(Posterior(model, state.posterior)) if metrics else {}
                 row |= {name: float(value) for name, value in found.items()}
@@ -296,6 +301,11 @@ def _row(state: State, event: Event, names: Sequence[str]) -> dict[str, Any]:
         "residual": float(state.residual.max()),
         "damping": event.damping,
         "refused": {names[k]: reason for k, reason in event.refusals.items()},
+        "unsolved": {
+            names[k]: outcome.sentence
+            for k, reply in event.replies.items()
+            if (outcome := Outcome(int(reply.info.outcome))) is not Outcome.CONVERGED
+        },
     }
 
 
@@ -313,14 +323,15 @@ def _ending(
     known = [first, *(row["free_energy"] for row in history if "free_energy" in row)]
     latest, best = known[-1], max(known)
     if len(state.refused) == len(state.factors):
-        name, reason = next(iter(history.rows[-1]["refused"].items()))
-        status, remedy = next(ending for words, ending in _REFUSED.items() if words in reason)
+        name, reason = next(iter(history.rows[-1]["refused"].items()), ("everybody", "was left out"))
+        stalled = (Status.STALLED, "Look at the aggregation.")
+        status, remedy = next((ending for words, ending in _REFUSED.items() if words in reason), stalled)
         return status, f"No answer could be taken in: that of {name} {reason}. {remedy}"
     if len(history) and not latest > first - 10 * (1 + abs(first)) and not np.isnan(first):
         return Status.DIVERGED, f"The free energy ran away to {latest:.6g}. Damp more."
     if (state.residual <= tolerance).all():
         return Status.CONVERGED, f"Every client's answer lies within {tolerance:g} nats of the posterior."
-    if state.communications < budget.communications and state.answers < budget.answers:
+    if not budget.spent(state):
         return None
     if best - latest > (best - first) / 2:
         return Status.DIVERGED, f"The free energy fell from {best:.6g} to {latest:.6g}. Damp more."

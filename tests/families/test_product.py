@@ -39,8 +39,8 @@ def test_one_improper_component_makes_it_improper():
 
 
 def test_components_are_drawn_independently():
-    draws = Q.sample(jax.random.key(0), (4000,))
-    between = np.corrcoef(draws["slope"][:, 0], draws["level"][:, 0])[0, 1]
+    draws = Product(one=VECTOR, other=VECTOR).sample(jax.random.key(0), (4000,))
+    between = np.corrcoef(draws["one"][:, 0], draws["other"][:, 0])[0, 1]
     assert abs(between) < 5 / np.sqrt(4000)  # five standard errors
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from small_problems import KEY, X, Y, problem, scipy_optimum, solve
 
-from partita import LBFGS, Blockwise, Conjugate, FixedPoint, FullGaussian, InputError, MeanFieldGaussian, Product
+from partita import LBFGS, Blockwise, Conjugate, FixedPoint, FullGaussian, InputError, MeanFieldGaussian, Product, Table
+from partita.checks import check_solver
 from partita.expectations import Expectation
 from partita.models import Model
 from partita.objective import Factor
@@ -33,6 +34,10 @@ GROUPS = Product(level=FullGaussian.standard_normal(2), slope=FullGaussian.stand
 SWEEPS = Blockwise(Conjugate(), (("level",), ("slope",)))
 PRECISION = np.eye(3) + X.T @ X
 MEAN = np.linalg.solve(PRECISION, X.T @ Y)
+
+
+def test_contract():
+    check_solver(SWEEPS, Factorised(), GROUPS, Table(X, Y))
 
 
 def test_sweeps_of_conjugate_steps_reach_the_joint_optimum():
@@ -80,10 +85,11 @@ def test_an_unknown_block_is_refused_with_the_names_there_are():
 
 
 def test_many_short_sweeps_stay_in_the_trust_region():
-    """Each block's own ball is around where that block began; together they must not walk out of the one around q."""
+    """Each sweep's own ball is around where it began; together they must not walk out of the one around q."""
     prior = MeanFieldGaussian.standard_normal(3)
     task = problem(prior, context=Factor(prior**-2.0, jnp.zeros(())))
-    solver = Blockwise(FixedPoint(damping=0.05, max_steps=5), (("precision_mean",), ("precision",)), max_steps=100)
+    short = FixedPoint(damping=0.05, max_steps=5)
+    solver = Blockwise(short, (("precision_mean", "precision"),), max_steps=100)
     solution = solve(solver, task, KEY)
     assert Outcome(int(solution.outcome)) == Outcome.TRUST_REGION
     assert solution.q.kl(prior) <= prior.size()

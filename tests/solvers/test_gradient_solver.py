@@ -80,7 +80,7 @@ def test_steps_that_are_too_long_return_the_best_seen():
 def test_a_step_to_an_improper_member_is_not_taken():
     solver = Gradient(optimiser=optax.sgd, coordinates="natural", learning_rate=-30.0)  # downhill: precision falls
     solution = solve(solver, problem(PRIOR), KEY)
-    assert Outcome(int(solution.outcome)) == Outcome.STALLED
+    assert Outcome(int(solution.outcome)) == Outcome.IMPROPER
     assert solution.q.is_proper()
 
 

@@ -19,6 +19,7 @@ from partita import (
     LinearRegression,
     LogisticRegression,
     MeanFieldGaussian,
+    MonteCarlo,
     Newton,
     Table,
 )
@@ -27,7 +28,6 @@ from partita.objective import Factor
 from partita.solvers import Outcome
 
 PRIOR = MeanFieldGaussian.standard_normal(3)
-BLOCKS = (("precision_mean",), ("precision",))
 SOLVERS = {
     "fixed point": (FixedPoint(), 1e-6),
     "Newton": (Newton(), 1e-6),
@@ -39,7 +39,7 @@ SOLVERS = {
         Gradient(optimiser=optax.sgd, coordinates="natural", learning_rate=0.4, max_steps=5000, tolerance=1e-6),
         1e-4,
     ),
-    "blockwise": (Blockwise(FixedPoint(), BLOCKS), 1e-6),
+    "blockwise": (Blockwise(FixedPoint(max_steps=1), (("precision_mean", "precision"),)), 1e-6),
 }
 every_solver = pytest.mark.parametrize(("solver", "tolerance"), SOLVERS.values(), ids=SOLVERS.keys())
 
@@ -52,6 +52,11 @@ def optimum():
 @pytest.mark.parametrize("name", SOLVERS)
 def test_contract(name):
     check_solver(SOLVERS[name][0], LogisticRegression(), PRIOR, Table(X, Y))
+
+
+@pytest.mark.parametrize("solver", [LBFGS(max_steps=20), Gradient(max_steps=20, batch_size=8)])
+def test_contract_where_the_expectation_is_drawn(solver):
+    check_solver(solver, LogisticRegression(expectation=MonteCarlo(5)), PRIOR, Table(X, Y))
 
 
 def test_contract_of_the_conjugate_step():

@@ -9,7 +9,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
-from jaxtyping import Array, Bool, Float, Key, PyTree
+import numpy as np
+from jaxtyping import Array, ArrayLike, Bool, Float, Key, PyTree
 
 from partita.errors import InputError
 from partita.families.base import Family, Theta
@@ -80,7 +81,7 @@ class MeanFieldGaussian(Gaussian):
     @classmethod
     def from_mean_sd(cls, mean: Theta, sd: Theta) -> Self:
         """The member with this mean and standard deviation, each shaped like θ; a scalar sd serves every parameter."""
-        mean = jax.tree.map(jnp.asarray, mean)
+        mean = jax.tree.map(_floating, mean)
         trees: list[Any] = [jax.tree.structure(tree) for tree in (mean, sd)]
         if trees[0] != trees[1]:
             sd = jax.tree.map(lambda m: jnp.asarray(sd, m.dtype), mean)
@@ -90,8 +91,7 @@ class MeanFieldGaussian(Gaussian):
     @classmethod
     def standard_normal(cls, like: Theta | int, scale: float = 1.0) -> Self:
         """N(0, scale²) for every parameter; `like` is a θ, or the number of parameters."""
-        zeros = jax.tree.map(jnp.zeros_like, jnp.zeros(like) if isinstance(like, int) else like)
-        return cls.from_mean_sd(zeros, scale)
+        return cls.from_mean_sd(_zeros(like), scale)
 
     @property
     def mean(self) -> Theta:
@@ -203,14 +203,14 @@ class FullGaussian(Gaussian):
     def from_mean_covariance(cls, mean: Theta, covariance: Float[Array, "d d"]) -> Self:
         """The member with this mean, shaped like θ, and this covariance of the raveled θ."""
         layout = Layout.of(mean)
-        vector = layout.ravel(jax.tree.map(jnp.asarray, mean))
+        vector = layout.ravel(jax.tree.map(_floating, mean))
         precision = _inverse(jnp.linalg.cholesky(jnp.asarray(covariance, vector.dtype)))
         return cls(precision @ vector, precision, layout)
 
     @classmethod
     def standard_normal(cls, like: Theta | int, scale: float = 1.0) -> Self:
         """N(0, scale²) for every parameter; `like` is a θ, or the number of parameters."""
-        zeros = jax.tree.map(jnp.zeros_like, jnp.zeros(like) if isinstance(like, int) else like)
+        zeros = _zeros(like)
         layout = Layout.of(zeros)
         vector = layout.ravel(zeros)
         return cls(vector, jnp.eye(vector.size, dtype=vector.dtype) / scale**2, layout)
@@ -291,6 +291,7 @@ class FullGaussian(Gaussian):
         return (jnp.sum(ratio**2) - self.precision_mean.size + jnp.sum(gap**2)) / 2 + log_ratio
 
     def project(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+        _needs_vector(self.mean)
         return x @ self._vector_mean(), jnp.sum((x @ self.covariance) * x, axis=-1)
 
 
@@ -306,6 +307,19 @@ def _total(function: Callable[..., Array], *trees: PyTree) -> Float[Array, ""]:
     return jnp.sum(jnp.stack(terms))
 
 
-def _needs_vector(precision: PyTree) -> None:
-    if not isinstance(precision, jax.Array) or precision.ndim != 1:
+def _floating(leaf: ArrayLike) -> Float[Array, "..."]:
+    """The leaf as an array of floating-point numbers."""
+    array = jnp.asarray(leaf)
+    return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
+
+
+def _zeros(like: Theta | int) -> Theta:
+    """A θ of zeros, like another or of so many parameters."""
+    if isinstance(like, int | np.integer):
+        return jnp.zeros(int(like))
+    return jax.tree.map(lambda leaf: jnp.zeros_like(_floating(leaf)), like)
+
+
+def _needs_vector(theta: Theta) -> None:
+    if not isinstance(theta, jax.Array) or theta.ndim != 1:
         raise InputError("A linear predictor needs a family over one vector of coefficients, not over a pytree.")

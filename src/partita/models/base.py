@@ -36,6 +36,11 @@ class Model(eqx.Module):
     def log_density(self, theta: Theta, datum: PyTree) -> Float[Array, ""]:
         """The log density log p(y_n | θ) of one row."""
 
+    @property
+    def predicts_classes(self) -> bool:
+        """Whether the response is the probability of a class."""
+        return False
+
     def check(self, data: PyTree) -> None:
         """Raises an `InputError` that names the first row which cannot be used; `data` are NumPy arrays."""
         check_finite(data)
@@ -68,7 +73,7 @@ class Model(eqx.Module):
 
     def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Float[Array, " n"]:
         """E_q E[y | θ, x], exactly or by a named closed approximation."""
-        raise InputError(f"{type(self).__name__} has no closed predictive: use Monte Carlo.")
+        raise InputError(f'{type(self).__name__} has no closed predictive: pass how="monte_carlo".')
 
     def _lacks(self, what: str, instead: str) -> InputError:
         return InputError(f"{type(self).__name__} has not {what}: use the expectation {instead}.")

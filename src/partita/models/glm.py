@@ -51,6 +51,10 @@ class LogisticRegression(GeneralisedLinear):
 
     expectation: Expectation = GaussHermite()
 
+    @property
+    def predicts_classes(self) -> bool:
+        return True
+
     def check(self, data: Table) -> None:
         check_binary(data)
 
@@ -70,6 +74,10 @@ class ProbitRegression(GeneralisedLinear):
     """p(y = 1 | f) = Φ(f), y in {0, 1}."""
 
     expectation: Expectation = GaussHermite()
+
+    @property
+    def predicts_classes(self) -> bool:
+        return True
 
     def check(self, data: Table) -> None:
         check_binary(data)

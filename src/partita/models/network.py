@@ -67,8 +67,12 @@ class Network(Model):
 class NetworkClassifier(Network):
     """Class labels 0 … C−1 with softmax outputs; the last width is C."""
 
-    widths: tuple[int, ...] = eqx.field(static=True)
+    widths: tuple[int, ...] = eqx.field(static=True, converter=tuple)
     expectation: Expectation = eqx.field(default=LocalReparameterisation(), kw_only=True)
+
+    @property
+    def predicts_classes(self) -> bool:
+        return True
 
     def check(self, data: Table) -> None:
         super().check(data)
@@ -92,7 +96,7 @@ class NetworkRegressor(Network):
     expectation: Expectation
 
     def __init__(self, widths: tuple[int, ...], noise: float = 1.0, expectation: Expectation | None = None) -> None:
-        self.widths = widths
+        self.widths = tuple(widths)
         self.noise = jnp.asarray(noise, jnp.result_type(float))
         self.expectation = expectation or LocalReparameterisation()
 

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from partita.errors import InputError
+from partita.models.base import Table
 
 
 class Shard(eqx.Module):
@@ -67,8 +68,9 @@ def federate(
         raise InputError(f"{len(clients)} clients need as many different names, not {names}.")
     sizes = [_rows(data, name) for data, name in zip(clients, names, strict=True)]
     _same_widths(clients, names)
+    clients = [_floating(data) for data in clients]
     if weights is None:
-        weights = [np.ones(size, _float_type(data)) for size, data in zip(sizes, clients, strict=True)]
+        weights = [np.ones(size) for size in sizes]
     if len(weights) != len(clients):
         raise InputError(f"{len(clients)} clients need as many vectors of weights, not {len(weights)}.")
     if buckets is not None and buckets < 1:
@@ -103,7 +105,17 @@ def _same_widths(clients: Sequence[PyTree], names: Sequence[str]) -> None:
 
 
 def _float_type(data: PyTree) -> np.dtype:
-    return np.dtype(np.result_type(*[np.asarray(leaf).dtype for leaf in jax.tree.leaves(data)], np.float32))
+    types = [np.asarray(leaf).dtype for leaf in jax.tree.leaves(data)]
+    floats = [kind for kind in types if np.issubdtype(kind, np.floating)]
+    return np.dtype(np.result_type(*floats)) if floats else np.dtype(float)
+
+
+def _floating(data: PyTree) -> PyTree:
+    """The data with whole numbers and truth values made floating where they are a table's, for arithmetic on them."""
+    if not isinstance(data, Table):
+        return data
+    kind = _float_type(data)
+    return jax.tree.map(lambda leaf: np.asarray(leaf, kind), data)
 
 
 def _bucket_lengths(sizes: Sequence[int], buckets: int | None) -> list[int]:
@@ -130,9 +142,9 @@ def _bucket_lengths(sizes: Sequence[int], buckets: int | None) -> list[int]:
 
 def _pad(data: PyTree, weights: np.ndarray, size: int, length: int) -> Shard:
     index = np.minimum(np.arange(length), size - 1)
-    padded = np.where(np.arange(length) < size, np.asarray(weights)[index], 0)
+    padded = np.where(np.arange(length) < size, np.asarray(weights)[index], 0).astype(_float_type(data))
     return Shard(
         jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[index]), data),
-        jnp.asarray(padded.astype(np.asarray(weights).dtype)),
+        jnp.asarray(padded),
         jnp.asarray(size),
     )

@@ -23,6 +23,7 @@ class Outcome(enum.IntEnum):
     STALLED = 3
     TRUST_REGION = 4
     NOT_CONJUGATE = 5
+    IMPROPER = 6
 
     @property
     def sentence(self) -> str:
@@ -33,6 +34,7 @@ class Outcome(enum.IntEnum):
             Outcome.STEP_LIMIT: "It took all the steps it was allowed.",
             Outcome.STALLED: "No step raised its free energy at this precision.",
             Outcome.TRUST_REGION: "Its context is improper and it was stopped at the trust region.",
+            Outcome.IMPROPER: "Its next step would have led to an improper member: take smaller steps.",
             Outcome.NOT_CONJUGATE: "The model is not conjugate to this family, so one step was not exact.",
         }[self]
 

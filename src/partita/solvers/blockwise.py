@@ -17,11 +17,15 @@ class Blockwise(Solver):
     """Sweeps over blocks of q's leaves, solving for one block while the others stay (VMP, mean-only updates).
 
     A block is a tuple of names; a leaf belongs to it when one of the names is on its path, be it the name of a
-    component of a product, a key of θ, or a natural parameter such as "precision_mean".
+    component of a product, a key of θ, or a natural parameter such as "precision_mean". A block that holds some natural
+    parameters of a Gaussian and not the others is for `Gradient` and `LBFGS` only: a natural-gradient step cut in two
+    ends elsewhere.
     """
 
     solver: Solver
-    blocks: tuple[tuple[str, ...], ...] = eqx.field(static=True)
+    blocks: tuple[tuple[str, ...], ...] = eqx.field(
+        static=True, converter=lambda blocks: tuple(tuple(block) for block in blocks)
+    )
     max_steps: int = eqx.field(default=20, kw_only=True)
     """How many sweeps."""
     tolerance: float = eqx.field(default=1e-10, kw_only=True)

@@ -61,7 +61,8 @@ class Conjugate(Solver):
         target = problem.context.natural * factor
         found = climb(problem, q, value, lambda trial: damped(q, target, 0.5**trial), self.halvings, key)
         again = problem.likelihood_factor(found.q, key)
-        outcome = jnp.where(_close(factor, again), Outcome.CONVERGED, Outcome.NOT_CONJUGATE)
+        exact = found.rose & _close(factor, again)
+        outcome = jnp.where(exact, Outcome.CONVERGED, Outcome.NOT_CONJUGATE)
         short = found.limited | ~target.is_proper()
         return Progress(found.q, found.free_energy, jnp.where(short, Outcome.TRUST_REGION, outcome))
 

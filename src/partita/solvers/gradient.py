@@ -58,7 +58,7 @@ class Gradient(Solver):
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         coordinates = to_coordinates(problem.start, self.coordinates)
-        low = jnp.asarray(-jnp.inf, problem.weight.dtype)
+        low = jnp.asarray(-jnp.inf, jax.tree.leaves(problem.start)[0].dtype)
         memory = Memory(
             coordinates,
             self.optimiser(self.learning_rate).init(coordinates),
@@ -70,8 +70,9 @@ class Gradient(Solver):
 
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         best, best_value, _, memory = progress
-        step_key = jax.random.fold_in(key, index)
-        shard, order = self._batch(problem.shard, memory.order, index, key)
+        draws, shuffles, _ = jax.random.split(key, 3)
+        step_key = jax.random.fold_in(draws, index)
+        shard, order = self._batch(problem.shard, memory.order, index, shuffles)
         batch = eqx.tree_at(lambda p: p.shard, problem, shard)
 
         def loss(coordinates: PyTree) -> tuple[Float[Array, ""], Family]:
@@ -88,8 +89,8 @@ class Gradient(Solver):
         flat = ends & ((block - memory.last_block) / self.patience < self.tolerance)
         outcome = jnp.where(flat, Outcome.CONVERGED, Outcome.RUNNING)
         outcome = jnp.where(problem.within(candidate), outcome, Outcome.TRUST_REGION)
-        outcome = jnp.where(candidate.is_proper(), outcome, Outcome.STALLED)
-        stopped = (outcome == Outcome.TRUST_REGION) | (outcome == Outcome.STALLED)
+        outcome = jnp.where(candidate.is_proper(), outcome, Outcome.IMPROPER)
+        stopped = (outcome == Outcome.TRUST_REGION) | (outcome == Outcome.IMPROPER)
         if self._exact(problem):
             better = -negative >= best_value
             best, best_value = _where(better, (q, -negative), (best, best_value))
@@ -99,7 +100,7 @@ class Gradient(Solver):
 
     def finish(self, problem: Problem, progress: Progress, key: Key[Array, ""]) -> Progress:
         last = problem.restrict(from_coordinates(problem.start, progress.memory.coordinates, self.coordinates))
-        value = problem.free_energy(last, key)
+        value = problem.free_energy(last, jax.random.split(key, 3)[2])
         if not self._exact(problem):
             return progress._replace(q=last, free_energy=value)
         q, value = _where(value >= progress.free_energy, (last, value), (progress.q, progress.free_energy))
@@ -118,7 +119,7 @@ class Gradient(Solver):
         epoch, place = index // batches, index % batches
 
         def shuffle() -> Int[Array, " n"]:
-            noise = jax.random.uniform(jax.random.fold_in(jax.random.fold_in(key, epoch), 1), order.shape)
+            noise = jax.random.uniform(jax.random.fold_in(key, epoch), order.shape)
             return jnp.argsort(jnp.where(jnp.arange(order.size) < shard.rows, noise, 2.0))
 
         order = jax.lax.cond(place == 0, shuffle, lambda: order)
