@@ -86,7 +86,7 @@ def test_projection_has_the_moments_of_the_linear_predictor(q):
     np.testing.assert_allclose(variance, np.diag(X @ covariance @ X.T), rtol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["mean-field over a tree"])
+@pytest.mark.parametrize("kind", ["mean-field over a tree", "full over a tree"])
 def test_projection_needs_a_vector(kind):
     with pytest.raises(InputError, match="vector"):
         MEMBERS[kind].project(X)
