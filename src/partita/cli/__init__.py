@@ -40,7 +40,7 @@ def demo(
     ] = "mean-field",
     communications: Annotated[
         int, typer.Option(min=10, help="The budget of each method, in pairs of messages with one client.")
-    ] = 150,
+    ] = 120,
     damping: Annotated[
         float, typer.Option(help="The damping ρ of synchronous and asynchronous PVI, above 0 and at most 1.")
     ] = 0.2,

@@ -47,7 +47,7 @@ class Settings:
     output: Path
     split: Literal["A", "B"] = "B"
     family: Literal["mean-field", "full"] = "mean-field"
-    communications: int = 150
+    communications: int = 120
     damping: float = 0.2
     rows: int | None = None
     seed: int = 0
