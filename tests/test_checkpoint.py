@@ -54,7 +54,7 @@ def test_a_state_saved_at_any_step_goes_on_to_the_same_end(schedule, tmp_path):
 @pytest.mark.parametrize("fault", [None, not_finite])
 def test_an_interrupted_run_ends_as_if_it_had_not_been(schedule, fault, tmp_path, monkeypatch):
     if fault:
-        monkeypatch.setattr(local, "update", faulty(fault))
+        monkeypatch.setattr(local, "client_update", faulty(fault))
     turns, speeds = SCHEDULES[schedule]
 
     def run(interrupt_at=(), checkpoint=None):

@@ -6,12 +6,12 @@ import pytest
 
 import partita as pt
 from partita.aggregation import take
-from partita.client import update
+from partita.client import answer
 from partita.engines.local import shard_ell
 from partita.partition import Partition, federate
 from test_pvi import MODEL, PARTS, PRIOR, SOLVER, STOCHASTIC
 
-PROGRAMS = {"client update": update, "taking in": take, "expectation": shard_ell}
+PROGRAMS = {"client update": answer, "taking in": take, "expectation": shard_ell}
 
 
 def traces_of(function):

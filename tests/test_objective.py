@@ -6,7 +6,7 @@ import scipy.stats as st
 from scipy.integrate import quad
 
 from partita import LinearRegression, MeanFieldGaussian, Table
-from partita.objective import Cavity, Factor, Posterior, Prior, Problem, local_free_energy, log_partition
+from partita.objective import Cavity, Factor, Prior, Problem, Undeleted, local_free_energy, log_partition
 from partita.partition import federate
 
 KEY = jax.random.key(0)
@@ -61,7 +61,7 @@ def test_expected_log_is_the_integral():
 
 @pytest.mark.parametrize(
     ("context", "expected"),
-    [(Cavity(), Factor.of(Q) / T), (Posterior(), Factor.of(Q)), (Prior(), Factor.of(PRIOR))],
+    [(Cavity(), Factor.of(Q) / T), (Undeleted(), Factor.of(Q)), (Prior(), Factor.of(PRIOR))],
     ids=["cavity", "posterior", "prior"],
 )
 def test_contexts_are_those_of_the_table(context, expected):

@@ -10,7 +10,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import partita as pt
-from partita.client import update
+from partita.client import client_update
 from partita.engines import LocalEngine, local
 from partita.partition import federate
 from partita.pvi import global_free_energy, init, step
@@ -64,7 +64,7 @@ def faulty(change):
     """A client update in which the replies of client 1 of PARTS are changed."""
 
     def answer(*arguments):
-        reply = update(*arguments)
+        reply = client_update(*arguments)
         return change(reply) if arguments[4] is PARTS.shards[1] else reply
 
     return answer
@@ -105,7 +105,7 @@ def test_posterior_is_prior_times_factors_after_every_step(schedule, aggregation
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_refused_answers_are_recorded_and_change_nothing(schedule, fault, monkeypatch):
     turns, speeds = SCHEDULES[schedule]
-    monkeypatch.setattr(local, "update", faulty(fault))
+    monkeypatch.setattr(local, "client_update", faulty(fault))
     method = pt.Method(SOLVER, turns, pt.Damped(0.5))
     engine, state = LocalEngine(PARTS, speeds), init(PRIOR, 3)
     refused = 0
@@ -139,7 +139,7 @@ def test_every_schedule_converges_to_the_same_posterior(schedule):
     turns, speeds = SCHEDULES[schedule]
     method = pt.Method(SOLVER, turns, pt.Damped(0.7))
     result = pt.run(method, MODEL, PRIOR, PARTS, speeds=speeds, tolerance=1e-12, evaluate_every=0)
-    pooled = pt.run(pt.methods.global_vi(SOLVER), MODEL, PRIOR, PARTS.pooled(), evaluate_every=0)
+    pooled = pt.run(pt.methods.pooled(SOLVER), MODEL, PRIOR, PARTS.pooled(), evaluate_every=0)
     assert result.status is pt.Status.CONVERGED
     # each of three clients is within 1e-12 nats, which leaves √(2e-12) standard deviations for each of them
     assert result.posterior.q.kl(pooled.posterior.q) < 1e-10
@@ -223,7 +223,7 @@ def test_a_falling_free_energy_is_divergence_although_precisions_stay_positive(r
 def test_a_run_with_a_client_that_is_always_refused_goes_on_and_is_never_called_converged(schedule, monkeypatch):
     """Also when the client is so fast that it is refused several times before another answers."""
     turns, speeds = SCHEDULES[schedule]
-    monkeypatch.setattr(local, "update", faulty(not_finite))
+    monkeypatch.setattr(local, "client_update", faulty(not_finite))
     method = pt.Method(SOLVER, turns, pt.Damped(0.7))
     result = pt.run(method, MODEL, PRIOR, PARTS, rounds=30, speeds=speeds, evaluate_every=0)
     assert result.status is pt.Status.BUDGET_SPENT

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.client import update
+from partita.client import client_update
 from partita.engines import LocalEngine, local
 from partita.engines.local import client_key
 from partita.pvi import init, step
@@ -72,7 +72,7 @@ def test_residual_order_prefers_the_client_that_is_farthest():
 
 
 def test_residual_order_goes_on_visiting_a_client_whose_answers_are_refused(monkeypatch):
-    monkeypatch.setattr(local, "update", faulty(not_finite))
+    monkeypatch.setattr(local, "client_update", faulty(not_finite))
     engine, state, order = LocalEngine(PARTS), init(PRIOR, 3), []
     for _ in range(30):
         state, event = step(pt.methods.sequential(SOLVER, "residual"), MODEL, engine, state)
@@ -145,7 +145,7 @@ def test_an_asynchronous_answer_is_formed_against_the_posterior_that_was_sent():
         (k,) = event.clients
         sent = posteriors[state.updates - event.staleness]
         key = client_key(state.seed, k, state.versions[k])
-        reply = update(method.recipe(MODEL), PRIOR, sent, state.factors[k], PARTS.shards[k], 1 / 3, key)
+        reply = client_update(method.recipe(MODEL), PRIOR, sent, state.factors[k], PARTS.shards[k], 1 / 3, key)
         assert eqx.tree_equal(reply, event.replies[k])
         stale += not eqx.tree_equal(sent, state.posterior)
         posteriors.append(new.posterior)

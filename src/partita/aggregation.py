@@ -1,12 +1,16 @@
 """How are answers taken in? Step ③ of `alg:vmp`; the only place that damps."""
 
 import abc
+import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
+from jaxtyping import PyTree
 
 from partita.compiled import Compiled
 from partita.errors import InputError
@@ -14,11 +18,18 @@ from partita.families import Family
 from partita.objective import Factor
 
 
-class Taken(NamedTuple):
-    """What became of some answers: the posterior and the factors after them, or why they were refused."""
+class Ledger(NamedTuple):
+    """What the server holds: the posterior, every client's factor, and whatever the aggregation remembers."""
 
     posterior: Family
-    factors: dict[int, Factor]
+    factors: Mapping[int, Factor]
+    memory: PyTree = None
+
+
+class Taken(NamedTuple):
+    """What became of some answers: the ledger after them, or why they were refused."""
+
+    ledger: Ledger
     damping: float
     """The damping ρ taken; 0 when nothing was taken in."""
     trials: int
@@ -33,16 +44,13 @@ FreeEnergy = Callable[[Family], float]
 class Aggregation(eqx.Module):
     """Takes clients' undamped changes into the posterior and their factors."""
 
+    def init(self, prior: Family, clients: int) -> Ledger:
+        """The ledger before the first answer: t_m = 1 for every client and q = p."""
+        return Ledger(prior, dict.fromkeys(range(clients), Factor.one(prior)))
+
     @abc.abstractmethod
-    def update(
-        self,
-        posterior: Family,
-        factors: Mapping[int, Factor],
-        deltas: Mapping[int, Factor],
-        clients: int,
-        free_energy: FreeEnergy,
-    ) -> Taken:
-        """The state after the changes `deltas` of some of the `clients`. A refusal leaves everything as it was."""
+    def update(self, ledger: Ledger, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+        """The ledger after the changes `deltas` of some clients. A refusal leaves everything as it was."""
 
 
 class Damped(Aggregation):
@@ -53,16 +61,9 @@ class Damped(Aggregation):
     def __check_init__(self) -> None:
         check_damping(self.damping)
 
-    def update(
-        self,
-        posterior: Family,
-        factors: Mapping[int, Factor],
-        deltas: Mapping[int, Factor],
-        clients: int,
-        free_energy: FreeEnergy,
-    ) -> Taken:
-        damping = 1 / clients if self.damping is None else self.damping
-        return attempt(posterior, factors, deltas, damping)
+    def update(self, ledger: Ledger, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+        damping = 1 / len(ledger.factors) if self.damping is None else self.damping
+        return attempt(ledger, deltas, damping)
 
 
 class Backtracking(Aggregation):
@@ -78,51 +79,90 @@ class Backtracking(Aggregation):
     def __check_init__(self) -> None:
         check_damping(self.damping)
 
-    def update(
-        self,
-        posterior: Family,
-        factors: Mapping[int, Factor],
-        deltas: Mapping[int, Factor],
-        clients: int,
-        free_energy: FreeEnergy,
-    ) -> Taken:
-        damping = 1 / clients if self.damping is None else self.damping
-        before = free_energy(posterior) if self.watch_free_energy else 0.0
-        rounding = 8 * float(jnp.finfo(jax.tree.leaves(posterior)[0].dtype).eps) * (1 + abs(before))
+    def update(self, ledger: Ledger, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+        damping = 1 / len(ledger.factors) if self.damping is None else self.damping
+        before = free_energy(ledger.posterior) if self.watch_free_energy else 0.0
+        rounding = 8 * float(jnp.finfo(jax.tree.leaves(ledger.posterior)[0].dtype).eps) * (1 + abs(before))
         trials = int(self.watch_free_energy)
         reason = ""
         for _ in range(self.halvings + 1):
-            taken = attempt(posterior, factors, deltas, damping)
+            taken = attempt(ledger, deltas, damping)
             if taken.damping == 0:
                 reason = "would make the posterior improper"
             elif not self.watch_free_energy:
                 return taken
             else:
                 trials += 1
-                if free_energy(taken.posterior) >= before - rounding:
+                if free_energy(taken.ledger.posterior) >= before - rounding:
                     return taken._replace(trials=trials)
                 reason = "would lower the free energy"
             damping /= 2
         reason = f"{reason} even with damping {2 * damping:.2g}"
-        return Taken(posterior, dict(factors), 0.0, trials, dict.fromkeys(deltas, reason))
+        return Taken(ledger, 0.0, trials, dict.fromkeys(deltas, reason))
 
 
-def attempt(posterior: Family, factors: Mapping[int, Factor], deltas: Mapping[int, Factor], damping: float) -> Taken:
+class ServerOptimiser(Aggregation):
+    """The sum of the changes as a gradient ∇_μ F, pulled back to unconstrained coordinates for an optimiser's step.
+
+    With `NaturalGradient` clients that all answer, this is an optimiser on pooled rows, for any number of clients. Each
+    of those who answered bears an equal part of the step in its factor, so that q = p · Π t_m holds here as well.
+    """
+
+    optimiser: Callable[..., optax.GradientTransformation] = eqx.field(static=True, default=optax.adam)
+    learning_rate: float = 1e-2
+    start: Family | None = None
+    """The posterior to begin with; the prior when None."""
+
+    def init(self, prior: Family, clients: int) -> Ledger:
+        start = prior if self.start is None else self.start
+        part = (Factor.of(start) / Factor.of(prior)) ** (1 / clients)
+        memory = self.optimiser(self.learning_rate).init(start.unconstrained())
+        return Ledger(start, dict.fromkeys(range(clients), part), memory)
+
+    def update(self, ledger: Ledger, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+        total = functools.reduce(operator.mul, (delta.natural for delta in deltas.values()))
+        moved, memory, part = ascend(self, ledger.posterior, total, ledger.memory, len(deltas))
+        if not moved.is_proper():
+            reason = "would make the posterior improper: lower the learning rate"
+            return Taken(ledger, 0.0, 0, dict.fromkeys(deltas, reason))
+        factors = {k: factor * part if k in deltas else factor for k, factor in ledger.factors.items()}
+        return Taken(Ledger(moved, factors, memory), 1.0, 0, {})
+
+
+def _ascend(
+    server: ServerOptimiser, posterior: Family, total: Family, memory: PyTree, answers: int
+) -> tuple[Family, PyTree, Factor]:
+    """One step of the server's optimiser along ∇_μ F: the new posterior, and each answer's part in the change."""
+    coordinates = posterior.unconstrained()
+    mean, pull = jax.vjp(lambda c: posterior.with_unconstrained(c).mean_parameters(), coordinates)
+    (gradient,) = pull(jax.tree.unflatten(jax.tree.structure(mean), jax.tree.leaves(total)))
+    descent = jax.tree.map(jnp.negative, gradient)
+    change, memory = server.optimiser(server.learning_rate).update(descent, memory, coordinates)
+    moved = posterior.with_unconstrained(jax.tree.map(jnp.add, coordinates, change))
+    return moved, memory, (Factor.of(moved) / Factor.of(posterior)) ** (1 / answers)
+
+
+ascend = Compiled(_ascend)
+
+
+def attempt(ledger: Ledger, deltas: Mapping[int, Factor], damping: float) -> Taken:
     """The product with one damping, without those whose change alone makes the posterior improper; they are refused."""
-    new, changed = posterior, dict(factors)
+    posterior, factors = ledger.posterior, dict(ledger.factors)
     for client, delta in deltas.items():
-        new, changed[client] = take(new, factors[client], delta, damping)
-    if new.is_proper():
-        return Taken(new, changed, damping, 0, {})
-    alone = [k for k, delta in deltas.items() if not take(posterior, factors[k], delta, damping)[0].is_proper()]
+        posterior, factors[client] = take(posterior, factors[client], delta, damping)
+    if posterior.is_proper():
+        return Taken(ledger._replace(posterior=posterior, factors=factors), damping, 0, {})
+    alone = [
+        k for k, delta in deltas.items() if not take(ledger.posterior, ledger.factors[k], delta, damping)[0].is_proper()
+    ]
     reason = f"would make the posterior improper with damping {damping:.2g}"
     others = {k: delta for k, delta in deltas.items() if k not in alone}
     if alone and others:
-        rest = attempt(posterior, factors, others, damping)
+        rest = attempt(ledger, others, damping)
         return rest._replace(refusals=rest.refusals | dict.fromkeys(alone, reason))
     if not alone:
         reason = f"{reason} together with the others"
-    return Taken(posterior, dict(factors), 0.0, 0, dict.fromkeys(deltas, reason))
+    return Taken(ledger, 0.0, 0, dict.fromkeys(deltas, reason))
 
 
 def _take(posterior: Family, factor: Factor, delta: Factor, damping: float) -> tuple[Family, Factor]:

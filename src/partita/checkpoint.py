@@ -21,8 +21,8 @@ from partita.history import History
 if TYPE_CHECKING:
     from partita.pvi import State
 
-_FORMAT = 1
-_ARRAYS = ("prior", "posterior", "factors", "residual", "age")
+_FORMAT = 2
+_ARRAYS = ("prior", "posterior", "factors", "residual", "age", "memory")
 _NUMBERS = (
     "seed",
     "turn",

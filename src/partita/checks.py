@@ -154,7 +154,7 @@ def check_invariant(
 ) -> None:
     """Checks that q = p · Π t_m after every step of a method, to rounding."""
     engine = LocalEngine(parts)
-    state = init(prior, len(parts))
+    state = init(prior, len(parts), aggregation=method.aggregation)
     for _ in range(steps):
         state, _ = step(method, model, engine, state)
         whole = prior

@@ -14,13 +14,15 @@ from partita.solvers import Outcome, Solver
 
 
 class Recipe(eqx.Module):
-    """What a client knows of the method: the model, how it solves its problem, and against what."""
+    """What a client knows of the method: the model, how it solves its problem, against what, and from where."""
 
     model: Model
     solver: Solver
     context: Context = Cavity()
     trust_region: float = 1.0
     """How far q may move in one visit when the context is improper, in nats of KL per natural parameter."""
+    start: Family | None = None
+    """Where to begin while the posterior is still the prior; at the posterior when None, and ever after."""
 
 
 class Info(eqx.Module):
@@ -44,6 +46,16 @@ class Reply(eqx.Module):
     info: Info
 
 
+class Assignment(eqx.Module):
+    """A client's task in numbers: what the method says of it has been worked out."""
+
+    context: Factor
+    weight: Float[Array, ""]
+    baseline: Factor
+    start: Family
+    trust_region: Float[Array, ""]
+
+
 def client_update(
     recipe: Recipe,
     prior: Family,
@@ -53,17 +65,58 @@ def client_update(
     share: float,
     key: Key[Array, ""],
 ) -> Reply:
-    """Improves a client's factor against everybody else's: maximises its local free energy (`eq:vfe`) from q."""
-    context = recipe.context(prior, q, factor, jnp.asarray(share))
-    weight = recipe.context.weight(jnp.asarray(share)).astype(jax.tree.leaves(q)[0].dtype)
-    problem = Problem(recipe.model, shard, context, weight, q, jnp.asarray(recipe.trust_region))
+    """Improves a client's factor against everybody else's: maximises its local free energy (`eq:vfe`).
+
+    In two programs, so that the long one, which solves, is the same for every method.
+    """
+    assignment = assign(recipe.context, recipe.start, prior, q, factor, share, recipe.trust_region)
+    return answer(recipe.model, recipe.solver, assignment, q, shard, key)
+
+
+def _assign(
+    context: Context,
+    start: Family | None,
+    prior: Family,
+    q: Family,
+    factor: Factor,
+    share: float,
+    trust_region: float,
+) -> Assignment:
+    """What the method asks of a client."""
+    dtype = jax.tree.leaves(q)[0].dtype
+    fraction = jnp.asarray(share, dtype)
+    if start is None:
+        start = q
+    else:
+        pairs = zip(jax.tree.leaves(q), jax.tree.leaves(prior), strict=True)
+        untouched = jnp.all(jnp.array([jnp.all(a == b) for a, b in pairs]))
+        start = jax.tree.map(lambda a, b: jnp.where(untouched, a, b), start, q)
+    return Assignment(
+        context(prior, q, factor, fraction),
+        context.weight(fraction),
+        context.baseline(prior, q, factor, fraction),
+        start,
+        jnp.asarray(trust_region, dtype),
+    )
+
+
+def _answer(
+    model: Model, solver: Solver, assignment: Assignment, q: Family, shard: Shard, key: Key[Array, ""]
+) -> Reply:
+    """A client's answer to its assignment.
+
+    An answer may be improper where only its direction counts (`NaturalGradient`); its scale is then 0.
+    """
+    problem = Problem(model, shard, assignment.context, assignment.weight, assignment.start, assignment.trust_region)
     solve_key, ell_key = jax.random.split(key)
-    solution = recipe.solver.solve(problem, solve_key)
-    delta = Factor.of(solution.q) / Factor.of(q)
-    held_back = jnp.isin(solution.outcome, jnp.array([Outcome.TRUST_REGION, Outcome.IMPROPER]))
+    solution = solver.solve(problem, solve_key)
+    proper = solution.q.is_proper()
+    scaled = Factor.of(solution.q) / assignment.baseline
+    delta = Factor(scaled.natural, jnp.where(proper, scaled.log_scale, 0))
+    held_back = jnp.isin(solution.outcome, jnp.array([Outcome.TRUST_REGION, Outcome.IMPROPER])) | ~proper
     finite = delta.natural.is_finite() & jnp.isfinite(delta.log_scale) & jnp.isfinite(solution.free_energy)
     info = Info(
-        ell=recipe.model.ell(q, shard.data, shard.weights, ell_key),
+        ell=model.ell(q, shard.data, shard.weights, ell_key),
         free_energy=solution.free_energy,
         residual=jnp.where(held_back, jnp.inf, solution.q.kl(q)),
         steps=solution.steps,
@@ -73,4 +126,5 @@ def client_update(
     return Reply(delta, info)
 
 
-update = Compiled(client_update)
+assign = Compiled(_assign)
+answer = Compiled(_answer)

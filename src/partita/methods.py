@@ -1,36 +1,153 @@
-"""Named methods: each a composition of a schedule, an aggregation, a context and a solver."""
+"""Named methods: each a composition of a schedule, an aggregation, a context and a solver.
 
-from partita.aggregation import Damped
-from partita.pvi import Method
+`fit` runs any of them by name.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optax
+
+from partita.aggregation import Damped, ServerOptimiser
+from partita.errors import InputError, unknown
+from partita.families import Family
+from partita.models import Model
+from partita.objective import Prior, SplitPrior, Undeleted
+from partita.partition.shard import Partition
+from partita.pvi import Method, Result, run
 from partita.schedules import Asynchronous, Order, Sequential, Synchronous
-from partita.solvers import Newton, Solver
+from partita.solvers import NaturalGradient, Newton, Solver
 
 _NEWTON = Newton()
+Optimiser = Callable[..., optax.GradientTransformation]
 
 
-def global_vi(solver: Solver = _NEWTON) -> Method:
-    """Global VI, on one client that holds all rows: maximises F(q) = ell(q) − KL(q ‖ p) at once (`sec:pvi:setup`).
-
-    The only client's cavity is the prior.
-    """
-    return Method(solver, Synchronous(), Damped())
-
-
-def alone(solver: Solver = _NEWTON) -> Method:
-    """A client that talks to nobody: VI on its own rows, on a partition of that client only."""
-    return global_vi(solver)
-
-
-def sequential(solver: Solver = _NEWTON, order: Order = "fixed", damping: float | None = 1.0) -> Method:
+def sequential(
+    solver: Solver = _NEWTON, order: Order = "fixed", damping: float | None = 1.0, start: Family | None = None
+) -> Method:
     """Sequential PVI (`sec:pvi:pvi_flavours`): one client at a time, by default undamped."""
-    return Method(solver, Sequential(order), Damped(damping))
+    return Method(solver, Sequential(order), Damped(damping), start=start)
 
 
-def synchronous(solver: Solver = _NEWTON, damping: float | None = None) -> Method:
+def synchronous(solver: Solver = _NEWTON, damping: float | None = None, start: Family | None = None) -> Method:
     """Synchronous PVI (`sec:pvi:pvi_flavours`): all clients at once, by default damped by 1/M."""
-    return Method(solver, Synchronous(), Damped(damping))
+    return Method(solver, Synchronous(), Damped(damping), start=start)
 
 
-def asynchronous(solver: Solver = _NEWTON, damping: float | None = None) -> Method:
+def asynchronous(solver: Solver = _NEWTON, damping: float | None = None, start: Family | None = None) -> Method:
     """Asynchronous PVI (`sec:pvi:pvi_flavours`): each answer is taken in as it comes, by default damped by 1/M."""
-    return Method(solver, Asynchronous(), Damped(damping))
+    return Method(solver, Asynchronous(), Damped(damping), start=start)
+
+
+def global_vi(optimiser: Optimiser = optax.adam, learning_rate: float = 1e-2, start: Family | None = None) -> Method:
+    """Global VI without pooling rows (`prop:local-global-fp`, Ashman et al. 2022): a round is one optimiser step.
+
+    Clients reply with one undamped fixed-point change; their sum is ∇_μ F, and the server takes the step. The iterates
+    are those of the optimiser on pooled rows, whatever the number of clients.
+    """
+    return Method(NaturalGradient(), Synchronous(), ServerOptimiser(optimiser, learning_rate, start))
+
+
+def stochastic_global_vi(
+    optimiser: Optimiser = optax.adam,
+    learning_rate: float = 1e-2,
+    order: Order = "random",
+    start: Family | None = None,
+) -> Method:
+    """Stochastic global VI (`sec:experiments`, `eq:stoch-global`; Hoffman et al. 2013): a step on one client's rows.
+
+    They stand for everybody's with the weight N/N_k. That is biased where clients' sizes differ, since each has the
+    same number of turns.
+    """
+    server = ServerOptimiser(optimiser, learning_rate, start)
+    return Method(NaturalGradient(), Sequential(order), server, Prior(rescaled=True))
+
+
+def bcm_same(solver: Solver = _NEWTON, start: Family | None = None) -> Method:
+    """The Bayesian committee machine in which every client has the whole prior (`sec:experiments`; Tresp 2000).
+
+    One round of undamped synchronous PVI.
+    """
+    return Method(solver, Synchronous(), Damped(), Prior(), start=start, passes=1)
+
+
+def bcm_split(solver: Solver = _NEWTON, start: Family | None = None) -> Method:
+    """The Bayesian committee machine in which a client has the share p^(N_k/N) of the prior (`sec:experiments`)."""
+    return Method(solver, Synchronous(), Damped(), SplitPrior(), start=start, passes=1)
+
+
+def vcl(solver: Solver = _NEWTON, order: Order = "fixed", start: Family | None = None) -> Method:
+    """Variational continual learning (`eq:vcl_objective`; Nguyen et al. 2018): one pass of sequential PVI."""
+    return Method(solver, Sequential(order), Damped(), Undeleted(), start=start, passes=1)
+
+
+def streaming_vb(solver: Solver = _NEWTON, order: Order = "fixed", start: Family | None = None) -> Method:
+    """Streaming VB (`sec:experiments`; Broderick et al. 2013): sequential PVI without the deletion step.
+
+    Clients that are visited again count their rows again.
+    """
+    return Method(solver, Sequential(order), Damped(), Undeleted(), start=start)
+
+
+def pooled(solver: Solver = _NEWTON, start: Family | None = None) -> Method:
+    """Global VI on one client that holds all rows: maximises F(q) = ell(q) − KL(q ‖ p) at once (`sec:pvi:setup`).
+
+    The only client's cavity is the prior. What the others are measured against.
+    """
+    return Method(solver, Synchronous(), Damped(), start=start)
+
+
+def alone(solver: Solver = _NEWTON, start: Family | None = None) -> Method:
+    """A client that talks to nobody: VI on its own rows, on a partition of that client only."""
+    return pooled(solver, start)
+
+
+NAMED: Mapping[str, Callable[..., Method]] = {
+    "sequential": sequential,
+    "synchronous": synchronous,
+    "asynchronous": asynchronous,
+    "global_vi": global_vi,
+    "stochastic_global_vi": stochastic_global_vi,
+    "bcm_same": bcm_same,
+    "bcm_split": bcm_split,
+    "vcl": vcl,
+    "streaming_vb": streaming_vb,
+    "pooled": pooled,
+    "alone": alone,
+}
+
+
+def named(name: str, **settings: Any) -> Method:
+    """The method with this name and these settings, such as `named("synchronous", damping=0.2)`."""
+    if name not in NAMED:
+        raise unknown("method", name, NAMED)
+    allowed = inspect.signature(NAMED[name]).parameters
+    for setting in settings:
+        if setting not in allowed:
+            raise unknown(f"setting of {name}", setting, allowed)
+    return NAMED[name](**settings)
+
+
+def fit(
+    name: str,
+    model: Model,
+    prior: Family,
+    partition: Partition,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    client: str | None = None,
+    **options: Any,
+) -> Result:
+    """Runs a method by its name, with `options` as for `run`; every method's history has the same columns.
+
+    "pooled" runs on the union of all rows, and "alone" on the rows of the `client` named.
+    """
+    method = named(name, **settings or {})
+    if (client is not None) != (name == "alone"):
+        raise InputError('"alone" needs the name of a client, and no other method takes one.')
+    if client is not None:
+        if client not in partition.names:
+            raise unknown("client", client, partition.names)
+        partition = partition.alone(partition.names.index(client))
+    return run(method, model, prior, partition.pooled() if name == "pooled" else partition, **options)

@@ -59,6 +59,10 @@ class Context(eqx.Module):
         """The weight w of the client's log-likelihood."""
         return jnp.ones_like(share)
 
+    def baseline(self, prior: Family, q: Family, factor: Factor, share: Float[Array, ""]) -> Factor:
+        """What an answer q_k is divided by to give the change Δ_k of the client's factor; q, unless overridden."""
+        return Factor.of(q)
+
 
 class Cavity(Context):
     """q / t_k: everyone else's factors and the prior (PVI, `eq:vfe`)."""
@@ -67,7 +71,7 @@ class Cavity(Context):
         return Factor.of(q) / factor
 
 
-class Posterior(Context):
+class Undeleted(Context):
     """q, with nothing deleted: variational continual learning, online and streaming VB (`eq:vcl_objective`)."""
 
     def __call__(self, prior: Family, q: Family, factor: Factor, share: Float[Array, ""]) -> Factor:
@@ -75,10 +79,31 @@ class Posterior(Context):
 
 
 class Prior(Context):
-    """p: global VI where there is one client, each client alone, and BCM (same) where there are several."""
+    """p: BCM (same); global VI where there is one client, or where `rescaled` rows stand for everybody's.
+
+    A rescaled log-likelihood has the weight N/N_k. (`sec:experiments` prints the inverse.)
+    """
+
+    rescaled: bool = eqx.field(static=True, default=False)
 
     def __call__(self, prior: Family, q: Family, factor: Factor, share: Float[Array, ""]) -> Factor:
         return Factor.of(prior)
+
+    def weight(self, share: Float[Array, ""]) -> Float[Array, ""]:
+        return 1 / share if self.rescaled else jnp.ones_like(share)
+
+
+class SplitPrior(Context):
+    """p^(N_k/N): BCM (split), in which each client has its share of the prior.
+
+    The client's factor is q_k / p^(N_k/N), and the posterior, p times all factors, the product of all q_k.
+    """
+
+    def __call__(self, prior: Family, q: Family, factor: Factor, share: Float[Array, ""]) -> Factor:
+        return Factor.of(prior) ** share
+
+    def baseline(self, prior: Family, q: Family, factor: Factor, share: Float[Array, ""]) -> Factor:
+        return Factor.of(prior) ** share * factor
 
 
 class Problem(eqx.Module):

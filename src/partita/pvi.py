@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from partita import checkpoint as checkpoints
-from partita.aggregation import Aggregation, Damped
+from partita.aggregation import Aggregation, Damped, Ledger, Taken
 from partita.client import Recipe, Reply
 from partita.engines import LocalEngine, Task
 from partita.errors import InputError
@@ -35,10 +36,14 @@ class Method(eqx.Module):
     aggregation: Aggregation = Damped()
     context: Context = Cavity()
     trust_region: float = 1.0
+    start: Family | None = None
+    """Where clients begin to climb while the posterior is still the prior; None for there."""
+    passes: int | None = eqx.field(static=True, default=None)
+    """How often each client answers in all; None for as often as it takes."""
 
     def recipe(self, model: Model) -> Recipe:
         """What the clients need to know of it."""
-        return Recipe(model, self.solver, self.context, self.trust_region)
+        return Recipe(model, self.solver, self.context, self.trust_region, self.start)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +62,8 @@ class State:
     age: np.ndarray
     in_flight: tuple[Task, ...]
     seed: int
+    memory: PyTree = None
+    """What the aggregation remembers."""
     turn: int = 0
     updates: int = 0
     """How many times the posterior has changed."""
@@ -85,6 +92,7 @@ class Status(enum.Enum):
     """How a run ended."""
 
     CONVERGED = "converged"
+    COMPLETE = "complete"
     BUDGET_SPENT = "budget spent"
     IMPROPER = "improper"
     DIVERGED = "diverged"
@@ -108,21 +116,23 @@ class Result:
         return known[-1] if known else float("nan")
 
 
-def init(prior: Family, clients: int, seed: int = 0) -> State:
-    """t_m = 1 for every client and q = p."""
+def init(prior: Family, clients: int, seed: int = 0, aggregation: Aggregation | None = None) -> State:
+    """t_m = 1 for every client and q = p, unless the aggregation begins elsewhere."""
     if clients < 1:
         raise InputError("There are no clients: give the data of at least one.")
     if not prior.is_proper():
         raise InputError("The prior is improper: give it finite natural parameters and positive precision.")
+    ledger = (aggregation or Damped()).init(prior, clients)
     return State(
         prior=prior,
-        posterior=prior,
-        factors=(Factor.one(prior),) * clients,
+        posterior=ledger.posterior,
+        factors=tuple(ledger.factors[k] for k in range(clients)),
         versions=(0,) * clients,
         residual=np.full(clients, np.inf),
         age=np.zeros(clients, int),
         in_flight=(),
         seed=seed,
+        memory=ledger.memory,
     )
 
 
@@ -147,23 +157,20 @@ def step(method: Method, model: Model, engine: LocalEngine, state: State) -> tup
     def free_energy(q: Family) -> float:
         return global_free_energy(model, engine, state.prior, q, state.seed)
 
-    factors = dict(enumerate(state.factors))
-    if deltas:
-        taken = method.aggregation.update(state.posterior, factors, deltas, clients, free_energy)
-        refusals |= taken.refusals
-        posterior, factors, damping, trials = taken.posterior, taken.factors, taken.damping, taken.trials
-    else:
-        posterior, damping, trials = state.posterior, 0.0, 0
+    ledger = Ledger(state.posterior, dict(enumerate(state.factors)), state.memory)
+    taken = method.aggregation.update(ledger, deltas, free_energy) if deltas else Taken(ledger, 0.0, 0, {})
+    refusals |= taken.refusals
 
-    accepted = set(deltas) - set(refusals) if damping > 0 else set()
+    accepted = set(deltas) - set(refusals) if taken.damping > 0 else set()
     residual, age = state.residual.copy(), state.age + 1
     for k, reply in replies.items():
         residual[k] = float(reply.info.residual) if k in accepted else np.inf
         age[k] = 0
     new = dataclasses.replace(
         state,
-        posterior=posterior,
-        factors=tuple(factors[k] for k in range(clients)),
+        posterior=taken.ledger.posterior,
+        factors=tuple(taken.ledger.factors[k] for k in range(clients)),
+        memory=taken.ledger.memory,
         versions=tuple(version + (k in accepted) for k, version in enumerate(state.versions)),
         residual=residual,
         age=age,
@@ -171,13 +178,13 @@ def step(method: Method, model: Model, engine: LocalEngine, state: State) -> tup
         turn=state.turn + 1,
         updates=state.updates + bool(accepted),
         answers=state.answers + len(replies),
-        communications=state.communications + len(replies) + trials * clients,
+        communications=state.communications + len(replies) + taken.trials * clients,
         gradient_steps=state.gradient_steps + sum(int(reply.info.steps) for reply in replies.values()),
         clock=max([state.clock, *(task.due for task, _ in answers)]),
         refused=() if accepted else tuple(sorted({*state.refused, *replies})),
     )
     staleness = max(state.updates - task.version for task, _ in answers)
-    return new, Event(tuple(replies), damping, staleness, refusals, replies)
+    return new, Event(tuple(replies), taken.damping, staleness, refusals, replies)
 
 
 Metrics = Callable[[Posterior], Mapping[str, float]]
@@ -214,7 +221,8 @@ def run(
 ) -> Result:
     """Runs `alg:vmp` until the fixed-point residual is below `tolerance` nats or a budget is spent.
 
-    A round is as many answers as there are clients; without any budget it is 100 rounds. The residual is the largest
+    A round is as many answers as there are clients; without any budget it is 100 rounds, and never more than the
+    method's own number of passes. The residual is the largest
     KL(q_k ‖ q) among the clients' latest answers. Global free energy and `metrics` are computed every
     `evaluate_every` steps and at the end, 0 for never. With `checkpoint` the run is saved every so many steps, and goes
     on from that file when it exists, to the same numbers as if it had not been interrupted, provided that method, model
@@ -224,8 +232,10 @@ def run(
     check(method, model, prior, partition)
     if communications is None and rounds is None:
         rounds = 100.0
+    whole = np.inf if method.passes is None else method.passes * len(partition)
     budget = Budget(
-        np.inf if communications is None else communications, np.inf if rounds is None else rounds * len(partition)
+        np.inf if communications is None else communications,
+        min(whole, np.inf if rounds is None else rounds * len(partition)),
     )
     if seed < 0 or checkpoint_every < 1:
         raise InputError(
@@ -234,14 +244,14 @@ def run(
     if not (budget.communications > 0 and budget.answers > 0):
         raise InputError("The budget is empty: allow at least one communication.")
 
-    state, history = init(prior, len(partition), seed), History()
+    state, history = init(prior, len(partition), seed, method.aggregation), History()
     if checkpoint is not None and os.path.exists(checkpoint):
         state, history = checkpoints.load(checkpoint, state, partition.names)
     first = global_free_energy(model, engine, prior, prior, seed) if evaluate_every else float("nan")
     before = history.rows[-1]["seconds"] if len(history) else 0.0
     started = time.perf_counter()
 
-    ending = _ending(state, history, first, budget, tolerance)
+    ending = _ending(state, history, first, budget, whole, tolerance)
     with engine.at_work(), Progress(label or "PVI", min(budget), progress) as bar:
         while ending is None:
             state, event = step(method, model, engine, state)
@@ -253,7 +263,7 @@ def run(
                 row |= {name: float(value) for name, value in found.items()}
             row["seconds"] = before + time.perf_counter() - started
             history.append(row)
-            ending = _ending(state, history, first, budget, tolerance)
+            ending = _ending(state, history, first, budget, whole, tolerance)
             if checkpoint is not None and (ending or state.turn % checkpoint_every == 0):
                 checkpoints.save(checkpoint, state, history, partition.names)
             bar.update(state.answers if budget.answers < budget.communications else state.communications, row)
@@ -317,7 +327,7 @@ _REFUSED = {
 
 
 def _ending(
-    state: State, history: History, first: float, budget: Budget, tolerance: float
+    state: State, history: History, first: float, budget: Budget, whole: float, tolerance: float
 ) -> tuple[Status, str] | None:
     """How the run has ended, if it has. Falling free energy is what tells divergence: precisions may stay positive."""
     known = [first, *(row["free_energy"] for row in history if "free_energy" in row)]
@@ -333,6 +343,8 @@ def _ending(
         return Status.CONVERGED, f"Every client's answer lies within {tolerance:g} nats of the posterior."
     if not budget.spent(state):
         return None
+    if state.answers >= whole:
+        return Status.COMPLETE, "Every client has answered as often as the method asks."
     if best - latest > (best - first) / 2:
         return Status.DIVERGED, f"The free energy fell from {best:.6g} to {latest:.6g}. Damp more."
     worst = state.residual.max()

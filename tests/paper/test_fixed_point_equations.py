@@ -9,7 +9,7 @@ from jax.flatten_util import ravel_pytree
 from paper import reference
 from paper.runs import EXACT, FAMILIES, KEY, assert_equal, natural, shards, trajectory
 from partita import Damped, FixedPoint, LogisticRegression, Method, Newton, Synchronous
-from partita.client import update
+from partita.client import client_update
 
 MODEL = LogisticRegression()
 CLIENTS = reference.divide(*reference.logistic_data(), reference.SIZES[3])
@@ -26,7 +26,7 @@ def state(request):
 def answer(solver, state, client):
     """The client's posterior q_k and its factor afterwards."""
     recipe = Method(solver).recipe(MODEL)
-    reply = update(recipe, state.prior, state.posterior, state.factors[client], PARTS.shards[client], 1.0, KEY)
+    reply = client_update(recipe, state.prior, state.posterior, state.factors[client], PARTS.shards[client], 1.0, KEY)
     return state.posterior * reply.delta.natural, state.factors[client] * reply.delta
 
 

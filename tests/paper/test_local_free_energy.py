@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 from paper import reference
 from paper.runs import EXACT, FAMILIES, KEY, assert_equal, natural, shards, trajectory
 from partita import Damped, GaussHermite, LogisticRegression, MeanFieldGaussian, Method, Synchronous
-from partita.client import update
+from partita.client import client_update
 from partita.objective import Cavity, Problem
 
 # enough points that quadrature over the predictor and over θ agree to rounding
@@ -26,7 +26,7 @@ def client(request):
     q, factor, shard = state.posterior, state.factors[1], parts.shards[1]
     context = Cavity()(prior, q, factor, jnp.asarray(1.0))
     problem = Problem(MODEL, shard, context, jnp.asarray(1.0), q, jnp.asarray(1.0))
-    reply = update(METHOD.recipe(MODEL), prior, q, factor, shard, 1.0, KEY)
+    reply = client_update(METHOD.recipe(MODEL), prior, q, factor, shard, 1.0, KEY)
 
     theta, volume = reference.grid(2)
     log_cavity = reference.log_density(natural(q), theta) - reference.log_factor(natural(factor), theta)

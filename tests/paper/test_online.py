@@ -6,7 +6,7 @@ import pytest
 from paper import reference
 from paper.runs import EXACT, assert_equal, natural, shards, trajectory
 from partita import Conjugate, FullGaussian, LinearRegression, LogisticRegression, MeanFieldGaussian, Method, Sequential
-from partita.objective import Cavity, Posterior
+from partita.objective import Cavity, Undeleted
 
 M, NOISE = 3, 0.7
 
@@ -31,7 +31,7 @@ def logistic():
     data = reference.divide(*reference.logistic_data(), reference.SIZES[M])
     runs = [
         trajectory(Method(EXACT, Sequential(), context=context), LogisticRegression(), prior, shards(data), 2 * M)
-        for context in (Cavity(), Posterior())
+        for context in (Cavity(), Undeleted())
     ]
     return data, *runs
 

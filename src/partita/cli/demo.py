@@ -123,7 +123,7 @@ def run_demo(settings: Settings, as_json: bool) -> None:
         demo.compile()
     compiled = time.perf_counter()
 
-    results = {"global_vi": demo.fit("global_vi", methods.global_vi(), demo.pooled, 1)}
+    results = {"global_vi": demo.fit("global_vi", methods.pooled(), demo.pooled, 1)}
     for name, method in demo.methods().items():
         every = 5 if name == "asynchronous" else 1
         results[name] = demo.fit(name, method, demo.clients, settings.communications, every)

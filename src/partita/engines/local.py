@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from partita.client import Recipe, Reply, update
+from partita.client import Recipe, Reply, client_update
 from partita.compiled import Compiled
 from partita.errors import InputError
 from partita.families import Family
@@ -65,7 +65,9 @@ class LocalEngine:
             k = task.client
             share = self.partition.sizes[k] / self.partition.rows
             key = client_key(state.seed, k, state.versions[k])
-            return update(recipe, state.prior, task.posterior, state.factors[k], self.partition.shards[k], share, key)
+            return client_update(
+                recipe, state.prior, task.posterior, state.factors[k], self.partition.shards[k], share, key
+            )
 
         return list(zip(arrived, self._map(answer, arrived), strict=True)), ordered[count:]
 

@@ -93,6 +93,20 @@ class MeanFieldGaussian(Gaussian):
         """N(0, scale²) for every parameter; `like` is a θ, or the number of parameters."""
         return cls.from_mean_sd(_zeros(like), scale)
 
+    @classmethod
+    def tight(cls, like: Theta | int, seed: int = 0, spread: float = 0.1, variance: float = 1e-3) -> Self:
+        """A place to begin climbing from: random means in ±spread and little variance.
+
+        From a wide member a network's gradients are mostly noise (`sec:experiments:fmnist`).
+        """
+        leaves, treedef = jax.tree.flatten(_zeros(like))
+        keys = jax.random.split(jax.random.key(seed), len(leaves))
+        means = [
+            jax.random.uniform(key, leaf.shape, leaf.dtype, -spread, spread)
+            for key, leaf in zip(keys, leaves, strict=True)
+        ]
+        return cls.from_mean_sd(jax.tree.unflatten(treedef, means), math.sqrt(variance))
+
     @property
     def mean(self) -> Theta:
         return jax.tree.map(jnp.divide, self.precision_mean, self.precision)

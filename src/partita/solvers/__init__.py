@@ -2,8 +2,19 @@
 
 from partita.solvers.base import Outcome, Solution, Solver
 from partita.solvers.blockwise import Blockwise
-from partita.solvers.fixed_point import Conjugate, FixedPoint
+from partita.solvers.fixed_point import Conjugate, FixedPoint, NaturalGradient
 from partita.solvers.gradient import LBFGS, Gradient
 from partita.solvers.newton import Newton
 
-__all__ = ["LBFGS", "Blockwise", "Conjugate", "FixedPoint", "Gradient", "Newton", "Outcome", "Solution", "Solver"]
+__all__ = [
+    "LBFGS",
+    "Blockwise",
+    "Conjugate",
+    "FixedPoint",
+    "Gradient",
+    "NaturalGradient",
+    "Newton",
+    "Outcome",
+    "Solution",
+    "Solver",
+]

@@ -45,6 +45,20 @@ class FixedPoint(Solver):
         return Progress(new, value, after(taken, new.kl(q), self.tolerance))
 
 
+class NaturalGradient(Solver):
+    """Replies with one undamped fixed-point change as it is, for a server that takes the step itself.
+
+    Against the cavities the changes sum to ∇_μ F (`prop:local-global-fp`). Only that direction counts: the answer may
+    be improper, and the free energy reported is that of the posterior sent.
+    """
+
+    max_steps: int = 1
+
+    def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
+        target = problem.context.natural * problem.likelihood_factor(progress.q, key)
+        return progress._replace(q=target, outcome=jnp.asarray(int(Outcome.CONVERGED)))
+
+
 class Conjugate(Solver):
     """One exact step, q = context · ∇_μ ell, for a model conjugate to the family (`sec:optim:analytic`).
 
