@@ -3,16 +3,15 @@
 import dataclasses
 import json
 import os
-import tempfile
 import zipfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from partita import atomic
 from partita.engines import Task
 from partita.errors import InputError
 from partita.families import Family
@@ -94,19 +93,8 @@ def load_posterior(path: str | os.PathLike[str], like: Family) -> tuple[Family, 
 
 def write(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
     """Arrays and JSON in one .npz, put in place by a rename once it is on disk."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            contents: dict[str, Any] = {"about": np.array(json.dumps(about)), **arrays}
-            np.savez(file, **contents)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    contents: dict[str, Any] = {"about": np.array(json.dumps(about)), **arrays}
+    atomic.write(path, lambda file: np.savez(file, **contents))
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

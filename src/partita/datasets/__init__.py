@@ -1,5 +1,29 @@
-"""Data sets to try things on: Adult is bundled; breast cancer and digits come with scikit-learn."""
+"""Data sets to try things on, as tables of numbers (`adult`) or before preprocessing (`adult_frames`).
 
-from partita.datasets.bundled import Dataset, adult, breast_cancer, digits
+Adult is bundled; breast cancer and digits come with scikit-learn; the others are the user's own or downloaded.
+"""
 
-__all__ = ["Dataset", "adult", "breast_cancer", "digits"]
+from partita.datasets.bundled import Dataset, adult, bank, breast_cancer, credit, digits
+from partita.datasets.frame import Frame, Frames
+from partita.datasets.heart import heart_frames
+from partita.datasets.mimic import mimic_frames
+from partita.datasets.physionet import physionet_frames
+from partita.datasets.uci import adult_frames, bank_frames, credit_frames, frames
+
+__all__ = [
+    "Dataset",
+    "Frame",
+    "Frames",
+    "adult",
+    "adult_frames",
+    "bank",
+    "bank_frames",
+    "breast_cancer",
+    "credit",
+    "credit_frames",
+    "digits",
+    "frames",
+    "heart_frames",
+    "mimic_frames",
+    "physionet_frames",
+]

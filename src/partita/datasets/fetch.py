@@ -1,0 +1,172 @@
+"""Files from elsewhere: the user's own copy, an earlier download, or a download that resumes and is checked."""
+
+import contextlib
+import hashlib
+import http.client
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from partita.errors import InputError
+
+if sys.platform != "win32":
+    import fcntl
+
+TIMEOUT = 30.0
+"""Seconds to wait for a server that says nothing."""
+
+CHUNK = 1 << 16
+"""Bytes read at a time."""
+
+
+class Remote(NamedTuple):
+    """A file and where it comes from; of a digest that is known in parts, "8cb250f1…ca920" is beginning and end.
+
+    Without a digest (None) only the length is checked, and who reads the file must check its form.
+    """
+
+    folder: str
+    name: str
+    url: str
+    sha256: str | None
+
+
+def cache() -> Path:
+    """The directory downloads are kept in: `$PARTITA_CACHE`, or `partita` in the user's cache directory."""
+    own = os.environ.get("PARTITA_CACHE")
+    if own:
+        return Path(own).expanduser()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "partita"
+
+
+def find(folder: str, name: str) -> Path | None:
+    """The file under `$PARTITA_DATA`, which is the user's own, or in the cache; None if it is in neither."""
+    data = os.environ.get("PARTITA_DATA")
+    places = [Path(data).expanduser()] if data else []
+    for place in [*places, cache()]:
+        path = place / folder / name
+        if path.is_file():
+            return path
+    return None
+
+
+def fetch(remote: Remote, progress: bool | None = None) -> Path:
+    """The file, found or downloaded; what a broken download has left is resumed.
+
+    Only a file whose digest is right gets its name, so a file in the cache has been checked. `progress` shows a bar,
+    by default on a terminal.
+    """
+    found = find(remote.folder, remote.name)
+    if found:
+        return found
+    if not remote.url.startswith(("http://", "https://")):
+        raise InputError(f"{remote.url} cannot be downloaded: give an address that begins with http:// or https://.")
+    target = cache() / remote.folder / remote.name
+    part = target.with_name(f"{remote.name}.part")
+    with _alone(target):
+        # Another process may have been downloading it while this one waited.
+        if not target.is_file():
+            _download(remote, part, progress)
+            _check(remote, part)
+            os.replace(part, target)
+    return target
+
+
+@contextlib.contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """Lets one process at a time download a file (on Windows there is no such lock)."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lock = target.with_name(f"{target.name}.lock").open("ab")
+    except OSError as error:
+        raise InputError(f"{target.parent} cannot be written to ({error}): set PARTITA_CACHE to a directory.") from None
+    with lock:
+        if sys.platform != "win32":
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _download(remote: Remote, part: Path, progress: bool | None) -> None:
+    """Fills `part`, from where it ends if the server can, otherwise from the beginning."""
+    start = part.stat().st_size if part.exists() else 0
+    request = Request(remote.url, headers={"User-Agent": "partita"})
+    if start:
+        request.add_header("Range", f"bytes={start}-")
+    try:
+        answer = urlopen(request, timeout=TIMEOUT)
+    except HTTPError as error:
+        error.close()
+        if start and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            part.unlink()
+            return _download(remote, part, progress)
+        raise _unavailable(remote, f"the server answers {error.code} {error.reason}") from None
+    except (URLError, OSError, http.client.HTTPException) as error:
+        raise _unavailable(remote, str(getattr(error, "reason", error))) from None
+    with answer:
+        if answer.status != http.HTTPStatus.PARTIAL_CONTENT:
+            start = 0
+        elif not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+            part.unlink(missing_ok=True)
+            raise _unavailable(remote, "the server sends another part of it than was asked for")
+        _receive(answer, remote, part, start, progress)
+    return None
+
+
+def _receive(answer: http.client.HTTPResponse, remote: Remote, part: Path, start: int, progress: bool | None) -> None:
+    """Writes what arrives behind the first `start` bytes of `part`, which stays if the download breaks off."""
+    total = None if answer.length is None else start + answer.length
+    console = Console(stderr=True)
+    bars = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=console,
+        disable=not (console.is_terminal if progress is None else progress),
+    )
+    received, reason = start, "the connection was closed"
+    with bars, part.open("ab" if start else "wb") as file:
+        task = bars.add_task(remote.name, total=total, completed=start)
+        try:
+            while chunk := answer.read(CHUNK):
+                file.write(chunk)
+                received += len(chunk)
+                bars.update(task, completed=received)
+            complete = total is None or received == total
+        except (OSError, http.client.HTTPException) as error:
+            complete, reason = False, str(error)
+    if not complete:
+        whole = "" if total is None else f" of {total}"
+        raise InputError(
+            f"The download of {remote.name} broke off after {received}{whole} bytes ({reason}): run again to resume."
+        )
+
+
+def _check(remote: Remote, part: Path) -> None:
+    if remote.sha256 is None:
+        return
+    with part.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    head, gap, tail = remote.sha256.partition("…")
+    if digest.startswith(head) and digest.endswith(tail) if gap else digest == remote.sha256:
+        return
+    part.unlink()
+    raise InputError(
+        f"{remote.name} from {remote.url} has sha256 {digest} instead of {remote.sha256} and was removed: run again, "
+        f"or put a right copy at $PARTITA_DATA/{remote.folder}/{remote.name}."
+    )
+
+
+def _unavailable(remote: Remote, reason: str) -> InputError:
+    return InputError(
+        f"{remote.name} cannot be downloaded from {remote.url} ({reason}): put it at "
+        f"$PARTITA_DATA/{remote.folder}/{remote.name} or at {cache() / remote.folder / remote.name}."
+    )

@@ -1,0 +1,74 @@
+"""A table before preprocessing: columns of numbers and of categories, and responses."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from partita.errors import InputError
+
+
+class Frame(NamedTuple):
+    """Columns in a fixed order: floats, NaN where missing, or texts. Made by `Frame.build`, which checks it.
+
+    `levels` holds the levels that are declared for categorical columns. Clients who declare the same levels encode
+    alike even if some of them never see a level.
+    """
+
+    columns: Mapping[str, np.ndarray]
+    y: np.ndarray
+    levels: Mapping[str, tuple[str, ...]]
+
+    @classmethod
+    def build(
+        cls, columns: Mapping[str, np.ndarray], y: np.ndarray, levels: Mapping[str, tuple[str, ...]] | None = None
+    ) -> "Frame":
+        """A frame whose columns are floats or texts and as long as `y`."""
+        y = np.asarray(y, dtype=float)
+        kept = {str(name): _column(str(name), np.asarray(values), len(y)) for name, values in columns.items()}
+        levels = {name: tuple(str(level) for level in declared) for name, declared in (levels or {}).items()}
+        for name, declared in levels.items():
+            if name not in kept or kept[name].dtype.kind != "U":
+                raise InputError(f"Levels are declared for {name!r}, which is not a column of texts: declare none.")
+            if len(set(declared)) < len(declared):
+                raise InputError(f"The levels declared for {name!r} repeat one: declare each once.")
+        return cls(kept, y, levels)
+
+    @property
+    def size(self) -> int:
+        """The number of rows."""
+        return len(self.y)
+
+    def rows(self, indices: np.ndarray) -> "Frame":
+        """Some of the rows, in the order of the indices."""
+        return Frame({name: values[indices] for name, values in self.columns.items()}, self.y[indices], self.levels)
+
+
+class Frames(NamedTuple):
+    """Rows to train on and rows to test with."""
+
+    train: Frame
+    test: Frame
+
+
+def divided(frame: Frame) -> Frames:
+    """The frame's rows as the paper's experiments divide them, in their order."""
+    train, test = permuted(frame.size)
+    return Frames(frame.rows(train), frame.rows(test))
+
+
+def permuted(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """The 80% of rows to train on and the rest, as the paper's experiments divide them."""
+    order = np.random.RandomState(0).permutation(rows)
+    return order[: int(0.8 * rows)], order[int(0.8 * rows) :]
+
+
+def _column(name: str, values: np.ndarray, rows: int) -> np.ndarray:
+    if values.shape != (rows,):
+        raise InputError(f"Column {name!r} has the shape {values.shape} beside {rows} responses: give one value a row.")
+    if values.dtype.kind in "biuf":
+        return values.astype(float)
+    if values.dtype.kind == "U" or all(isinstance(value, str) for value in values):
+        return values.astype(str)
+    other = next(value for value in values if not isinstance(value, str))
+    raise InputError(f"Column {name!r} holds {other!r} in an array of {values.dtype}: give floats only or texts only.")
