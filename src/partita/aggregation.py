@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import PyTree
+from jaxtyping import Array, Bool, PyTree
 
 from partita.compiled import Compiled
 from partita.errors import InputError
@@ -120,26 +120,27 @@ class ServerOptimiser(Aggregation):
         return Ledger(start, dict.fromkeys(range(clients), part), memory)
 
     def update(self, ledger: Ledger, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
-        total = functools.reduce(operator.mul, (delta.natural for delta in deltas.values()))
-        moved, memory, part = ascend(self, ledger.posterior, total, ledger.memory, len(deltas))
-        if not moved.is_proper():
+        changes, factors = list(deltas.values()), [ledger.factors[k] for k in deltas]
+        moved, factors, memory, proper = ascend(self, ledger.posterior, factors, changes, ledger.memory)
+        if not proper:
             reason = "would make the posterior improper: lower the learning rate"
             return Taken(ledger, 0.0, 0, dict.fromkeys(deltas, reason))
-        factors = {k: factor * part if k in deltas else factor for k, factor in ledger.factors.items()}
-        return Taken(Ledger(moved, factors, memory), 1.0, 0, {})
+        return Taken(Ledger(moved, {**ledger.factors, **dict(zip(deltas, factors, strict=True))}, memory), 1.0, 0, {})
 
 
 def _ascend(
-    server: ServerOptimiser, posterior: Family, total: Family, memory: PyTree, answers: int
-) -> tuple[Family, PyTree, Factor]:
-    """One step of the server's optimiser along ∇_μ F: the new posterior, and each answer's part in the change."""
+    server: ServerOptimiser, posterior: Family, factors: list[Factor], deltas: list[Factor], memory: PyTree
+) -> tuple[Family, list[Factor], PyTree, Bool[Array, ""]]:
+    """One step of the server's optimiser along ∇_μ F, shared out among the factors, and whether it can be taken."""
+    total = functools.reduce(operator.mul, (delta.natural for delta in deltas))
     coordinates = posterior.unconstrained()
     mean, pull = jax.vjp(lambda c: posterior.with_unconstrained(c).mean_parameters(), coordinates)
     (gradient,) = pull(jax.tree.unflatten(jax.tree.structure(mean), jax.tree.leaves(total)))
     descent = jax.tree.map(jnp.negative, gradient)
     change, memory = server.optimiser(server.learning_rate).update(descent, memory, coordinates)
     moved = posterior.with_unconstrained(jax.tree.map(jnp.add, coordinates, change))
-    return moved, memory, (Factor.of(moved) / Factor.of(posterior)) ** (1 / answers)
+    part = (Factor.of(moved) / Factor.of(posterior)) ** (1 / len(deltas))
+    return moved, [factor * part for factor in factors], memory, moved.is_proper()
 
 
 ascend = Compiled(_ascend)
@@ -149,12 +150,10 @@ def attempt(ledger: Ledger, deltas: Mapping[int, Factor], damping: float) -> Tak
     """The product with one damping, without those whose change alone makes the posterior improper; they are refused."""
     posterior, factors = ledger.posterior, dict(ledger.factors)
     for client, delta in deltas.items():
-        posterior, factors[client] = take(posterior, factors[client], delta, damping)
-    if posterior.is_proper():
+        posterior, factors[client], proper = take(posterior, factors[client], delta, damping)
+    if proper:
         return Taken(ledger._replace(posterior=posterior, factors=factors), damping, 0, {})
-    alone = [
-        k for k, delta in deltas.items() if not take(ledger.posterior, ledger.factors[k], delta, damping)[0].is_proper()
-    ]
+    alone = [k for k, delta in deltas.items() if not take(ledger.posterior, ledger.factors[k], delta, damping)[2]]
     reason = f"would make the posterior improper with damping {damping:.2g}"
     others = {k: delta for k, delta in deltas.items() if k not in alone}
     if alone and others:
@@ -165,10 +164,11 @@ def attempt(ledger: Ledger, deltas: Mapping[int, Factor], damping: float) -> Tak
     return Taken(ledger, 0.0, 0, dict.fromkeys(deltas, reason))
 
 
-def _take(posterior: Family, factor: Factor, delta: Factor, damping: float) -> tuple[Family, Factor]:
-    """One answer taken in: q · Δ^ρ and t · Δ^ρ."""
+def _take(posterior: Family, factor: Factor, delta: Factor, damping: float) -> tuple[Family, Factor, Bool[Array, ""]]:
+    """One answer taken in: q · Δ^ρ and t · Δ^ρ, and whether the former is proper."""
     change = delta**damping
-    return posterior * change.natural, factor * change
+    moved = posterior * change.natural
+    return moved, factor * change, moved.is_proper()
 
 
 take = Compiled(_take)

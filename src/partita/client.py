@@ -52,7 +52,8 @@ class Assignment(eqx.Module):
     context: Factor
     weight: Float[Array, ""]
     baseline: Factor
-    start: Family
+    start: Family | None
+    """Where to begin, if not at the posterior: what is not given apart is not computed twice."""
     trust_region: Float[Array, ""]
 
 
@@ -85,9 +86,7 @@ def _assign(
     """What the method asks of a client."""
     dtype = jax.tree.leaves(q)[0].dtype
     fraction = jnp.asarray(share, dtype)
-    if start is None:
-        start = q
-    else:
+    if start is not None:
         pairs = zip(jax.tree.leaves(q), jax.tree.leaves(prior), strict=True)
         untouched = jnp.all(jnp.array([jnp.all(a == b) for a, b in pairs]))
         start = jax.tree.map(lambda a, b: jnp.where(untouched, a, b), start, q)
@@ -107,7 +106,8 @@ def _answer(
 
     An answer may be improper where only its direction counts (`NaturalGradient`); its scale is then 0.
     """
-    problem = Problem(model, shard, assignment.context, assignment.weight, assignment.start, assignment.trust_region)
+    start = q if assignment.start is None else assignment.start
+    problem = Problem(model, shard, assignment.context, assignment.weight, start, assignment.trust_region)
     solve_key, ell_key = jax.random.split(key)
     solution = solver.solve(problem, solve_key)
     proper = solution.q.is_proper()

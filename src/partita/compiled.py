@@ -7,6 +7,9 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import equinox as eqx
 import jax
 
+_TRACED = object()
+"""Stands for a leaf that is traced."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -24,15 +27,18 @@ class Compiled(Generic[P, R]):
         self._function = function
         self._compiled = jax.jit(self._trace, static_argnums=1)
 
-    def _trace(self, traced: tuple[Any, ...], static: tuple[Any, ...]) -> R:
+    def _trace(self, traced: list[Any], static: tuple[Any, ...]) -> R:
         self.traces += 1
-        leaves, treedef = static
-        arguments = eqx.combine(traced, jax.tree.unflatten(treedef, leaves))
+        fixed, treedef = static
+        numbers = iter(traced)
+        leaves = [next(numbers) if leaf is _TRACED else leaf for leaf in fixed]
         function: Callable[..., R] = self._function
-        return function(*arguments)
+        return function(*jax.tree.unflatten(treedef, leaves))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         assert not kwargs, "compiled functions take positional arguments"
-        traced, static = eqx.partition(args, eqx.is_array_like)
-        leaves, treedef = jax.tree.flatten(static)
-        return self._compiled(traced, (tuple(leaves), treedef))
+        leaves, treedef = jax.tree.flatten(args)
+        numbers = [eqx.is_array_like(leaf) for leaf in leaves]
+        traced = [leaf for leaf, number in zip(leaves, numbers, strict=True) if number]
+        fixed = tuple(_TRACED if number else leaf for leaf, number in zip(leaves, numbers, strict=True))
+        return self._compiled(traced, (fixed, treedef))

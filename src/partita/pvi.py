@@ -149,8 +149,8 @@ def step(method: Method, model: Model, engine: LocalEngine, state: State) -> tup
     # ② Clients: each maximises its local free energy and replies with the change of its factor.
     count = len(tasks) if method.schedule.awaits is None else method.schedule.awaits
     answers, waiting = engine.collect(tasks, count, method.recipe(model), state)
-    replies = {task.client: reply for task, reply in answers}
-    refusals = {k: "is not finite" for k, reply in replies.items() if not bool(reply.info.finite)}
+    replies = {task.client: Reply(reply.delta, jax.device_get(reply.info)) for task, reply in answers}
+    refusals = {k: "is not finite" for k, reply in replies.items() if not reply.info.finite}
     deltas = {k: replies[k].delta for k in sorted(replies) if k not in refusals}
 
     # ③ Server: take the changes in, damped.

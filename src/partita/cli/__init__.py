@@ -1,4 +1,4 @@
-"""The command line: `partita demo`."""
+"""The command line: `partita demo` and `partita experiment`."""
 
 import sys
 from pathlib import Path
@@ -56,6 +56,34 @@ def demo(
     from partita.cli.demo import Settings, run_demo
 
     run_demo(Settings(output, split, family, communications, damping, rows, seed), json)
+
+
+@app.command()
+def experiment(
+    name: Annotated[str, typer.Argument(help="uci, mortality or heart.")],
+    output: Annotated[Path | None, typer.Option(help="The folder for results; by default named after the run.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke run in seconds, without downloads.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many random initialisations.")] = None,
+    problem: Annotated[
+        list[str] | None, typer.Option(help='Only this problem, such as "adult B"; may be repeated.')
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Another data set, such as mimic for mortality.")] = None,
+    solver: Annotated[
+        str | None, typer.Option(help="How clients solve, such as adam for the authors' settings.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="How many processes; by default one per core.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A configuration of your own instead of the one that comes along.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Run one of the paper's experiments, and write its table, figures and report.
+
+    Interrupt it as you like: the same command goes on. Data are downloaded once, or found under PARTITA_DATA.
+    """
+    from partita.cli.experiment import Settings, run_experiment
+
+    run_experiment(Settings(name, output, config, data, solver, seeds, workers, tuple(problem or ()), quick), json)
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ class LocalEngine:
     def __init__(self, partition: Partition, speeds: Sequence[float] | None = None, threads: int | None = None) -> None:
         self.partition = partition
         self.speeds = np.ones(len(partition)) if speeds is None else np.asarray(speeds, float)
-        self.threads = threads or os.cpu_count() or 1
+        self.threads = threads or cores()
         usable = np.isfinite(self.speeds) & (self.speeds > 0)
         if self.speeds.shape != (len(partition),) or not usable.all():
             raise InputError(f"{len(partition)} clients need as many positive speeds, not {self.speeds.tolist()}.")
@@ -81,6 +81,11 @@ class LocalEngine:
             return [function(item) for item in items]
         with ThreadPoolExecutor(min(self.threads, len(items))) as pool:
             return list(pool.map(function, items))
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @jax.jit

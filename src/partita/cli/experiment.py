@@ -1,0 +1,152 @@
+"""`partita experiment`: runs an experiment, and writes its table, figures and report."""
+
+import dataclasses
+import json
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from partita import __version__, experiments
+from partita.atomic import write_text
+from partita.engines.local import cores
+from partita.errors import unknown
+from partita.experiments.figure import draw
+from partita.experiments.problem import prepare, sizes_and_labels
+from partita.experiments.report import Part, Picture, Statement, Text, markdown, page
+from partita.experiments.results import Results
+from partita.experiments.runner import Plan, execute
+from partita.experiments.statements import PAGES
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What the command line asked for."""
+
+    name: str
+    output: Path | None = None
+    config: Path | None = None
+    data: str | None = None
+    solver: str | None = None
+    seeds: int | None = None
+    workers: int | None = None
+    problems: tuple[str, ...] = ()
+    quick: bool = False
+
+
+def run_experiment(settings: Settings, as_json: bool) -> None:
+    """Runs what is missing, writes the files, and prints where they are, or a JSON object."""
+    jax.config.update("jax_enable_x64", True)
+    plan = _plan(settings)
+    experiment, folder = plan.experiment, plan.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    clients = {problem.name: sizes_and_labels(prepare(experiment, problem)) for problem in experiment.problems}
+    cells = _with_progress(plan, settings.workers)
+    results = Results(cells)
+    seconds = time.perf_counter() - began
+
+    pictures = _figures(plan, results)
+    about = _about(settings, seconds, sum(cell["seconds"] for cell in cells), experiment.seeds)
+    found = PAGES[experiment.name](results, clients)
+    if experiment.smoke:
+        found = [part for part in found if not isinstance(part, Statement)]
+    parts: list[Part] = [Text(experiment.question), Text(about), *pictures, *found]
+    write_text(folder / "results.csv", results.table())
+    write_text(folder / "report.md", markdown(experiment.title, parts))
+    write_text(folder / "report.html", page(experiment.title, parts))
+    files = ["results.csv", "report.md", "report.html", *(picture.file for picture in pictures)]
+    statements = [part for part in parts if isinstance(part, Statement)]
+    if as_json:
+        summary: dict[str, Any] = {
+            "experiment": experiment.name,
+            "seconds": seconds,
+            "cells": len(cells),
+            "clients": clients,
+            "final": {
+                problem: {
+                    method: {metric: results.final(problem, method, metric).tolist() for metric in ("nll", "error")}
+                    for method in results.methods
+                }
+                for problem in results.problems
+            },
+            "statements": [{"text": part.text, "holds": part.holds, "seen": part.seen} for part in statements],
+            "files": {file: str(folder / file) for file in files},
+        }
+        print(json.dumps(summary, indent=2))
+        return
+    console = Console()
+    for part in statements:
+        console.print(f"{part.verdict.strip('*')}: {part.text} Seen: {part.seen}", highlight=False)
+    console.print(f"{len(cells)} cells, {seconds:.0f} s.")
+    for file in files:
+        console.print(f"{folder / file}", highlight=False, soft_wrap=True)
+
+
+def _plan(settings: Settings) -> Plan:
+    experiment = experiments.load(settings.name, settings.config)
+    if settings.quick:
+        experiment = experiment.quickly()
+    if settings.seeds is not None:
+        experiment = dataclasses.replace(experiment, seeds=settings.seeds)
+    if settings.problems:
+        known = {problem.name: problem for problem in experiment.problems}
+        for name in settings.problems:
+            if name not in known:
+                raise unknown("problem", name, known)
+        experiment = dataclasses.replace(experiment, problems=tuple(known[name] for name in settings.problems))
+    if settings.data is not None:
+        problems = [dataclasses.replace(problem, data=settings.data) for problem in experiment.problems]
+        experiment = dataclasses.replace(experiment, problems=tuple(problems))
+    parts = ["partita-experiment", settings.name, settings.data, settings.solver, "quick" if settings.quick else None]
+    folder = settings.output or Path("-".join(part for part in parts if part))
+    return Plan(experiment, folder, settings.solver)
+
+
+def _with_progress(plan: Plan, workers: int | None) -> list[dict[str, Any]]:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bars(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bars:
+        task = bars.add_task(plan.experiment.name, total=None)
+
+        def report(done: int, total: int, last: str) -> None:
+            bars.update(task, completed=done, total=total, description=last or plan.experiment.name)
+            if not console.is_terminal and last:
+                console.print(f"{done} of {total} cells: {last}", highlight=False)
+
+        try:
+            return execute(plan, workers, report)
+        except KeyboardInterrupt:
+            console.print("Interrupted. The same command goes on from here.")
+            raise
+
+
+def _figures(plan: Plan, results: Results) -> list[Picture]:
+    """One figure per data set, as in the paper."""
+    groups: dict[str, list[str]] = {}
+    for problem in plan.experiment.problems:
+        groups.setdefault(problem.data, []).append(problem.name)
+    pictures = []
+    for data, problems in groups.items():
+        file = f"{data.replace(' ', '-')}.png"
+        draw(plan.folder / file, results, problems, f"{plan.experiment.title}: {data}", plan.experiment.log_metrics)
+        pictures.append(Picture(file, f"{data}: mean ± sd over {plan.experiment.seeds} seeds."))
+    return pictures
+
+
+def _about(settings: Settings, seconds: float, work: float, seeds: int) -> str:
+    command = " ".join(
+        ["partita experiment", settings.name]
+        + [f"--{key} {value}" for key, value in (("data", settings.data), ("solver", settings.solver)) if value]
+        + (["--quick"] if settings.quick else [])
+    )
+    return (
+        f"`{command}`, {seeds} seeds, partita {__version__}, JAX {jax.__version__}, "
+        f"{platform.machine()} with {cores()} cores: this run took {seconds:.0f} s; "
+        f"all cells together {work:.0f} s of one core."
+    )

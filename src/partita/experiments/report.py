@@ -1,0 +1,96 @@
+"""A report as data, and its two forms: Markdown for repositories, HTML for a browser."""
+
+import html
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Heading(NamedTuple):
+    """A section's title."""
+
+    text: str
+
+
+class Text(NamedTuple):
+    """A paragraph."""
+
+    text: str
+
+
+class Grid(NamedTuple):
+    """A table of texts; the first column is a name, the others are figures."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+class Picture(NamedTuple):
+    """An image file beside the report."""
+
+    file: str
+    caption: str
+
+
+class Statement(NamedTuple):
+    """Something the paper says, or an issue asks, with what was seen."""
+
+    text: str
+    holds: bool | None
+    """None where it cannot be judged."""
+    seen: str
+
+    @property
+    def verdict(self) -> str:
+        """Confirmed, not confirmed, or not judged."""
+        return {True: "confirmed", False: "**not confirmed**", None: "not judged"}[self.holds]
+
+
+Part = Heading | Text | Grid | Picture | Statement
+
+
+def markdown(title: str, parts: Sequence[Part]) -> str:
+    """The report as Markdown."""
+    return "\n\n".join([f"# {title}", *map(_markdown, parts)]) + "\n"
+
+
+def page(title: str, parts: Sequence[Part]) -> str:
+    """The report as an HTML page that needs nothing but its images."""
+    style = (
+        "body{font:16px/1.5 sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem}img{max-width:100%}"
+        "table{border-collapse:collapse}td,th{padding:.2rem .7rem;border-bottom:1px solid #ccc;text-align:right}"
+        "td:first-child,th:first-child{text-align:left}"
+    )
+    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
+    return "\n".join([head, f"<style>{style}</style>", f"<h1>{html.escape(title)}</h1>", *map(_html, parts), "</html>"])
+
+
+def _markdown(part: Part) -> str:
+    match part:
+        case Heading(text):
+            return f"## {text}"
+        case Text(text):
+            return text
+        case Grid(header, rows):
+            lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+            return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        case Picture(file, caption):
+            return f"![{caption}]({file})\n\n{caption}"
+        case Statement(text, _, seen):
+            return f"- {part.verdict}: {text} Seen: {seen}"
+
+
+def _html(part: Part) -> str:
+    match part:
+        case Heading(text):
+            return f"<h2>{html.escape(text)}</h2>"
+        case Text(text):
+            return f"<p>{html.escape(text)}</p>"
+        case Grid(header, rows):
+            cells = ["".join(f"<th>{html.escape(name)}</th>" for name in header)]
+            cells += ["".join(f"<td>{html.escape(value)}</td>" for value in row) for row in rows]
+            return "<table>" + "".join(f"<tr>{line}</tr>" for line in cells) + "</table>"
+        case Picture(file, caption):
+            shown = f"<figcaption>{html.escape(caption)}</figcaption>"
+            return f'<figure><img src="{html.escape(file)}" alt="">{shown}</figure>'
+        case Statement(text, _, seen):
+            return f"<p><b>{part.verdict.strip('*')}</b>: {html.escape(text)} Seen: {html.escape(seen)}</p>"

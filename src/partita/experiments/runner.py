@@ -1,0 +1,246 @@
+"""Runs the cells of an experiment, problem × seed × method, each into a file of its own, in any number of processes.
+
+A cell that has its file is not run again, so that an experiment may be interrupted at any point. A file is put in place
+by a rename, and belongs to the configuration whose digest it carries. Compiled programs are kept beside the cells.
+"""
+
+import concurrent.futures
+import dataclasses
+import functools
+import hashlib
+import inspect
+import json
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from partita import __version__
+from partita.atomic import write_text
+from partita.engines.local import cores
+from partita.experiments.config import Experiment, Problem, Run
+from partita.experiments.problem import Setting, prepare, solver
+from partita.methods import NAMED, fit
+from partita.pvi import Result
+
+COLUMNS = ("communications", "rounds", "gradient_steps", "clock", "free_energy", "residual", "nll", "error")
+"""What is kept of a history; nothing that another run of the same cell would not repeat."""
+
+
+class Cell(NamedTuple):
+    """One method on one problem with one seed."""
+
+    problem: Problem
+    seed: int
+    run: Run
+    solver: str
+
+    def path(self, folder: Path) -> Path:
+        """Where its result belongs."""
+        return folder / "cells" / self.problem.name.replace(" ", "-") / str(self.seed) / f"{self.run.method}.json"
+
+
+class Plan(NamedTuple):
+    """What to run and where to put it."""
+
+    experiment: Experiment
+    folder: Path
+    solver: str | None = None
+    """A solver for all problems instead of each one's own."""
+
+    def cells(self) -> Iterator[Cell]:
+        """All cells; the seeds of one problem follow one another, so that programs once compiled serve again."""
+        for problem in self.experiment.problems:
+            for seed in range(self.experiment.seeds):
+                for run in self.experiment.runs:
+                    yield Cell(problem, seed, run, self.solver or problem.solver)
+
+    def digest(self, cell: Cell) -> str:
+        """A digest of everything in the configuration that the cell's result depends on."""
+        about = {
+            "version": __version__,
+            "problem": dataclasses.asdict(cell.problem),
+            "run": dataclasses.asdict(cell.run),
+            "solver": self.experiment.solvers[cell.solver],
+            "seed": cell.seed,
+            "rows": self.experiment.quick.rows if self.experiment.smoke else None,
+            "slowness": self.experiment.slowness,
+            "draws": self.experiment.draws,
+        }
+        return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+
+    def done(self, cell: Cell) -> dict[str, Any] | None:
+        """The cell's result, if it is there and whole and of this configuration."""
+        try:
+            found = json.loads(cell.path(self.folder).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return found if found.get("digest") == self.digest(cell) else None
+
+
+Report = Callable[[int, int, str], None]
+"""Told how many cells are done, of how many, and what was done last."""
+
+
+def execute(plan: Plan, workers: int | None, report: Report) -> list[dict[str, Any]]:
+    """The results of all cells, in order; runs those that are missing."""
+    for name in {cell.solver for cell in plan.cells()}:
+        solver(plan.experiment, name)
+    cells = list(plan.cells())
+    missing: dict[tuple[str, int], list[Cell]] = {}
+    for cell in cells:
+        if plan.done(cell) is None:
+            missing.setdefault((cell.problem.name, cell.seed), []).append(cell)
+    total = sum(map(len, missing.values()))
+    report(0, total, f"{len(cells) - total} cells were there already" if total < len(cells) else "")
+    workers = min(workers or cores(), len(missing))
+    done = 0
+    for batch in _batches(plan, _interleaved(plan.experiment, missing, workers), workers):
+        done += len(batch)
+        report(done, total, f"{batch[-1].problem.name}, seed {batch[-1].seed}")
+    return [found for cell in cells if (found := plan.done(cell)) is not None]
+
+
+def _interleaved(
+    experiment: Experiment, missing: Mapping[tuple[str, int], list[Cell]], workers: int
+) -> list[list[Cell]]:
+    """The batches in an order in which workers are at different problems: each then compiles what the others reuse."""
+    names = [problem.name for problem in experiment.problems]
+    place = {name: index for index, name in enumerate(names)}
+    keys = sorted(missing, key=lambda key: (place[key[0]] // max(workers, 1), key[1], place[key[0]]))
+    return [missing[key] for key in keys]
+
+
+def _batches(plan: Plan, batches: list[list[Cell]], workers: int) -> Iterator[list[Cell]]:
+    """Runs batches of cells, each the methods on a problem with a seed, and gives each back when it is through."""
+    if workers <= 1:
+        jax.config.update("jax_enable_x64", True)
+        for batch in batches:
+            yield run_batch(plan, batch)
+        return
+    context = multiprocessing.get_context("spawn")
+    places = context.Queue()
+    for core in range(workers):
+        places.put(core)
+    with concurrent.futures.ProcessPoolExecutor(workers, context, _begin_worker, (places, plan.folder)) as pool:
+        waiting = [pool.submit(run_batch, plan, batch) for batch in batches]
+        try:
+            for future in concurrent.futures.as_completed(waiting):
+                yield future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+            raise
+
+
+def _begin_worker(places: Any, folder: Path) -> None:
+    """Gives each worker a core of its own, where that can be done: two that share all cores wait for each other.
+
+    A worker ends with the process that began it, however that ends.
+    """
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    place = places.get()
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[place % len(cores)]})
+    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@functools.lru_cache(maxsize=1)
+def _prepared(experiment_and_problem: "_ByText") -> Setting:
+    return prepare(*experiment_and_problem.contents)
+
+
+class _ByText:
+    """Makes things without a hash comparable by how they are written."""
+
+    def __init__(self, *contents: Any) -> None:
+        self.contents = contents
+        self._text = repr(contents)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByText) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+def run_batch(plan: Plan, cells: list[Cell]) -> list[Cell]:
+    """Runs some cells of one problem and writes their files."""
+    for cell in cells:
+        setting = _prepared(_ByText(plan.experiment, cell.problem))
+        began = time.perf_counter()
+        rows, statuses = run_cell(plan, cell, setting)
+        result = {
+            "digest": plan.digest(cell),
+            "problem": cell.problem.name,
+            "seed": cell.seed,
+            "method": cell.run.method,
+            "statuses": statuses,
+            "seconds": time.perf_counter() - began,
+            "rows": rows,
+        }
+        write_text(cell.path(plan.folder), json.dumps(result))
+    return cells
+
+
+def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, Any]], list[str]]:
+    """The evaluated rows of a cell's history, and how it ended; for "alone", a row and an ending per client."""
+    run = cell.run
+    settings: dict[str, Any] = dict(run.settings)
+    accepted = inspect.signature(NAMED[run.method]).parameters
+    if "solver" in accepted:
+        settings["solver"] = solver(plan.experiment, cell.solver)
+    settings["start"] = setting.start(cell.seed)
+    checkpoint = cell.path(plan.folder).with_suffix(f".{plan.digest(cell)}.npz")
+    go = functools.partial(
+        fit,
+        run.method,
+        setting.model,
+        setting.prior,
+        setting.clients,
+        settings,
+        communications=run.communications,
+        seed=cell.seed,
+        metrics=setting.metrics,
+        progress=False,
+    )
+    if run.method == "alone":
+        results = [go(client=name, communications=1) for name in setting.clients.names]
+        rows = [
+            _last(result) | {"client": name, "communications": 0}
+            for name, result in zip(setting.clients.names, results, strict=True)
+        ]
+        return rows, [result.status.value for result in results]
+    speeds = None if run.method == "pooled" else setting.speeds
+    result = go(
+        speeds=speeds,
+        evaluate_every=run.evaluate_every,
+        checkpoint=checkpoint,
+        checkpoint_every=max(1, run.communications // 20),
+    )
+    checkpoint.unlink(missing_ok=True)
+    return [_kept(row) for row in result.history if "nll" in row], [result.status.value]
+
+
+def _last(result: Result) -> dict[str, Any]:
+    return _kept(next(row for row in reversed(result.history.rows) if "nll" in row))
+
+
+def _kept(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {column: float(row[column]) if np.isfinite(row[column]) else None for column in COLUMNS}

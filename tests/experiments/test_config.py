@@ -1,0 +1,94 @@
+"""Experiments as data: what is in a configuration, and what is wrong with one."""
+
+import pytest
+
+from partita import InputError, experiments
+
+GOOD = """
+title = "t"
+question = "q"
+seeds = 1
+problems = [{ name = "p", data = "made up", solver = "newton", split = { kind = "given" } }]
+runs = [{ method = "vcl", communications = 4 }]
+[solvers]
+newton = { kind = "newton" }
+[quick]
+problems = ["p"]
+seeds = 1
+rows = 10
+communications = 4
+"""
+
+
+@pytest.mark.parametrize("name", experiments.NAMES)
+def test_the_experiments_of_the_package_can_be_read_and_have_every_method(name):
+    experiment = experiments.load(name)
+    assert experiment.seeds == 5
+    assert {run.method for run in experiment.runs} == {
+        "pooled",
+        "alone",
+        "sequential",
+        "synchronous",
+        "asynchronous",
+        "global_vi",
+        "stochastic_global_vi",
+        "bcm_same",
+        "bcm_split",
+        "vcl",
+        "streaming_vb",
+    }
+    assert {problem.name for problem in experiment.problems} >= set(experiment.quick.problems)
+
+
+def test_the_papers_settings_are_there():
+    """`sec:appen:experiments:uci`, `sec:experiments:mp`."""
+    uci = experiments.load("uci")
+    assert [(p.name, p.split["beta"], p.split["kappa"]) for p in uci.problems] == [
+        ("adult A", 0.0, 0.0),
+        ("adult B", 0.7, -3.0),
+        ("bank A", 0.0, 0.0),
+        ("bank B", 0.7, -3.0),
+        ("credit A", 0.0, 0.0),
+        ("credit B", 0.3, -0.7),
+    ]
+    assert {key: uci.solvers["adam"][key] for key in ("learning_rate", "batch_size")} == {
+        "learning_rate": 0.01,
+        "batch_size": 128,
+    }
+    damping = {run.method: run.settings.get("damping") for run in uci.runs}
+    assert damping["synchronous"] == 0.2
+    mortality = experiments.load("mortality")
+    assert {run.method: run.settings.get("damping") for run in mortality.runs}["synchronous"] == 0.4
+    assert [problem.hidden for problem in mortality.problems] == [(), (50, 50)]
+    assert all(problem.split == {"kind": "k_means", "clients": 5} for problem in mortality.problems)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('title = "t"', "", "has a experiment without 'title'|has an experiment without 'title'"),
+        ('title = "t"', "title = t", "is not a TOML file"),
+        ("seeds = 1\nproblems", "seed = 1\nproblems", "There is no setting of experiment in .* named 'seed'"),
+        ('method = "vcl"', 'method = "vlc"', "There is no method in .* named 'vlc'"),
+        ('solver = "newton"', 'solver = "euler"', "There is no solver in .* named 'euler'"),
+        (", communications = 4 }", " }", "without 'communications'"),
+        ('data = "made up", ', 'data = "made up", date = 1, ', "There is no setting of problem in .* named 'date'"),
+    ],
+)
+def test_a_mistake_in_a_configuration_is_named(tmp_path, old, new, message):
+    path = tmp_path / "mine.toml"
+    assert GOOD.count(old) == 1
+    path.write_text(GOOD.replace(old, new))
+    with pytest.raises(InputError, match=message):
+        experiments.load("heart", path)
+
+
+def test_a_configuration_of_ones_own_is_read(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(GOOD)
+    assert [run.method for run in experiments.load("heart", path).runs] == ["vcl"]
+
+
+def test_an_unknown_experiment_is_told_with_the_known_ones():
+    with pytest.raises(InputError, match="There is no experiment named 'mnist': choose one of uci, mortality, heart"):
+        experiments.load("mnist")

@@ -1,0 +1,182 @@
+"""Cells run once each, survive interruption, and give the same table whatever happens on the way."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import partita as pt
+from partita import InputError, experiments
+from partita.experiments import runner
+from partita.experiments.problem import divide, load, made_up, prepare, sizes_and_labels, solver
+from partita.experiments.results import Results
+from partita.experiments.runner import Plan, execute
+from partita.preprocess import federated, summarise
+
+
+def quiet(done, total, last):
+    pass
+
+
+def plan(folder, **changes):
+    experiment = experiments.load("heart").quickly()
+    runs = tuple(run for run in experiment.runs if run.method in ("sequential", "vcl", "global_vi", "alone"))
+    return Plan(dataclasses.replace(experiment, runs=runs, **changes), folder)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run: its plan and the cells' results."""
+    made = plan(tmp_path_factory.mktemp("whole"))
+    return made, execute(made, 1, quiet)
+
+
+def test_every_cell_has_a_result_with_finite_metrics(whole):
+    made, cells = whole
+    assert [(cell["problem"], cell["seed"], cell["method"]) for cell in cells] == [
+        (cell.problem.name, cell.seed, cell.run.method) for cell in made.cells()
+    ]
+    for cell in cells:
+        assert all(np.isfinite([row["nll"], row["error"], row["free_energy"]]).all() for row in cell["rows"])
+    alone = next(cell for cell in cells if cell["method"] == "alone")
+    assert [row["client"] for row in alone["rows"]] == ["owner 0", "owner 1", "owner 2", "owner 3"]
+
+
+class PowerCut(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 5])
+def test_interrupted_anywhere_and_run_again_ends_in_the_same_table(whole, tmp_path, monkeypatch, after):
+    """Also in the midst of a cell, whose run goes on from its checkpoint."""
+    cells, evaluations = [], 0
+    made = plan(tmp_path)
+    measure = runner.Setting.metrics
+
+    def metrics(self, posterior):
+        nonlocal evaluations
+        evaluations += 1
+        if evaluations > 6 * after + 3:
+            raise PowerCut
+        return measure(self, posterior)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.Setting, "metrics", metrics)
+        with pytest.raises(PowerCut):
+            execute(made, 1, quiet)
+    done = [cell for cell in made.cells() if made.done(cell)]
+    assert len(done) < len(list(made.cells()))
+    reports = []
+    cells = execute(made, 1, lambda *report: reports.append(report))
+    assert reports[-1][:2] == (len(list(made.cells())) - len(done),) * 2
+    assert Results(cells).table() == Results(whole[1]).table()
+    assert not list(tmp_path.rglob("*.npz"))
+
+
+def test_a_cell_half_written_or_of_another_configuration_is_run_again(whole, tmp_path):
+    made = plan(tmp_path)
+    execute(made, 1, quiet)
+    first, second, *_ = made.cells()
+    text = first.path(tmp_path).read_text()
+    first.path(tmp_path).write_text(text[: len(text) // 2])
+    other = json.loads(second.path(tmp_path).read_text())
+    second.path(tmp_path).write_text(json.dumps(other | {"digest": "another"}))
+    reports = []
+    cells = execute(made, 1, lambda *report: reports.append(report))
+    assert reports[-1][1] == 2
+    assert Results(cells).table() == Results(whole[1]).table()
+    changed = plan(tmp_path, slowness=(1.0, 3.0))
+    assert all(changed.done(cell) is None for cell in changed.cells())
+
+
+def test_two_processes_give_the_table_of_one(whole, tmp_path):
+    cells = execute(plan(tmp_path), 2, quiet)
+    assert Results(cells).table() == Results(whole[1]).table()
+
+
+def test_an_unknown_solver_is_told_before_anything_runs(tmp_path):
+    with pytest.raises(InputError, match="There is no solver named 'euler': choose one of newton, adam"):
+        execute(plan(tmp_path)._replace(solver="euler"), 1, quiet)
+    assert not list(tmp_path.iterdir())
+
+
+def test_clients_preprocess_as_if_their_rows_were_pooled():
+    """On Adult's split B, which gives small clients few of the categories."""
+    experiment = experiments.load("uci").quickly()
+    problem = experiment.problems[1]
+    setting = prepare(experiment, problem)
+    train, test, _ = divide(problem, load("adult"), experiment.quick.rows)
+    together = federated([_pooled(train)])
+    for shard, size, frame in zip(setting.clients.shards, setting.clients.sizes, train, strict=True):
+        np.testing.assert_allclose(shard.data.x[:size], together.encode(frame).x, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(setting.test.x, together.encode(test).x, rtol=0, atol=1e-9)
+
+
+def _pooled(frames):
+    columns = {name: np.concatenate([frame.columns[name] for frame in frames]) for name in frames[0].columns}
+    return pt.datasets.Frame.build(columns, np.concatenate([frame.y for frame in frames]), frames[0].levels)
+
+
+def test_the_simulated_clock_follows_rows_and_slowness():
+    setting = prepare(*_uci("adult B"))
+    sizes = np.array(setting.clients.sizes)
+    np.testing.assert_allclose(1 / np.array(setting.speeds), sizes / sizes.mean() * np.tile([1, 2], 5))
+
+
+def _uci(name):
+    experiment = experiments.load("uci").quickly()
+    return experiment, next(problem for problem in experiment.problems if problem.name == name)
+
+
+def test_adult_is_divided_as_in_the_papers_table():
+    """`tab:uci_splits`; Bank and Credit, which are not bundled, are in the slow tests."""
+    experiment = experiments.load("uci")
+    for name, small, large in (("adult A", (3907, 0.240), (3907, 0.240)), ("adult B", (1172, 0.959), (6642, 0.111))):
+        problem = next(problem for problem in experiment.problems if problem.name == name)
+        train, _, _ = divide(problem, load("adult"), None)
+        assert [frame.size for frame in train] == [small[0]] * 5 + [large[0]] * 5
+        positive = [frame.y.mean() for frame in train]
+        np.testing.assert_allclose(positive[:5], small[1], atol=0.0005)
+        np.testing.assert_allclose(positive[5:], large[1], atol=0.006)
+
+
+@pytest.mark.parametrize("method", ["sequential", "global_vi", "bcm_split"])
+def test_messages_of_n_and_of_2n_rows_are_the_same_size(method):
+    """What leaves a client is a change of natural parameters and scalars, and in round 0 sums."""
+    made = made_up(rows=400)
+    sizes = []
+    for copies in (1, 2):
+        frames = [_pooled([frames.train] * copies) for frames in made.values()]
+        summaries = [summarise(frame).to_dict() for frame in frames]
+        tables = [federated(frames).encode(frame) for frame in frames]
+        parts = pt.federate(tables)
+        engine = pt.pvi.LocalEngine(parts)
+        chosen = pt.methods.named(method)
+        prior = pt.MeanFieldGaussian.standard_normal(tables[0].x.shape[1])
+        state = pt.pvi.init(prior, len(parts), aggregation=chosen.aggregation)
+        _, event = pt.pvi.step(chosen, pt.LogisticRegression(), engine, state)
+        leaves = [leaf for reply in event.replies.values() for leaf in pt.pvi.jax.tree.leaves(reply)]
+        sizes.append(([leaf.shape for leaf in leaves], _count(summaries)))
+    assert sizes[0] == sizes[1]
+
+
+def _count(contents):
+    """How many numbers and texts a message of lists and dictionaries holds."""
+    if isinstance(contents, dict):
+        return sum(map(_count, contents.values()))
+    return sum(map(_count, contents)) if isinstance(contents, list) else 1
+
+
+def test_solvers_are_made_from_their_settings():
+    experiment = experiments.load("uci")
+    adam = solver(experiment, "adam")
+    assert (adam.learning_rate, adam.batch_size) == (0.01, 128)
+    assert isinstance(solver(experiment, "newton"), pt.Newton)
+
+
+def test_a_table_of_clients_has_rows_and_proportions():
+    setting = prepare(*_uci("adult A"))
+    rows = sizes_and_labels(setting)
+    assert [row["rows"] for row in rows] == [100] * 10
+    assert all(0.1 < row["positive"] < 0.4 for row in rows)
