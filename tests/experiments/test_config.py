@@ -51,7 +51,7 @@ def test_the_papers_settings_are_there():
         ("credit A", 0.0, 0.0),
         ("credit B", 0.3, -0.7),
     ]
-    assert {key: uci.solvers["adam"][key] for key in ("learning_rate", "batch_size")} == {
+    assert {key: uci.solvers["authors"][key] for key in ("learning_rate", "batch_size")} == {
         "learning_rate": 0.01,
         "batch_size": 128,
     }

@@ -96,7 +96,7 @@ def test_two_processes_give_the_table_of_one(whole, tmp_path):
 
 
 def test_an_unknown_solver_is_told_before_anything_runs(tmp_path):
-    with pytest.raises(InputError, match="There is no solver named 'euler': choose one of newton, adam"):
+    with pytest.raises(InputError, match="There is no solver named 'euler': choose one of newton, lbfgs"):
         execute(plan(tmp_path)._replace(solver="euler"), 1, quiet)
     assert not list(tmp_path.iterdir())
 
@@ -170,7 +170,7 @@ def _count(contents):
 
 def test_solvers_are_made_from_their_settings():
     experiment = experiments.load("uci")
-    adam = solver(experiment, "adam")
+    adam = solver(experiment, "authors")
     assert (adam.learning_rate, adam.batch_size) == (0.01, 128)
     assert isinstance(solver(experiment, "newton"), pt.Newton)
 

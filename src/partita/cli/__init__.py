@@ -69,7 +69,7 @@ def experiment(
     ] = None,
     data: Annotated[str | None, typer.Option(help="Another data set, such as mimic for mortality.")] = None,
     solver: Annotated[
-        str | None, typer.Option(help="How clients solve, such as adam for the authors' settings.")
+        str | None, typer.Option(help="How clients solve, such as authors for the paper's Adam.")
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="How many processes; by default one per core.")] = None,
     config: Annotated[

@@ -29,6 +29,10 @@ class Problem:
     """Widths of a network's hidden layers."""
     solver: str = ""
     """How clients solve, unless the command line says otherwise."""
+    learning_rate: float = 0.01
+    """Of the server's optimiser, where the server has one."""
+    clip: float = float("inf")
+    """Standardised inputs farther from 0 than this are set there: clinical tables hold impossible values."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,8 +57,8 @@ def prepare(experiment: Experiment, problem: Problem) -> Setting:
     """Loads the data and divides them; clients then preprocess by sums alone."""
     train, test, names = divide(problem, load(problem.data), experiment.quick.rows if experiment.smoke else None)
     encoding = federated(train)
-    tables = [encoding.encode(frame) for frame in train]
-    held_out = encoding.encode(test)
+    tables = [_clipped(encoding.encode(frame), problem.clip) for frame in train]
+    held_out = _clipped(encoding.encode(test), problem.clip)
     model, prior, dtype = _model(problem, held_out.x.shape[1])
     tables, held_out = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), (tables, held_out))
     clients = federate([_inputs(problem, table) for table in tables], names=names)
@@ -96,7 +96,8 @@ def divide(
     if kind == "beta_kappa":
         indices = splits.beta_kappa(whole.y, **settings)
     elif kind == "k_means":
-        indices = splits.k_means(np.asarray(federated([whole]).encode(whole).x[:, 1:]), **settings)
+        pooled = _clipped(federated([whole]).encode(whole), problem.clip)
+        indices = splits.k_means(np.asarray(pooled.x[:, 1:]), **settings)
     else:
         raise unknown("kind of split", kind, ("given", "beta_kappa", "k_means"))
     return [whole.rows(some) for some in indices], test, None
@@ -153,6 +154,10 @@ def _model(problem: Problem, columns: int) -> tuple[Model, MeanFieldGaussian, np
         like = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), network.template())
         return network, MeanFieldGaussian.standard_normal(like), np.dtype(np.float32)
     raise InputError(f"{problem.name} asks for the model {problem.model!r}: choose logistic or network.")
+
+
+def _clipped(table: Table, limit: float) -> Table:
+    return Table(np.clip(table.x, -limit, limit), table.y)
 
 
 def _inputs(problem: Problem, table: Table) -> Table:

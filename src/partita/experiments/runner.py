@@ -206,6 +206,8 @@ def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, A
     accepted = inspect.signature(NAMED[run.method]).parameters
     if "solver" in accepted:
         settings["solver"] = solver(plan.experiment, cell.solver)
+    if "learning_rate" in accepted:
+        settings.setdefault("learning_rate", cell.problem.learning_rate)
     settings["start"] = setting.start(cell.seed)
     checkpoint = cell.path(plan.folder).with_suffix(f".{plan.digest(cell)}.npz")
     go = functools.partial(

@@ -32,7 +32,7 @@ def beta_kappa(y: np.ndarray, clients: int = 10, beta: float = 0.0, kappa: float
 
     Small clients have ⌊(1−β)N/M⌋ rows, of which a fraction η(1−κ) is positive; large ones ⌊(1+β)N/M⌋ rows and the
     positives that are left. (The paper prints η + (1−η)κ, which is the fraction of negatives' excess; its table has
-    this one.) Rows are dealt in the order given, so shuffle beforehand; a few may belong to no client.
+    this one, rounded up.) With κ = 0 clients are alike: each has its share of the positives. Rows are dealt in the order given, so shuffle beforehand; a few may belong to no client.
     """
     y = np.asarray(y)
     if not np.isin(y, (0, 1)).all():
@@ -44,10 +44,14 @@ def beta_kappa(y: np.ndarray, clients: int = 10, beta: float = 0.0, kappa: float
     positives, negatives = np.flatnonzero(y == 1), np.flatnonzero(y == 0)
     half = clients // 2
     small, large = math.floor(len(y) / clients * (1 - beta)), math.floor(len(y) / clients * (1 + beta))
-    positive_small = math.ceil(len(positives) / len(y) * (1 - kappa) * small)
-    left, extra = divmod(len(positives) - half * positive_small, half)
-    positive_large = [left + (k < extra) for k in range(half)]
-    counts = [(small, positive_small)] * half + [(large, p) for p in positive_large]
+    sizes = [small] * half + [large] * half
+    if kappa == 0:
+        dealt = np.diff(np.round(np.cumsum([0, *sizes]) * len(positives) / max(sum(sizes), 1))).astype(int).tolist()
+    else:
+        positive_small = math.ceil(len(positives) / len(y) * (1 - kappa) * small)
+        left, extra = divmod(len(positives) - half * positive_small, half)
+        dealt = [positive_small] * half + [left + (k < extra) for k in range(half)]
+    counts = list(zip(sizes, dealt, strict=True))
     if small < 1 or any(not 0 <= p <= size for size, p in counts):
         raise InputError(f"β = {beta} and κ = {kappa} ask for more labels than there are: bring κ nearer to 0.")
     taken_positive, taken_negative, indices = 0, 0, []
