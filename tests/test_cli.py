@@ -79,3 +79,56 @@ def test_help_and_version():
     assert "demo" in partita("--help").stdout
     assert "--damping" in partita("demo", "--help").stdout
     assert partita("--version").stdout.strip() == pt.__version__
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("experiment")
+    return folder, partita("experiment", "heart", "--quick", "--workers", "1", "--output", str(folder), "--json")
+
+
+def test_an_experiment_writes_table_figure_and_report(experiment):
+    folder, done = experiment
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["cells"] == 22
+    assert set(report["final"]["hospitals"]) == set(pt.methods.NAMED)
+    assert [client["client"] for client in report["clients"]["hospitals"]] == [f"owner {k}" for k in range(4)]
+    for file, path in report["files"].items():
+        assert path == str(folder / file)
+    assert (folder / "made-up.png").read_bytes().startswith(b"\x89PNG")
+    assert "(smoke run" in (folder / "report.md").read_text().splitlines()[0]
+    assert "FLamby: FedAvg" in (folder / "report.html").read_text()
+
+
+def test_an_experiment_run_again_runs_nothing_and_writes_the_same_table(experiment):
+    folder, _ = experiment
+    before = (folder / "results.csv").read_text()
+    times = {path: path.stat().st_mtime_ns for path in folder.rglob("cells/**/*.json")}
+    assert len(times) == 22
+    done = partita("experiment", "heart", "--quick", "--workers", "1", "--output", str(folder))
+    assert done.returncode == 0, done.stderr
+    assert "22 cells" in done.stdout
+    assert (folder / "results.csv").read_text() == before
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("cells/**/*.json")} == times
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["mnist"], "There is no experiment named 'mnist': choose one of uci, mortality, heart"),
+        (["uci", "--problem", "adult C"], "There is no problem named 'adult C': choose one of adult A"),
+        (["heart", "--quick", "--solver", "euler"], "There is no solver named 'euler'"),
+        (["mortality", "--data", "mimic"], "MIMIC-III"),
+        (["mortality", "--data", "stays"], "There is no data set named 'stays'"),
+        (["heart", "--config", "nowhere.toml"], "nowhere.toml cannot be used"),
+    ],
+)
+def test_a_mistake_about_an_experiment_gets_a_sentence_and_leaves_no_folder(arguments, words, tmp_path, monkeypatch):
+    monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("PARTITA_DATA", raising=False)
+    done = partita("experiment", *arguments, "--output", str(tmp_path / "results"))
+    assert done.returncode == 2
+    assert words in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("cells"))

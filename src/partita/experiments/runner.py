@@ -223,7 +223,7 @@ def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, A
         progress=False,
     )
     if run.method == "alone":
-        results = [go(client=name, communications=1) for name in setting.clients.names]
+        results = [go(client=name) for name in setting.clients.names]
         rows = [
             _last(result) | {"client": name, "communications": 0}
             for name, result in zip(setting.clients.names, results, strict=True)
