@@ -68,9 +68,7 @@ def experiment(
         list[str] | None, typer.Option(help='Only this problem, such as "adult B"; may be repeated.')
     ] = None,
     data: Annotated[str | None, typer.Option(help="Another data set, such as mimic for mortality.")] = None,
-    solver: Annotated[
-        str | None, typer.Option(help="How clients solve, such as authors for the paper's Adam.")
-    ] = None,
+    solver: Annotated[str | None, typer.Option(help="How clients solve, such as authors for the paper's Adam.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="How many processes; by default one per core.")] = None,
     config: Annotated[
         Path | None, typer.Option(help="A configuration of your own instead of the one that comes along.")

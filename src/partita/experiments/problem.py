@@ -157,7 +157,8 @@ def _model(problem: Problem, columns: int) -> tuple[Model, MeanFieldGaussian, np
 
 
 def _clipped(table: Table, limit: float) -> Table:
-    return Table(np.clip(table.x, -limit, limit), table.y)
+    x: Any = np.clip(table.x, -limit, limit)
+    return Table(x, table.y)
 
 
 def _inputs(problem: Problem, table: Table) -> Table:

@@ -32,7 +32,8 @@ def beta_kappa(y: np.ndarray, clients: int = 10, beta: float = 0.0, kappa: float
 
     Small clients have ⌊(1−β)N/M⌋ rows, of which a fraction η(1−κ) is positive; large ones ⌊(1+β)N/M⌋ rows and the
     positives that are left. (The paper prints η + (1−η)κ, which is the fraction of negatives' excess; its table has
-    this one, rounded up.) With κ = 0 clients are alike: each has its share of the positives. Rows are dealt in the order given, so shuffle beforehand; a few may belong to no client.
+    this one, rounded up.) With κ = 0 clients are alike: each has its share of the positives. Rows are dealt in the
+    order given, so shuffle beforehand; a few may belong to no client.
     """
     y = np.asarray(y)
     if not np.isin(y, (0, 1)).all():
