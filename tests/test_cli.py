@@ -120,7 +120,10 @@ def test_an_experiment_run_again_runs_nothing_and_writes_the_same_table(experime
         (["uci", "--problem", "adult C"], "There is no problem named 'adult C': choose one of adult A"),
         (["heart", "--quick", "--solver", "euler"], "There is no solver named 'euler'"),
         (["mortality", "--data", "mimic"], "MIMIC-III"),
-        (["mortality", "--data", "stays"], "There is no data set named 'stays'"),
+        (
+            ["mortality", "--data", "stays"],
+            "no other data set for mortality named 'stays': choose one of mimic",
+        ),
         (["heart", "--config", "nowhere.toml"], "nowhere.toml cannot be used"),
     ],
 )

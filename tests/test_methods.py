@@ -7,7 +7,8 @@ import optax
 import pytest
 
 import partita as pt
-from test_pvi import MODEL, PARTS, PRIOR, SOLVER
+from partita.engines import local
+from test_pvi import MODEL, PARTS, PRIOR, SOLVER, faulty, not_finite
 
 FULL = pt.FullGaussian.standard_normal(3)
 
@@ -240,3 +241,58 @@ def test_every_method_runs_by_name_with_the_same_columns(name):
 def test_a_wrong_name_is_told_with_the_right_ones(name, settings, client, message):
     with pytest.raises(pt.InputError, match=message):
         pt.methods.fit(name, MODEL, PRIOR, PARTS, settings, client=client)
+
+
+@pytest.mark.parametrize("method", [pt.methods.vcl, pt.methods.bcm_same])
+def test_a_pass_without_one_of_the_clients_is_not_complete(method, monkeypatch):
+    monkeypatch.setattr(local, "client_update", faulty(not_finite))
+    result = pt.run(method(SOLVER), MODEL, PRIOR, PARTS)
+    assert result.status is pt.Status.STALLED
+    assert "what client 1 answered was refused" in result.message
+    assert result.state.versions == (1, 0, 1)
+
+
+def test_global_vi_converges_with_covariances_and_says_so():
+    pooled = pt.run(pt.methods.pooled(SOLVER), MODEL, FULL, PARTS.pooled(), evaluate_every=0)
+    result = pt.run(
+        pt.methods.global_vi(learning_rate=0.05), MODEL, FULL, PARTS, rounds=1000, tolerance=1e-8, evaluate_every=0
+    )
+    assert result.status is pt.Status.CONVERGED
+    assert result.posterior.q.kl(pooled.posterior.q) < 1e-7
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        (pt.MeanFieldGaussian.tight(2), "different shape"),
+        (FULL, "cannot be combined"),
+        (pt.MeanFieldGaussian.tight(3) ** -1, "The start is improper"),
+    ],
+)
+@pytest.mark.parametrize("method", [pt.methods.sequential, pt.methods.global_vi])
+def test_a_start_that_does_not_fit_is_told(method, start, message):
+    with pytest.raises(pt.InputError, match=message):
+        pt.run(method(start=start), MODEL, PRIOR, PARTS)
+
+
+@pytest.mark.parametrize("name", ["sequential", "global_vi"])
+def test_a_start_takes_the_precision_of_the_prior(name, tmp_path):
+    single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), PRIOR)
+    data = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), [shard.data for shard in PARTS.shards])
+    settings = {"start": pt.MeanFieldGaussian.tight(3)} | ({} if name == "global_vi" else {"solver": SOLVER})
+    checkpoint = tmp_path / "run.npz"
+    for rounds in (1, 2):
+        result = pt.methods.fit(name, MODEL, single, pt.federate(data), settings, rounds=rounds, checkpoint=checkpoint)
+    assert {leaf.dtype for leaf in jax.tree.leaves(result.state.factors)} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize(("rate", "message"), [(0.0, "above 0, not 0.0"), (-1.0, "above 0"), (np.nan, "above 0")])
+def test_a_learning_rate_is_positive(rate, message):
+    with pytest.raises(pt.InputError, match=message):
+        pt.methods.global_vi(learning_rate=rate)
+
+
+def test_too_large_a_learning_rate_is_told_with_its_remedy():
+    result = pt.run(pt.methods.global_vi(learning_rate=500.0), MODEL, PRIOR, PARTS, rounds=5)
+    assert result.status is pt.Status.IMPROPER
+    assert result.message.endswith("would make the posterior improper at this learning rate. Lower it.")

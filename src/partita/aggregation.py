@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from partita.compiled import Compiled
 from partita.errors import InputError
@@ -36,6 +36,8 @@ class Taken(NamedTuple):
     """How many times the free energy was asked for, at one communication a client each."""
     refusals: dict[int, str]
     """The clients whose answers were refused, with the reason."""
+    residual: float | None = None
+    """How far from a fixed point the posterior was, where the clients' own residuals do not tell it."""
 
 
 FreeEnergy = Callable[[Family], float]
@@ -113,25 +115,33 @@ class ServerOptimiser(Aggregation):
     start: Family | None = None
     """The posterior to begin with; the prior when None."""
 
+    def __check_init__(self) -> None:
+        if not self.learning_rate > 0:
+            raise InputError(f"The learning rate is a number above 0, not {self.learning_rate}.")
+
     def init(self, prior: Family, clients: int) -> Ledger:
-        start = prior if self.start is None else self.start
+        start = prior if self.start is None else self.start.fitting(prior, "start")
         part = (Factor.of(start) / Factor.of(prior)) ** (1 / clients)
         memory = self.optimiser(self.learning_rate).init(start.unconstrained())
         return Ledger(start, dict.fromkeys(range(clients), part), memory)
 
     def update(self, ledger: Ledger, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
         changes, factors = list(deltas.values()), [ledger.factors[k] for k in deltas]
-        moved, factors, memory, proper = ascend(self, ledger.posterior, factors, changes, ledger.memory)
+        moved, factors, memory, proper, residual = ascend(self, ledger.posterior, factors, changes, ledger.memory)
         if not proper:
-            reason = "would make the posterior improper: lower the learning rate"
+            reason = "would make the posterior improper at this learning rate"
             return Taken(ledger, 0.0, 0, dict.fromkeys(deltas, reason))
-        return Taken(Ledger(moved, {**ledger.factors, **dict(zip(deltas, factors, strict=True))}, memory), 1.0, 0, {})
+        changed = {**ledger.factors, **dict(zip(deltas, factors, strict=True))}
+        return Taken(Ledger(moved, changed, memory), 1.0, 0, {}, float(residual))
 
 
 def _ascend(
     server: ServerOptimiser, posterior: Family, factors: list[Factor], deltas: list[Factor], memory: PyTree
-) -> tuple[Family, list[Factor], PyTree, Bool[Array, ""]]:
-    """One step of the server's optimiser along ∇_μ F, shared out among the factors, and whether it can be taken."""
+) -> tuple[Family, list[Factor], PyTree, Bool[Array, ""], Float[Array, ""]]:
+    """One step of the server's optimiser along ∇_μ F, shared out among the factors, and whether it can be taken.
+
+    Last comes how far the undamped fixed-point step would have led, in nats of KL: 0 at an optimum, at any rate.
+    """
     total = functools.reduce(operator.mul, (delta.natural for delta in deltas))
     coordinates = posterior.unconstrained()
     mean, pull = jax.vjp(lambda c: posterior.with_unconstrained(c).mean_parameters(), coordinates)
@@ -140,7 +150,9 @@ def _ascend(
     change, memory = server.optimiser(server.learning_rate).update(descent, memory, coordinates)
     moved = posterior.with_unconstrained(jax.tree.map(jnp.add, coordinates, change))
     part = (Factor.of(moved) / Factor.of(posterior)) ** (1 / len(deltas))
-    return moved, [factor * part for factor in factors], memory, moved.is_proper()
+    target = posterior * total
+    residual = jnp.where(target.is_proper(), target.kl(posterior), jnp.inf)
+    return moved, [factor * part for factor in factors], memory, moved.is_proper(), residual
 
 
 ascend = Compiled(_ascend)

@@ -89,7 +89,7 @@ def _assign(
     if start is not None:
         pairs = zip(jax.tree.leaves(q), jax.tree.leaves(prior), strict=True)
         untouched = jnp.all(jnp.array([jnp.all(a == b) for a, b in pairs]))
-        start = jax.tree.map(lambda a, b: jnp.where(untouched, a, b), start, q)
+        start = jax.tree.map(lambda a, b: jnp.where(untouched, a.astype(b.dtype), b), start, q)
     return Assignment(
         context(prior, q, factor, fraction),
         context.weight(fraction),

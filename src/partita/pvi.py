@@ -164,7 +164,8 @@ def step(method: Method, model: Model, engine: LocalEngine, state: State) -> tup
     accepted = set(deltas) - set(refusals) if taken.damping > 0 else set()
     residual, age = state.residual.copy(), state.age + 1
     for k, reply in replies.items():
-        residual[k] = float(reply.info.residual) if k in accepted else np.inf
+        own = float(reply.info.residual) if taken.residual is None else taken.residual
+        residual[k] = own if k in accepted else np.inf
         age[k] = 0
     new = dataclasses.replace(
         state,
@@ -285,6 +286,8 @@ def divergence(q: Family, prior: Family) -> jax.Array:
 def check(method: Method, model: Model, prior: Family, partition: Partition) -> None:
     """Raises an `InputError` that names the client whose data cannot be used, or the setting that does not fit."""
     method.schedule.check(len(partition))
+    if method.start is not None:
+        method.start.fitting(prior, "start")
     for shard, name, size in zip(partition.shards, partition.names, partition.sizes, strict=True):
         try:
             model.check(jax.tree.map(lambda leaf, size=size: np.asarray(leaf)[:size], shard.data))
@@ -320,6 +323,7 @@ def _row(state: State, event: Event, names: Sequence[str]) -> dict[str, Any]:
 
 
 _REFUSED = {
+    "learning rate": (Status.IMPROPER, "Lower it."),
     "improper": (Status.IMPROPER, "Damp more, or backtrack."),
     "lower the free energy": (Status.STALLED, "Start elsewhere, or let clients solve less far."),
     "not finite": (Status.DIVERGED, "Look at that client's rows and at the model."),
@@ -344,6 +348,9 @@ def _ending(
     if not budget.spent(state):
         return None
     if state.answers >= whole:
+        left_out = sorted({name for _, name, _ in history.refusals})
+        if left_out:
+            return Status.STALLED, f"The only pass is over, and what {', '.join(left_out)} answered was refused."
         return Status.COMPLETE, "Every client has answered as often as the method asks."
     if best - latest > (best - first) / 2:
         return Status.DIVERGED, f"The free energy fell from {best:.6g} to {latest:.6g}. Damp more."

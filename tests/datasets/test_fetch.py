@@ -170,25 +170,6 @@ def test_a_part_of_another_file_does_not_pass(serve):
     assert fetch(remote(url)).read_bytes() == CONTENT
 
 
-def test_a_digest_may_be_known_at_both_ends_only(serve):
-    url, _ = serve()
-    with pytest.raises(InputError, match="instead of"):
-        fetch(remote(url, f"{DIGEST[:8]}…00000"))
-    with pytest.raises(InputError, match="instead of"):
-        fetch(remote(url, f"00000000…{DIGEST[-5:]}"))
-    with pytest.raises(InputError, match="instead of"):
-        fetch(remote(url, DIGEST[:8]))
-    fetch(remote(url, f"{DIGEST[:8]}…{DIGEST[-5:]}"))
-
-
-def test_without_a_digest_the_length_still_counts(serve):
-    url, _ = serve(cut=10)
-    with pytest.raises(InputError, match="broke off"):
-        fetch(remote(url, None))
-    url, _ = serve()
-    assert fetch(remote(url, None)).read_bytes() == CONTENT
-
-
 def refused(url):
     with pytest.raises(InputError) as caught:
         fetch(remote(url))

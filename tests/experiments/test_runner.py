@@ -2,6 +2,11 @@
 
 import dataclasses
 import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -9,7 +14,7 @@ import pytest
 import partita as pt
 from partita import InputError, experiments
 from partita.experiments import runner
-from partita.experiments.problem import divide, load, made_up, prepare, sizes_and_labels, solver
+from partita.experiments.problem import divide, fingerprint, load, made_up, prepare, sizes_and_labels, solver
 from partita.experiments.results import Results
 from partita.experiments.runner import Plan, execute
 from partita.preprocess import federated, summarise
@@ -95,6 +100,37 @@ def test_two_processes_give_the_table_of_one(whole, tmp_path):
     assert Results(cells).table() == Results(whole[1]).table()
 
 
+@pytest.fixture
+def endless(tmp_path):
+    """A plan, and a batch of it that lasts longer than any test may."""
+    made = plan(tmp_path)
+    cell = next(made.cells())
+    return made, [cell._replace(run=dataclasses.replace(cell.run, method="global_vi", communications=10**8))]
+
+
+def test_when_a_worker_fails_the_others_end_at_once(endless):
+    made, batch = endless
+    with pytest.raises(InputError, match="A seed is not negative"):
+        list(runner._batches(made, [batch, [next(made.cells())._replace(seed=-1)]], 2))
+    assert not multiprocessing.active_children()
+
+
+def test_when_a_worker_is_killed_it_is_told_and_the_others_end_at_once(endless):
+    made, batch = endless
+
+    def kill():
+        while len(multiprocessing.active_children()) < 2:
+            time.sleep(0.1)
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(InputError, match=r"A worker was killed.*fewer --workers"):
+        list(runner._batches(made, [batch, batch], 2))
+    killer.join()
+    assert not multiprocessing.active_children()
+
+
 def test_an_unknown_solver_is_told_before_anything_runs(tmp_path):
     with pytest.raises(InputError, match="There is no solver named 'euler': choose one of newton, lbfgs"):
         execute(plan(tmp_path)._replace(solver="euler"), 1, quiet)
@@ -173,6 +209,41 @@ def test_solvers_are_made_from_their_settings():
     adam = solver(experiment, "authors")
     assert (adam.learning_rate, adam.batch_size) == (0.01, 128)
     assert isinstance(solver(experiment, "newton"), pt.Newton)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"solvers": {"newton": {"kind": "newton", "steps": 3}}}, "The solver newton has a setting that does not fit"),
+        ({"solvers": {"newton": {"kind": "euler"}}}, "There is no kind of solver named 'euler'"),
+    ],
+)
+def test_a_solver_that_cannot_be_made_is_told(tmp_path, changes, message):
+    with pytest.raises(InputError, match=message):
+        execute(plan(tmp_path, **changes), 1, quiet)
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ({"kind": "by_moon"}, "There is no kind of split named 'by_moon': choose one of given, beta_kappa"),
+        ({"kind": "beta_kappa", "gamma": 1}, "The split of adult A has a setting that does not fit"),
+    ],
+)
+def test_a_split_that_cannot_be_made_is_told(split, message):
+    experiment, problem = _uci("adult A")
+    with pytest.raises(InputError, match=message):
+        prepare(experiment, dataclasses.replace(problem, split=split))
+
+
+def test_results_of_other_data_are_told_apart(tmp_path):
+    setting = prepare(*_uci("adult A"))
+    other = setting._replace(test=pt.Table(setting.test.x, 1 - setting.test.y))
+    digests = [fingerprint(setting), fingerprint(other), fingerprint(prepare(*_uci("adult A")))]
+    assert digests[0] == digests[2] != digests[1]
+    made = plan(tmp_path)
+    first = next(made.cells())
+    assert made.digest(first) != made._replace(fingerprints={first.problem.name: digests[0]}).digest(first)
 
 
 def test_a_table_of_clients_has_rows_and_proportions():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
@@ -17,7 +18,7 @@ from partita.atomic import write_text
 from partita.engines.local import cores
 from partita.errors import unknown
 from partita.experiments.figure import draw
-from partita.experiments.problem import prepare, sizes_and_labels
+from partita.experiments.problem import fingerprint, prepare, sizes_and_labels
 from partita.experiments.report import Part, Picture, Statement, Text, markdown, page
 from partita.experiments.results import Results
 from partita.experiments.runner import Plan, execute
@@ -44,11 +45,14 @@ def run_experiment(settings: Settings, as_json: bool) -> None:
     jax.config.update("jax_enable_x64", True)
     plan = _plan(settings)
     experiment, folder = plan.experiment, plan.folder
-    folder.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
-    clients = {problem.name: sizes_and_labels(prepare(experiment, problem)) for problem in experiment.problems}
+    prepared = {problem.name: prepare(experiment, problem) for problem in experiment.problems}
+    clients = {name: sizes_and_labels(setting) for name, setting in prepared.items()}
+    plan = plan._replace(fingerprints={name: fingerprint(setting) for name, setting in prepared.items()})
+    folder.mkdir(parents=True, exist_ok=True)
     cells = _with_progress(plan, settings.workers)
     results = Results(cells)
+    write_text(folder / "results.csv", results.table())
     seconds = time.perf_counter() - began
 
     pictures = _figures(plan, results)
@@ -57,7 +61,6 @@ def run_experiment(settings: Settings, as_json: bool) -> None:
     if experiment.smoke:
         found = [part for part in found if not isinstance(part, Statement)]
     parts: list[Part] = [Text(experiment.question), Text(about), *pictures, *found]
-    write_text(folder / "results.csv", results.table())
     write_text(folder / "report.md", markdown(experiment.title, parts))
     write_text(folder / "report.html", page(experiment.title, parts))
     files = ["results.csv", "report.md", "report.html", *(picture.file for picture in pictures)]
@@ -70,7 +73,7 @@ def run_experiment(settings: Settings, as_json: bool) -> None:
             "clients": clients,
             "final": {
                 problem: {
-                    method: {metric: results.final(problem, method, metric).tolist() for metric in ("nll", "error")}
+                    method: {metric: _finite(results.final(problem, method, metric)) for metric in ("nll", "error")}
                     for method in results.methods
                 }
                 for problem in results.problems
@@ -101,10 +104,13 @@ def _plan(settings: Settings) -> Plan:
                 raise unknown("problem", name, known)
         experiment = dataclasses.replace(experiment, problems=tuple(known[name] for name in settings.problems))
     if settings.data is not None:
+        if settings.data not in experiment.alternatives:
+            raise unknown(f"other data set for {settings.name}", settings.data, experiment.alternatives or ("none",))
         problems = [dataclasses.replace(problem, data=settings.data) for problem in experiment.problems]
         experiment = dataclasses.replace(experiment, problems=tuple(problems))
-    parts = ["partita-experiment", settings.name, settings.data, settings.solver, "quick" if settings.quick else None]
-    folder = settings.output or Path("-".join(part for part in parts if part))
+    parts = ["partita-experiment", settings.name, settings.data, settings.solver, *settings.problems]
+    parts += ["quick" if settings.quick else None]
+    folder = settings.output or Path("-".join(part.replace(" ", "-") for part in parts if part))
     return Plan(experiment, folder, settings.solver)
 
 
@@ -134,15 +140,22 @@ def _figures(plan: Plan, results: Results) -> list[Picture]:
     pictures = []
     for data, problems in groups.items():
         file = f"{data.replace(' ', '-')}.png"
-        draw(plan.folder / file, results, problems, f"{plan.experiment.title}: {data}", plan.experiment.log_metrics)
+        draw(plan.folder / file, results, problems, f"{plan.experiment.title}: {data}")
         pictures.append(Picture(file, f"{data}: mean ± sd over {plan.experiment.seeds} seeds."))
     return pictures
 
 
+def _finite(values: np.ndarray) -> list[float | str]:
+    """For JSON, which has no infinity."""
+    return [float(value) if np.isfinite(value) else str(value) for value in values]
+
+
 def _about(settings: Settings, seconds: float, work: float, seeds: int) -> str:
+    chosen = {"data": settings.data, "solver": settings.solver, "config": settings.config, "seeds": settings.seeds}
     command = " ".join(
         ["partita experiment", settings.name]
-        + [f"--{key} {value}" for key, value in (("data", settings.data), ("solver", settings.solver)) if value]
+        + [f"--{key} {value}" for key, value in chosen.items() if value]
+        + [f'--problem "{name}"' for name in settings.problems]
         + (["--quick"] if settings.quick else [])
     )
     return (

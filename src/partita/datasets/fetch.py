@@ -27,15 +27,12 @@ CHUNK = 1 << 16
 
 
 class Remote(NamedTuple):
-    """A file and where it comes from; of a digest that is known in parts, "8cb250f1…ca920" is beginning and end.
-
-    Without a digest (None) only the length is checked, and who reads the file must check its form.
-    """
+    """A file, where it comes from, and what it must be."""
 
     folder: str
     name: str
     url: str
-    sha256: str | None
+    sha256: str
 
 
 def cache() -> Path:
@@ -151,12 +148,9 @@ def _receive(answer: http.client.HTTPResponse, remote: Remote, part: Path, start
 
 
 def _check(remote: Remote, part: Path) -> None:
-    if remote.sha256 is None:
-        return
     with part.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    head, gap, tail = remote.sha256.partition("…")
-    if digest.startswith(head) and digest.endswith(tail) if gap else digest == remote.sha256:
+    if digest == remote.sha256:
         return
     part.unlink()
     raise InputError(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import tomllib
+import typing
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -74,8 +75,8 @@ class Experiment:
     """Factors, repeated over the clients, by which a visit takes longer than its rows say on the simulated clock."""
     draws: int = 100
     """How many draws of a network's parameters a prediction averages."""
-    log_metrics: bool = False
-    """Whether error and NLL are drawn on logarithmic axes."""
+    alternatives: tuple[str, ...] = ()
+    """Other data sets that may take the place of the problems' own."""
     smoke: bool = False
     """Whether this is the quick version."""
 
@@ -105,36 +106,69 @@ def load(name: str, path: Path | None = None) -> Experiment:
         contents = tomllib.loads(source.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{source} is not a TOML file: {error}.") from None
+    if "name" in contents:
+        raise InputError(f"{source} gives the experiment a name of its own: leave {name!r} to the command.")
     experiment = _read(Experiment, {"name": name, **contents}, str(source))
+    _check(experiment, str(source))
+    return experiment
+
+
+def _check(experiment: Experiment, source: str) -> None:
+    """Raises an `InputError` for what would go wrong later: unknown names, names used twice, nothing to run."""
     for run in experiment.runs:
         if run.method not in NAMED:
             raise unknown(f"method in {source}", run.method, NAMED)
     for problem in experiment.problems:
         if problem.solver not in experiment.solvers:
             raise unknown(f"solver in {source}", problem.solver, experiment.solvers)
-    return experiment
-
-
-_PARTS: Mapping[str, type] = {"problems": Problem, "runs": Run, "quick": Quick}
+        if "kind" not in problem.split:
+            raise InputError(f"{source} has a split without 'kind' in {problem.name!r}: add it.")
+    for solver, settings in experiment.solvers.items():
+        if not isinstance(settings, Mapping) or "kind" not in settings:
+            raise InputError(f"{source} has a solver without 'kind', {solver!r}: add it.")
+    names = [problem.name for problem in experiment.problems]
+    for name in experiment.quick.problems:
+        if name not in names:
+            raise unknown(f"problem in {source}", name, names)
+    files = [name.replace(" ", "-") for name in names]
+    for kind, used in (("problem", files), ("method", [run.method for run in experiment.runs])):
+        if len(set(used)) < len(used) or not used:
+            raise InputError(f"{source} needs at least one {kind} and each only once, not {used}.")
+    if experiment.seeds < 1 or experiment.quick.seeds < 1 or not experiment.quick.problems:
+        raise InputError(f"{source} needs at least one seed and, for the smoke run, one seed and one problem.")
 
 
 def _read(kind: type[T], contents: Mapping[str, Any], source: str) -> T:
     """A dataclass from a table; a key too many or too few is named."""
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    word = "an experiment" if kind is Experiment else f"a {kind.__name__.lower()}"
     for key in contents:
         if key not in fields:
             raise unknown(f"setting of {kind.__name__.lower()} in {source}", key, fields)
     for name, field in fields.items():
         needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if needed and name not in contents:
-            raise InputError(f"{source} has a {kind.__name__.lower()} without {name!r}: add it.")
-    values = {key: _value(key, value, source) for key, value in contents.items()}
-    return kind(**values)
+            raise InputError(f"{source} has {word} without {name!r}: add it.")
+    hints = typing.get_type_hints(kind)
+    return kind(**{key: _value(key, value, hints[key], source) for key, value in contents.items()})
 
 
-def _value(key: str, value: Any, source: str) -> Any:
-    if key in _PARTS and isinstance(value, dict):
-        return _read(_PARTS[key], value, source)
-    if key in _PARTS and value and isinstance(value[0], dict):
-        return tuple(_read(_PARTS[key], part, source) for part in value)
-    return tuple(value) if isinstance(value, list) else value
+def _value(key: str, value: Any, hint: Any, source: str) -> Any:
+    """The value as its field's type asks: tables become dataclasses, lists tuples, whole numbers floats."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return _read(hint, value, source)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_value(key, item, arguments[0], source) for item in value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if origin is Literal and value in arguments:
+        return value
+    if origin is Mapping and isinstance(value, dict):
+        return value
+    if isinstance(hint, type) and type(value) is hint:
+        return value
+    raise InputError(f"{source} has {value!r} for {key!r}, where {_WORDS.get(hint, 'a list or table')} is expected.")
+
+
+_WORDS: Mapping[Any, str] = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}

@@ -33,7 +33,7 @@ def label(method: str) -> str:
     return STYLES[method][0] if method in STYLES else {"pooled": "pooled rows", "alone": "clients alone, mean"}[method]
 
 
-def draw(path: Path, results: Results, problems: Sequence[str], title: str, log: bool = False) -> None:
+def draw(path: Path, results: Results, problems: Sequence[str], title: str) -> Figure:
     """A row of two panels per problem. The methods of one pass are points where they end, with their sd as a bar."""
     height = 3.1 * len(problems) + 0.9
     figure = Figure(figsize=(10, height), layout="constrained")
@@ -44,7 +44,7 @@ def draw(path: Path, results: Results, problems: Sequence[str], title: str, log:
             for method in STYLES:
                 if results.has(problem, method):
                     _line(axes, results, problem, method, metric)
-            _scale(axes, results, problem, metric, log)
+            _scale(axes, results, problem, metric)
             axes.set(ylabel=METRICS[metric], xscale="log", title=problem)
             axes.grid(alpha=0.25)
     for axes in grid[-1]:
@@ -53,6 +53,7 @@ def draw(path: Path, results: Results, problems: Sequence[str], title: str, log:
     figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
     figure.suptitle(title)
     figure.savefig(path, dpi=130)
+    return figure
 
 
 def _line(axes: Axes, results: Results, problem: str, method: str, metric: str) -> None:
@@ -63,7 +64,7 @@ def _line(axes: Axes, results: Results, problem: str, method: str, metric: str) 
         axes.errorbar(
             x[-1],
             final.mean(),
-            final.std(),
+            final.std(ddof=min(1, len(final) - 1)),
             color=colour,
             marker=marker,
             markersize=7,
@@ -74,17 +75,14 @@ def _line(axes: Axes, results: Results, problem: str, method: str, metric: str) 
         return
     with warnings.catch_warnings():  # points before the first evaluation of any seed
         warnings.simplefilter("ignore", RuntimeWarning)
-        mean, sd = np.nanmean(values, axis=0), np.nanstd(values, axis=0)
+        mean, sd = np.nanmean(values, axis=0), np.nanstd(values, axis=0, ddof=min(1, len(values) - 1))
     every = max(1, len(x) // 8)
     axes.plot(x, mean, color=colour, linestyle=line, marker=marker or None, markersize=4, markevery=every, label=name)
     axes.fill_between(x, mean - sd, mean + sd, color=colour, alpha=0.15, linewidth=0)
 
 
-def _scale(axes: Axes, results: Results, problem: str, metric: str, log: bool) -> None:
+def _scale(axes: Axes, results: Results, problem: str, metric: str) -> None:
     """Shows where the methods end, and not how bad a prior's predictions are."""
-    if log:
-        axes.set(yscale="log")
-        return
     methods = [method for method in STYLES if results.has(problem, method)]
     ends = np.array([results.curve(problem, method, metric).values[:, -1].mean() for method in methods])
     ends = ends[np.isfinite(ends)]

@@ -1,8 +1,9 @@
 """From a problem's description to clients, a model and test rows: loads, divides, preprocesses without pooling."""
 
 import functools
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,8 @@ from partita.partition.shard import Partition
 from partita.predict import Posterior, Predictive
 from partita.preprocess import federated
 from partita.solvers import LBFGS, Gradient, Newton, Solver
+
+T = TypeVar("T")
 
 SOLVERS: Mapping[str, Callable[..., Solver]] = {
     "newton": Newton,
@@ -93,13 +96,13 @@ def divide(
         return train, test, list(owners)
     whole = _together([frames.train for frames in owners.values()])
     whole = whole.rows(np.arange(whole.size)[:rows])
-    if kind == "beta_kappa":
-        indices = splits.beta_kappa(whole.y, **settings)
-    elif kind == "k_means":
-        pooled = _clipped(federated([whole]).encode(whole), problem.clip)
-        indices = splits.k_means(np.asarray(pooled.x[:, 1:]), **settings)
-    else:
-        raise unknown("kind of split", kind, ("given", "beta_kappa", "k_means"))
+    kinds: Mapping[str, Callable[..., list[np.ndarray]]] = {
+        "beta_kappa": lambda **settings: splits.beta_kappa(whole.y, **settings),
+        "k_means": lambda **settings: splits.k_means(_standardised(whole, problem.clip), **settings),
+    }
+    if kind not in kinds:
+        raise unknown("kind of split", kind, ("given", *kinds))
+    indices = _made(kinds[kind], settings, f"split of {problem.name}")
     return [whole.rows(some) for some in indices], test, None
 
 
@@ -111,7 +114,16 @@ def solver(experiment: Experiment, name: str) -> Solver:
     kind = settings.pop("kind")
     if kind not in SOLVERS:
         raise unknown("kind of solver", kind, SOLVERS)
-    return SOLVERS[kind](**settings)
+    return _made(SOLVERS[kind], settings, f"solver {name}")
+
+
+def fingerprint(setting: Setting) -> str:
+    """A digest of everybody's rows, by which results of other data are told apart."""
+    digest = hashlib.sha256()
+    for table in (*(shard.data for shard in setting.clients.shards), setting.test):
+        for leaf in table:
+            digest.update(np.ascontiguousarray(leaf).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def sizes_and_labels(setting: Setting) -> list[dict[str, Any]]:
@@ -134,6 +146,18 @@ def made_up(rows: int = 400, columns: int = 12, owners: int = 4) -> dict[str, Fr
 
     centres = generator.normal(size=(owners, columns))
     return {f"owner {k}": Frames(frame(centre), frame(centre)) for k, centre in enumerate(centres)}
+
+
+def _made(function: Callable[..., T], settings: Mapping[str, Any], what: str) -> T:
+    """The function's result with these settings; one that it does not know is the user's mistake."""
+    try:
+        return function(**settings)
+    except TypeError as error:
+        raise InputError(f"The {what} has a setting that does not fit: {error}.") from None
+
+
+def _standardised(frame: Frame, clip: float) -> np.ndarray:
+    return np.asarray(_clipped(federated([frame]).encode(frame), clip).x[:, 1:])
 
 
 def _whole(source: Callable[..., Frames], *arguments: str) -> dict[str, Frames]:

@@ -11,6 +11,12 @@ class Heading(NamedTuple):
     text: str
 
 
+class Subheading(NamedTuple):
+    """The title of a part of a section."""
+
+    text: str
+
+
 class Text(NamedTuple):
     """A paragraph."""
 
@@ -45,7 +51,7 @@ class Statement(NamedTuple):
         return {True: "confirmed", False: "**not confirmed**", None: "not judged"}[self.holds]
 
 
-Part = Heading | Text | Grid | Picture | Statement
+Part = Heading | Subheading | Text | Grid | Picture | Statement
 
 
 def markdown(title: str, parts: Sequence[Part]) -> str:
@@ -68,6 +74,8 @@ def _markdown(part: Part) -> str:
     match part:
         case Heading(text):
             return f"## {text}"
+        case Subheading(text):
+            return f"### {text}"
         case Text(text):
             return text
         case Grid(header, rows):
@@ -82,15 +90,22 @@ def _markdown(part: Part) -> str:
 def _html(part: Part) -> str:
     match part:
         case Heading(text):
-            return f"<h2>{html.escape(text)}</h2>"
+            return f"<h2>{_escape(text)}</h2>"
+        case Subheading(text):
+            return f"<h3>{_escape(text)}</h3>"
         case Text(text):
-            return f"<p>{html.escape(text)}</p>"
+            return f"<p>{_escape(text)}</p>"
         case Grid(header, rows):
-            cells = ["".join(f"<th>{html.escape(name)}</th>" for name in header)]
-            cells += ["".join(f"<td>{html.escape(value)}</td>" for value in row) for row in rows]
+            cells = ["".join(f"<th>{_escape(name)}</th>" for name in header)]
+            cells += ["".join(f"<td>{_escape(value)}</td>" for value in row) for row in rows]
             return "<table>" + "".join(f"<tr>{line}</tr>" for line in cells) + "</table>"
         case Picture(file, caption):
-            shown = f"<figcaption>{html.escape(caption)}</figcaption>"
-            return f'<figure><img src="{html.escape(file)}" alt="">{shown}</figure>'
+            shown = f"<figcaption>{_escape(caption)}</figcaption>"
+            return f'<figure><img src="{_escape(file)}" alt="">{shown}</figure>'
         case Statement(text, _, seen):
-            return f"<p><b>{part.verdict.strip('*')}</b>: {html.escape(text)} Seen: {html.escape(seen)}</p>"
+            return f"<p><b>{part.verdict.strip('*')}</b>: {_escape(text)} Seen: {_escape(seen)}</p>"
+
+
+def _escape(text: str) -> str:
+    """Safe for HTML, without the backticks of Markdown."""
+    return html.escape(text.replace("`", ""))

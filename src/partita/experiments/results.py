@@ -62,13 +62,18 @@ class Results:
         values = [_held(grid, x, np.array(y)) for x, y in runs]
         return Curve(grid, np.array(values))
 
-    def reach(self, problem: str, method: str, level: float, by: str = "communications") -> Float[np.ndarray, " seeds"]:
-        """Where each seed's NLL comes down to the level for good; infinite if it does not."""
+    def reach(
+        self, problem: str, method: str, target: float, within: float, by: str = "communications"
+    ) -> Float[np.ndarray, " seeds"]:
+        """Where each seed's NLL comes as near to the target for good; infinite if it does not.
+
+        On either side: a run that passes far below has not arrived.
+        """
         found = []
         for cell in self.of(problem, method):
-            above = np.array([not _number(row["nll"]) <= level for row in cell["rows"]])
-            first = int(np.flatnonzero(above)[-1]) + 1 if above.any() else 0
-            found.append(cell["rows"][first][by] if first < len(above) else np.inf)
+            away = np.array([not abs(_number(row["nll"]) - target) <= within for row in cell["rows"]])
+            first = int(np.flatnonzero(away)[-1]) + 1 if away.any() else 0
+            found.append(cell["rows"][first][by] if first < len(away) else np.inf)
         return np.array(found, float)
 
     def seconds(self, problem: str, method: str) -> float:
@@ -76,8 +81,9 @@ class Results:
         return float(np.mean([cell["seconds"] for cell in self.of(problem, method)]))
 
 
-def _number(value: float | None) -> float:
-    return np.nan if value is None else float(value)
+def _number(value: float | str) -> float:
+    """A kept number, which is a text where it is not finite."""
+    return float(value)
 
 
 def _held(grid: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ A cell that has its file is not run again, so that an experiment may be interrup
 by a rename, and belongs to the configuration whose digest it carries. Compiled programs are kept beside the cells.
 """
 
-import concurrent.futures
+import concurrent.futures.process
 import dataclasses
 import functools
 import hashlib
@@ -12,6 +12,7 @@ import inspect
 import json
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,7 @@ import numpy as np
 from partita import __version__
 from partita.atomic import write_text
 from partita.engines.local import cores
+from partita.errors import InputError
 from partita.experiments.config import Experiment, Problem, Run
 from partita.experiments.problem import Setting, prepare, solver
 from partita.methods import NAMED, fit
@@ -31,6 +33,10 @@ from partita.pvi import Result
 
 COLUMNS = ("communications", "rounds", "gradient_steps", "clock", "free_energy", "residual", "nll", "error")
 """What is kept of a history; nothing that another run of the same cell would not repeat."""
+
+
+_FORMAT = 1
+"""Counts up whenever the same configuration gives other results."""
 
 
 class Cell(NamedTuple):
@@ -53,6 +59,8 @@ class Plan(NamedTuple):
     folder: Path
     solver: str | None = None
     """A solver for all problems instead of each one's own."""
+    fingerprints: Mapping[str, str] = {}
+    """A digest of each problem's data."""
 
     def cells(self) -> Iterator[Cell]:
         """All cells; the seeds of one problem follow one another, so that programs once compiled serve again."""
@@ -64,7 +72,9 @@ class Plan(NamedTuple):
     def digest(self, cell: Cell) -> str:
         """A digest of everything in the configuration that the cell's result depends on."""
         about = {
+            "format": _FORMAT,
             "version": __version__,
+            "data": self.fingerprints.get(cell.problem.name),
             "problem": dataclasses.asdict(cell.problem),
             "run": dataclasses.asdict(cell.run),
             "solver": self.experiment.solvers[cell.solver],
@@ -104,7 +114,7 @@ def execute(plan: Plan, workers: int | None, report: Report) -> list[dict[str, A
     for batch in _batches(plan, _interleaved(plan.experiment, missing, workers), workers):
         done += len(batch)
         report(done, total, f"{batch[-1].problem.name}, seed {batch[-1].seed}")
-    return [found for cell in cells if (found := plan.done(cell)) is not None]
+    return [json.loads(cell.path(plan.folder).read_text(encoding="utf-8")) for cell in cells]
 
 
 def _interleaved(
@@ -126,30 +136,37 @@ def _batches(plan: Plan, batches: list[list[Cell]], workers: int) -> Iterator[li
         return
     context = multiprocessing.get_context("spawn")
     places = context.Queue()
-    for core in range(workers):
-        places.put(core)
+    for place in range(workers):
+        places.put((place, workers))
     with concurrent.futures.ProcessPoolExecutor(workers, context, _begin_worker, (places, plan.folder)) as pool:
         waiting = [pool.submit(run_batch, plan, batch) for batch in batches]
+        processes = list(pool._processes.values())
         try:
             for future in concurrent.futures.as_completed(waiting):
                 yield future.result()
-        except BaseException:
+        except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in list((pool._processes or {}).values()):
-                process.terminate()
+            for process in processes:
+                process.kill()
+                process.join()
+            if isinstance(error, concurrent.futures.process.BrokenProcessPool):
+                raise InputError(
+                    "A worker was killed, perhaps for lack of memory: run again, with fewer --workers."
+                ) from None
             raise
 
 
 def _begin_worker(places: Any, folder: Path) -> None:
-    """Gives each worker a core of its own, where that can be done: two that share all cores wait for each other.
+    """Gives each worker cores of its own, where that can be done: two that share all cores wait for each other.
 
-    A worker ends with the process that began it, however that ends.
+    A worker ends with the process that began it, however that ends, and leaves interrupts to it.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    place = places.get()
+    place, workers = places.get()
     if hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[place % len(cores)]})
+        available = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, available[place::workers] or available)
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
 
@@ -245,4 +262,5 @@ def _last(result: Result) -> dict[str, Any]:
 
 
 def _kept(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {column: float(row[column]) if np.isfinite(row[column]) else None for column in COLUMNS}
+    """The columns that are kept; JSON has no infinity, so that it is a text."""
+    return {column: float(row[column]) if np.isfinite(row[column]) else str(row[column]) for column in COLUMNS}

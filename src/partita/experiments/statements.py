@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 
 from partita.experiments.figure import label
-from partita.experiments.report import Grid, Heading, Part, Statement, Text
+from partita.experiments.report import Grid, Heading, Part, Statement, Subheading, Text
 from partita.experiments.results import PVI, Results
 
+PAPERS = ("sequential", "synchronous")
+"""The schedules of PVI in the paper's experiments."""
 NEAR = 0.005
 """How near to global VI's final NLL counts as having reached it, in nats per row."""
 FLAMBY = {"FLamby: pooled": 0.795, "FLamby: FedAdam": 0.779, "FLamby: FedAvg": 0.748}
@@ -29,31 +31,26 @@ Clients = Mapping[str, Sequence[Mapping[str, Any]]]
 
 def uci(results: Results, clients: Clients) -> list[Part]:
     """`sec:experiments:uci`."""
-    parts: list[Part] = [Heading("The clients (`tab:uci_splits`)"), _splits(clients)]
-    parts += _common(results)
+    parts: list[Part] = [Heading("The clients (`tab:uci_splits`)"), _splits(clients), *_common(results)]
     parts += [Heading("The paper's statements")]
     for problem in results.problems:
-        tolerance = 0.01 if problem.startswith("credit") else 0.002
-        parts += [_as_global(results, problem, method, tolerance) for method in ("sequential", "synchronous")]
-        parts += [_fewer(results, problem, method) for method in ("sequential", "synchronous")]
-        if problem.endswith("B"):
-            parts += [_worse(results, problem, method) for method in ("bcm_same", "bcm_split", "vcl")]
+        parts += _reaches_global(results, problem, 0.01 if problem.startswith("credit") else 0.002)
         if problem.endswith("A"):
-            parts += [_one_round(results, problem, method) for method in ("sequential", "synchronous")]
-        parts += [_rises(results, problem, expected=problem.startswith("credit"))]
+            parts += _each(_one_round, results, problem, PAPERS)
+        if problem.endswith("B"):
+            parts += _each(_worse, results, problem, ("bcm_same", "bcm_split", "vcl"))
+        parts += _each(_rises if problem.startswith("credit") else _harmless, results, problem, ("streaming_vb",))
     return parts
 
 
 def mortality(results: Results, clients: Clients) -> list[Part]:
     """`sec:experiments:mp`."""
     parts: list[Part] = [Heading("The clients (in the form of `tab:mimic3_splits`)"), _clients(clients)]
-    parts += _common(results)
-    parts += [Heading("The paper's statements")]
+    parts += [*_common(results), Heading("The paper's statements")]
     for problem in results.problems:
-        parts += [_as_global(results, problem, method, 0.01) for method in ("sequential", "synchronous")]
-        parts += [_fewer(results, problem, method) for method in ("sequential", "synchronous")]
+        parts += _reaches_global(results, problem, 0.01)
     if {"logistic regression", "network"} <= set(results.problems):
-        parts += [_smoother(results, method) for method in ("sequential", "synchronous")]
+        parts += [_smoother(results, method) for method in PAPERS if method in results.methods]
     return parts
 
 
@@ -61,14 +58,11 @@ def heart(results: Results, clients: Clients) -> list[Part]:
     """The four hospitals, beside FLamby's published figures."""
     parts: list[Part] = [Heading("The hospitals"), _clients(clients), *_common(results)]
     for problem in results.problems:
-        rows = [
-            [label(method), f"{1 - results.final(problem, method, 'error').mean():.3f}"] for method in results.methods
-        ]
+        errors = {method: results.final(problem, method, "error").mean() for method in results.methods}
+        rows = [[label(method), f"{1 - error:.3f}"] for method, error in errors.items()]
         rows += [[name, f"{accuracy:.3f}"] for name, accuracy in FLAMBY.items()]
         parts += [Heading("Accuracy on the pooled test rows"), Grid(["method", "accuracy"], rows)]
-        parts += [Heading("Statements")]
-        parts += [_as_global(results, problem, method, 0.01) for method in ("sequential", "synchronous")]
-        parts += [_fewer(results, problem, method) for method in ("sequential", "synchronous")]
+        parts += [Heading("Statements"), *_reaches_global(results, problem, 0.01)]
     return parts
 
 
@@ -76,11 +70,17 @@ PAGES: Mapping[str, Callable[[Results, Clients], list[Part]]] = {"uci": uci, "mo
 
 
 def _common(results: Results) -> list[Part]:
-    parts: list[Part] = [Heading("Where each method ends, mean ± sd over the seeds")]
+    parts: list[Part] = [
+        Heading("Where each method ends, mean ± sd over the seeds"),
+        Text(
+            "Seeds choose where climbing begins and in which order clients are visited. A method whose clients solve "
+            "exactly and are visited all at once forgets the former and has none of the latter: its sd is 0."
+        ),
+    ]
     for problem in results.problems:
         rows = [_ending(results, problem, method) for method in results.methods]
         header = ["method", "test error", "test NLL", "communications", "seconds", "ended"]
-        parts += [Text(f"**{problem}**"), Grid(header, rows)]
+        parts += [Subheading(problem), Grid(header, rows)]
     return [*parts, *_efficiency(results)]
 
 
@@ -98,33 +98,34 @@ def _ending(results: Results, problem: str, method: str) -> list[str]:
 
 def _efficiency(results: Results) -> list[Part]:
     """Communications, and simulated time, until global VI's final NLL is reached for good."""
-    methods = [method for method in (*PVI, "global_vi", "stochastic_global_vi") if method in results.methods]
-    parts: list[Part] = []
-    for by, unit in (("communications", "communications"), ("clock", "units of simulated time")):
-        rows, first = [], []
-        for problem in results.problems:
-            if not results.has(problem, "global_vi"):
-                continue
-            level = results.final(problem, "global_vi").mean() + NEAR
-            reached = {method: float(np.median(results.reach(problem, method, level, by))) for method in methods}
-            slow = reached["global_vi"]
-            rows.append(
-                [problem]
-                + [_reached(reached[method], slow / reached[method] if method in PVI else None) for method in methods]
-            )
-            among = {method: reached[method] for method in PVI if method in reached}
-            best = min(among, key=lambda method: among[method])
-            first.append(f"{problem}: {label(best)}" if np.isfinite(among[best]) else f"{problem}: none")
-        if rows:
-            parts += [
-                Heading(f"{unit.capitalize()} until global VI's final NLL + {NEAR} is reached for good"),
-                Text(
-                    "Medians over the seeds; in brackets how many times fewer than global VI. ∞: not within the budget."
-                ),
-                Grid(["problem", *map(label, methods)], rows),
-                Text(f"First of the three schedules in {unit}: {'; '.join(first)}."),
-            ]
-    return parts
+    schedules = [method for method in PVI if method in results.methods]
+    if not schedules or "global_vi" not in results.methods:
+        return []
+    rivals = [method for method in ("global_vi", "stochastic_global_vi") if method in results.methods]
+    tables: dict[str, tuple[list[list[str]], list[str]]] = {"communications": ([], []), "clock": ([], [])}
+    for problem in results.problems:
+        for by, (rows, first) in tables.items():
+            methods = [*schedules, *rivals] if by == "communications" else schedules
+            reached = {method: _median(results, problem, method, by) for method in methods}
+            slow = reached.get("global_vi")
+            rows.append([problem, *(_reached(reached[method], slow if method in PVI else None) for method in methods)])
+            best = min(schedules, key=lambda method: reached[method])
+            first.append(f"{problem}: {label(best) if np.isfinite(reached[best]) else 'none'}")
+    near = f"until the test NLL stays within {NEAR} of where global VI ends"
+    counted, timed = tables["communications"], tables["clock"]
+    return [
+        Heading(f"Communications {near}"),
+        Text("Medians over the seeds; in brackets how many times fewer than global VI. ∞: not within the budget."),
+        Grid(["problem", *map(label, [*schedules, *rivals])], counted[0]),
+        Text(f"First of the schedules: {'; '.join(counted[1])}."),
+        Heading(f"Simulated time {near}"),
+        Text(
+            "On a clock on which a visit takes as long as the client has rows, 1 for the mean, and longer at slow "
+            "clients. Global VI's visits are single gradients and not solutions, so it has no place here."
+        ),
+        Grid(["problem", *map(label, schedules)], timed[0]),
+        Text(f"First of the schedules: {'; '.join(timed[1])}."),
+    ]
 
 
 def _splits(clients: Clients) -> Grid:
@@ -149,27 +150,39 @@ def _clients(clients: Clients) -> Grid:
     )
 
 
-def _as_global(results: Results, problem: str, method: str, tolerance: float) -> Statement:
-    gap = results.final(problem, method) - results.final(problem, "global_vi")
-    return Statement(
-        f"{problem}: {label(method)} ends within {tolerance} test NLL of global VI.",
-        bool(np.abs(gap.mean()) <= tolerance),
-        f"{_spread(gap)} above it.",
-    )
+Judge = Callable[[Results, str, str], Statement]
+
+
+def _each(judge: Judge, results: Results, problem: str, methods: Sequence[str]) -> list[Part]:
+    """A statement about each of the methods that was run beside global VI."""
+    return [judge(results, problem, method) for method in methods if results.has(problem, method, "global_vi")]
+
+
+def _reaches_global(results: Results, problem: str, tolerance: float) -> list[Part]:
+    def ends_near(results: Results, problem: str, method: str) -> Statement:
+        gap = results.final(problem, method) - results.final(problem, "global_vi")
+        holds: bool | None = bool(np.abs(gap).mean() <= tolerance)
+        seen = f"{_spread(gap)} above it."
+        if results.has(problem, "pooled"):
+            left = np.abs(results.final(problem, "global_vi") - results.final(problem, "pooled")).mean()
+            if left > tolerance:
+                holds, seen = None, f"{seen} Global VI itself is still {left:.4f} from its optimum."
+        return Statement(f"{problem}: {label(method)} ends within {tolerance} test NLL of global VI.", holds, seen)
+
+    return [*_each(ends_near, results, problem, PAPERS), *_each(_fewer, results, problem, PAPERS)]
 
 
 def _worse(results: Results, problem: str, method: str) -> Statement:
     gap = results.final(problem, method) - results.final(problem, "global_vi")
     return Statement(
         f"{problem}: {label(method)} ends worse than global VI, by more than 0.01 and by more than 2 sd.",
-        bool(gap.mean() > 0.01 and gap.mean() > 2 * gap.std()),
+        _exceeds(gap, 0.01),
         f"{_spread(gap)} above it.",
     )
 
 
 def _fewer(results: Results, problem: str, method: str) -> Statement:
-    level = results.final(problem, "global_vi").mean() + NEAR
-    ours, theirs = (float(np.median(results.reach(problem, name, level))) for name in (method, "global_vi"))
+    ours, theirs = (_median(results, problem, name) for name in (method, "global_vi"))
     return Statement(
         f"{problem}: {label(method)} gets there with fewer communications than global VI.",
         ours < theirs,
@@ -178,26 +191,31 @@ def _fewer(results: Results, problem: str, method: str) -> Statement:
 
 
 def _one_round(results: Results, problem: str, method: str) -> Statement:
-    level = results.final(problem, "global_vi").mean() + NEAR
-    reached = np.median(results.reach(problem, method, level))
+    reached = _median(results, problem, method)
     return Statement(
         f"{problem}: with clients alike, {label(method)} converges after a single round (10 communications).",
         bool(reached <= 10),
-        f"within {NEAR} of global VI's final NLL for good from {_reached(float(reached))} communications on.",
+        f"within {NEAR} of global VI's final NLL for good from {_reached(reached)} communications on.",
     )
 
 
-def _rises(results: Results, problem: str, expected: bool) -> Statement:
-    values = results.curve(problem, "streaming_vb").values
+def _rises(results: Results, problem: str, method: str) -> Statement:
+    values = results.curve(problem, method).values
     rise = values[:, -1] - np.nanmin(values, axis=1)
-    # without spread, any rise is more than twice its sd: ask for one that could be seen
-    rises = bool(rise.mean() > 2 * rise.std() and rise.mean() > 1e-4)
-    what = (
-        "ends above its own lowest NLL by more than 2 sd"
-        if expected
-        else "does not degrade (over-counting is harmless)"
+    return Statement(
+        f"{problem}: {label(method)} ends above its own lowest NLL by more than 2 sd, and by more than {NEAR}.",
+        _exceeds(rise, NEAR),
+        f"ends {_spread(rise)} above its lowest.",
     )
-    return Statement(f"{problem}: streaming VB {what}.", rises == expected, f"ends {_spread(rise)} above its lowest.")
+
+
+def _harmless(results: Results, problem: str, method: str) -> Statement:
+    gap = results.final(problem, method) - results.final(problem, "global_vi")
+    return Statement(
+        f"{problem}: {label(method)} converges to the same predictions as PVI (within {NEAR} of global VI's NLL).",
+        bool(np.abs(gap).mean() <= NEAR),
+        f"{_spread(gap)} above it.",
+    )
 
 
 def _smoother(results: Results, method: str) -> Statement:
@@ -213,11 +231,27 @@ def _smoother(results: Results, method: str) -> Statement:
     )
 
 
+def _exceeds(values: np.ndarray, bound: float) -> bool | None:
+    """Whether the mean is above the bound and above 2 sd; with fewer than three seeds nobody can tell."""
+    if np.isposinf(values).any():
+        return True
+    if len(values) < 3 or not np.isfinite(values).all():
+        return None
+    return bool(values.mean() > bound and values.mean() > 2 * values.std(ddof=1))
+
+
+def _median(results: Results, problem: str, method: str, by: str = "communications") -> float:
+    target = results.final(problem, "global_vi").mean()
+    return float(np.median(results.reach(problem, method, target, NEAR, by)))
+
+
 def _spread(values: np.ndarray) -> str:
-    return f"{values.mean():.4f} ± {values.std():.4f}"
+    if not np.isfinite(values).all():
+        return "∞"
+    return f"{values.mean():.4f} ± {values.std(ddof=min(1, len(values) - 1)):.4f}"
 
 
-def _reached(value: float, ratio: float | None = None) -> str:
+def _reached(value: float, slow: float | None = None) -> str:
     if not np.isfinite(value):
         return "∞"
-    return f"{value:.0f}" if ratio is None else f"{value:.0f} ({ratio:.0f}×)" if np.isfinite(ratio) else f"{value:.0f}"
+    return f"{value:.0f}" if slow is None or not np.isfinite(slow) else f"{value:.0f} ({slow / value:.0f}×)"

@@ -147,6 +147,13 @@ class Family(eqx.Module):
         ]
         return ends[0], ends[1]
 
+    def fitting(self, other: Self, name: str) -> Self:
+        """The member, called `name`, in the precision of another; it must be proper, and of its family and shape."""
+        _same(other, self)
+        if not self.is_proper():
+            raise InputError(f"The {name} is improper: give it finite natural parameters and positive precision.")
+        return jax.tree.map(lambda a, b: a.astype(b.dtype), self, other)
+
     def one(self) -> Self:
         """The factor that changes nothing: η = 0."""
         return jax.tree.map(jnp.zeros_like, self)
