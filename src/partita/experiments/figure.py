@@ -87,5 +87,5 @@ def _scale(axes: Axes, results: Results, problem: str, metric: str) -> None:
     ends = np.array([results.curve(problem, method, metric).values[:, -1].mean() for method in methods])
     ends = ends[np.isfinite(ends)]
     low, high = ends.min(), ends.max()
-    room = max(high - low, 0.02 * high)
+    room = max(high - low, 0.06 * high)
     axes.set(ylim=(low - 0.15 * room, high + 0.35 * room))
