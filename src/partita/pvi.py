@@ -236,7 +236,7 @@ def run(
     whole = np.inf if method.passes is None else method.passes * len(partition)
     budget = Budget(
         np.inf if communications is None else communications,
-        min(whole, np.inf if rounds is None else rounds * len(partition)),
+        float(np.minimum(whole, np.inf if rounds is None else rounds * len(partition))),  # keeps NaN, to be refused
     )
     if seed < 0 or checkpoint_every < 1:
         raise InputError(
