@@ -4,6 +4,7 @@ import pytest
 
 from partita import InputError, experiments
 
+QUICK = 'problems = [{ name = "q", data = "made up", solver = "newton", split = { kind = "given" } }]'
 GOOD = """
 title = "t"
 question = "q"
@@ -13,7 +14,7 @@ runs = [{ method = "vcl", communications = 4 }]
 [solvers]
 newton = { kind = "newton" }
 [quick]
-problems = ["p"]
+problems = [{ name = "q", data = "made up", solver = "newton", split = { kind = "given" } }]
 seeds = 1
 rows = 10
 communications = 4
@@ -37,7 +38,7 @@ def test_the_experiments_of_the_package_can_be_read_and_have_every_method(name):
         "vcl",
         "streaming_vb",
     }
-    assert {problem.name for problem in experiment.problems} >= set(experiment.quick.problems)
+    assert {problem.data for problem in experiment.quick.problems} <= {"adult", "made up"}
 
 
 def test_the_papers_settings_are_there():
@@ -70,21 +71,29 @@ def test_the_papers_settings_are_there():
         ('title = "t"', "title = t", "is not a TOML file"),
         ("seeds = 1\nproblems", "seed = 1\nproblems", "There is no setting of experiment in .* named 'seed'"),
         ('method = "vcl"', 'method = "vlc"', "There is no method in .* named 'vlc'"),
-        ('solver = "newton"', 'solver = "euler"', "There is no solver in .* named 'euler'"),
+        (
+            '{ name = "p", data = "made up", solver = "newton"',
+            '{ name = "p", data = "made up", solver = "euler"',
+            "There is no solver in .* named 'euler'",
+        ),
         (", communications = 4 }", " }", "without 'communications'"),
         ("seeds = 1\nproblems", 'seeds = "1"\nproblems', "has '1' for 'seeds', where a whole number is expected"),
         ("seeds = 1\nproblems", "seeds = 0\nproblems", "needs at least one seed"),
-        ('problems = ["p"]', "problems = []", "one seed and one problem"),
-        ('problems = ["p"]', 'problems = ["r"]', "There is no problem in .* named 'r': choose one of p"),
-        ('problems = ["p"]', 'problems = "p"', "has 'p' for 'problems', where a list or table is expected"),
+        (QUICK, "problems = []", "one seed and one problem"),
+        (QUICK, QUICK.replace("newton", "euler"), "There is no solver in .* named 'euler'"),
+        (QUICK, 'problems = "p"', "has 'p' for 'problems', where a list or table is expected"),
         ('runs = [{ method = "vcl", communications = 4 }]', "runs = 3", "has 3 for 'runs'"),
         ('runs = [{ method = "vcl", communications = 4 }]', 'runs = ["vcl"]', "has 'vcl' for 'runs'"),
         ('runs = [{ method = "vcl", communications = 4 }]', "runs = []", "needs at least one method"),
         ("communications = 4 }]", 'communications = 4 }, { method = "vcl", communications = 8 }]', "each only once"),
-        ('split = { kind = "given" }', "split = { }", "has a split without 'kind' in 'p'"),
+        (
+            'p", data = "made up", solver = "newton", split = { kind = "given" }',
+            'p", data = "made up", solver = "newton", split = { }',
+            "has a split without 'kind' in 'p'",
+        ),
         ('newton = { kind = "newton" }', "newton = { tolerance = 1 }", "has a solver without 'kind', 'newton'"),
         ('title = "t"', 'title = "t"\nname = "n"', "gives the experiment a name of its own"),
-        ('data = "made up", ', 'data = "made up", date = 1, ', "There is no setting of problem in .* named 'date'"),
+        ('name = "p", ', 'name = "p", date = 1, ', "There is no setting of problem in .* named 'date'"),
     ],
 )
 def test_a_mistake_in_a_configuration_is_named(tmp_path, old, new, message):

@@ -49,14 +49,14 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Quick:
-    """The smoke run: fewer of everything, on data that need no download."""
+    """The smoke run: fewer of everything, on data that need no download, with few steps a visit."""
 
-    problems: tuple[str, ...]
+    problems: tuple[Problem, ...]
     seeds: int
     rows: int
     communications: int
-    data: str = ""
-    """Another data set to use instead."""
+    max_steps: int = 20
+    """How many steps a client's solver takes at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,12 +83,11 @@ class Experiment:
     def quickly(self) -> "Experiment":
         """The smoke version."""
         quick = self.quick
-        problems = [problem for problem in self.problems if problem.name in quick.problems]
         return dataclasses.replace(
             self,
             title=f"{self.title} (smoke run: few rows, no conclusions)",
             seeds=quick.seeds,
-            problems=tuple(dataclasses.replace(problem, data=quick.data or problem.data) for problem in problems),
+            problems=quick.problems,
             runs=tuple(
                 dataclasses.replace(run, communications=min(run.communications, quick.communications))
                 for run in self.runs
@@ -118,7 +117,7 @@ def _check(experiment: Experiment, source: str) -> None:
     for run in experiment.runs:
         if run.method not in NAMED:
             raise unknown(f"method in {source}", run.method, NAMED)
-    for problem in experiment.problems:
+    for problem in (*experiment.problems, *experiment.quick.problems):
         if problem.solver not in experiment.solvers:
             raise unknown(f"solver in {source}", problem.solver, experiment.solvers)
         if "kind" not in problem.split:
@@ -126,11 +125,7 @@ def _check(experiment: Experiment, source: str) -> None:
     for solver, settings in experiment.solvers.items():
         if not isinstance(settings, Mapping) or "kind" not in settings:
             raise InputError(f"{source} has a solver without 'kind', {solver!r}: add it.")
-    names = [problem.name for problem in experiment.problems]
-    for name in experiment.quick.problems:
-        if name not in names:
-            raise unknown(f"problem in {source}", name, names)
-    files = [name.replace(" ", "-") for name in names]
+    files = [problem.name.replace(" ", "-") for problem in experiment.problems]
     for kind, used in (("problem", files), ("method", [run.method for run in experiment.runs])):
         if len(set(used)) < len(used) or not used:
             raise InputError(f"{source} needs at least one {kind} and each only once, not {used}.")

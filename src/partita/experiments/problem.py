@@ -111,6 +111,8 @@ def solver(experiment: Experiment, name: str) -> Solver:
     if name not in experiment.solvers:
         raise unknown("solver", name, experiment.solvers)
     settings = dict(experiment.solvers[name])
+    if experiment.smoke:
+        settings["max_steps"] = experiment.quick.max_steps
     kind = settings.pop("kind")
     if kind not in SOLVERS:
         raise unknown("kind of solver", kind, SOLVERS)
