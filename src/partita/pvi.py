@@ -223,9 +223,9 @@ def run(
     """Runs `alg:vmp` until the fixed-point residual is below `tolerance` nats or a budget is spent.
 
     A round is as many answers as there are clients; without any budget it is 100 rounds, and never more than the
-    method's own number of passes. The residual is the largest
-    KL(q_k ‖ q) among the clients' latest answers. Global free energy and `metrics` are computed every
-    `evaluate_every` steps and at the end, 0 for never. With `checkpoint` the run is saved every so many steps, and goes
+    method's own number of passes. The residual is the largest KL(q_k ‖ q) among the clients' latest answers, unless the
+    aggregation has one of its own. Global free energy and `metrics` are computed every `evaluate_every` steps and at
+    the end, 0 for never. With `checkpoint` the run is saved every so many steps, and goes
     on from that file when it exists, to the same numbers as if it had not been interrupted, provided that method, model
     and data are the same: that is up to the caller. `progress` is shown on a terminal unless switched off.
     """
