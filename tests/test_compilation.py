@@ -58,7 +58,7 @@ CHANGES = {
     "values of the prior": {"prior": PRIOR**0.5},
     "solver's limits": {"solver": pt.FixedPoint(0.5, max_steps=7, tolerance=1e-3)},
     "learning rate": {"solver": pt.Gradient(learning_rate=0.01, max_steps=10, batch_size=5)},
-    "steps and patience": {"solver": pt.Gradient(max_steps=3, patience=2, tolerance=0.1, batch_size=5)},
+    "steps and window": {"solver": pt.Gradient(max_steps=3, window=2, patience=3, tolerance=0.1, batch_size=5)},
     "Newton's limits": {"solver": pt.Newton(max_steps=3, tolerance=1e-2)},
     "noise": {"model": pt.LinearRegression(2.0)},
 }

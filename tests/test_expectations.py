@@ -159,6 +159,24 @@ def test_draws_that_are_more_or_local_vary_less():
     assert shared / spread(LocalReparameterisation(1)) == pytest.approx(np.sqrt(5), rel=0.15)
 
 
+def test_local_draws_come_in_antithetic_pairs():
+    """The log density of a Gaussian is quadratic in the noise: in two draws its linear term cancels, and in one not."""
+    q = MeanFieldGaussian.from_mean_sd(jnp.array([3.0, 2.0, 1.0]), 1e-4)
+    exact = LinearRegression().ell(q, BINARY, jnp.ones(5), KEY)
+
+    def off(samples):
+        model = LinearRegression(expectation=LocalReparameterisation(samples))
+        return float(abs(model.ell(q, BINARY, jnp.ones(5), KEY) - exact))
+
+    # what is left is of the order of the variance 1e-8, against 1e-4 of a single draw
+    assert off(2) < 1e-6 < 1e-5 < off(1)
+
+
+def test_there_is_at_least_one_sample():
+    with pytest.raises(InputError, match="at least one sample, not 0"):
+        LocalReparameterisation(0)
+
+
 def test_an_expectation_that_does_not_fit_says_which_does():
     density = LogDensity(lambda theta, datum: -((theta @ datum.x) ** 2), expectation=GaussHermite())
     with pytest.raises(InputError, match="MonteCarlo"):

@@ -1,19 +1,25 @@
 """How is E_q[log p(y | θ)] computed? Each member gives the expected log density of every row."""
 
 import abc
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from partita.errors import InputError
 from partita.families import Family
+from partita.noise import standard_normal
 
 if TYPE_CHECKING:
     from partita.models.base import Model
+
+
+BLOCK = 1024
+"""At most how many rows are drawn for at a time: so many that arrays stay in the cache."""
 
 
 class Derivatives(NamedTuple):
@@ -32,6 +38,12 @@ class Expectation(eqx.Module):
     @abc.abstractmethod
     def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
         """The expected log density of each row; `key` is used by the stochastic members only."""
+
+    def total(
+        self, model: "Model", q: Family, data: PyTree, weights: Float[Array, " n"], key: Key[Array, ""]
+    ) -> Float[Array, ""]:
+        """The weighted sum of the rows' expected log densities."""
+        return weights @ self.rows(model, q, data, key)
 
     @property
     def deterministic(self) -> bool:
@@ -134,17 +146,146 @@ class MonteCarlo(Expectation):
 
 
 class LocalReparameterisation(Expectation):
-    """Draws of the predictor of each row instead of θ: independent across rows, so of lower variance."""
+    """Draws of the predictor of each row instead of θ: independent across rows, so of lower variance.
+
+    Draws come in antithetic pairs, noise and its negative; what all draws share is computed once.
+    """
 
     samples: int = eqx.field(static=True, default=10)
+
+    def __check_init__(self) -> None:
+        if self.samples < 1:
+            raise InputError(f"There is at least one sample, not {self.samples}.")
 
     @property
     def deterministic(self) -> bool:
         return False
 
     def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
-        draws = model.sample_predictor(q, data, key, self.samples)
-        return jnp.mean(jax.vmap(lambda f: model.log_density_at(f, data))(draws), axis=0)
+        def density(noise: Array, shared: PyTree) -> Float[Array, " n"]:
+            return model.log_density_at(model.predictor_at(shared, noise), data)
+
+        return self.sum(density, model, model.shared(q, data), key) / self.samples
+
+    def total(
+        self, model: "Model", q: Family, data: PyTree, weights: Float[Array, " n"], key: Key[Array, ""]
+    ) -> Float[Array, ""]:
+        return _total((model, q, weights), self, data, key) / self.samples
+
+    def sum(
+        self, term: Callable[[Array, PyTree], PyTree], model: "Model", shared: PyTree, key: Key[Array, ""]
+    ) -> PyTree:
+        """The sum over the draws of a function of their noise and of what they share."""
+        shape, dtype = model.noise_shape(shared), jax.tree.leaves(shared)[0].dtype
+
+        def add(index: int | Int[Array, ""], total: PyTree, signs: tuple[int, ...] = (1, -1)) -> PyTree:
+            noise = standard_normal(jax.random.fold_in(key, index), shape, dtype)
+            for sign in signs:
+                total = jax.tree.map(jnp.add, total, term(sign * noise, shared))
+            return total
+
+        kind = jax.eval_shape(term, jax.ShapeDtypeStruct(shape, dtype), shared)
+        total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), kind)
+        pairs, single = divmod(self.samples, 2)
+        if pairs:
+            total = jax.lax.fori_loop(0, pairs, add, total)
+        return add(pairs, total, (1,)) if single else total
+
+
+Wanted = tuple["Model", Family, Float[Array, " n"]]
+"""What gradients of an expectation are taken in: the model's own numbers, q, and the weights of the rows."""
+
+
+@eqx.filter_custom_vjp
+def _total(wanted: Wanted, expectation: LocalReparameterisation, data: PyTree, key: Key[Array, ""]) -> Float[Array, ""]:
+    """The sum over draws and rows of log densities. Its gradient is summed block by block and draw by draw as well.
+
+    So memory grows neither with the draws nor with the rows, and what a draw needs for its gradient is in the cache.
+    """
+    model, q, weights = wanted
+
+    def block(part: Block) -> PyTree:
+        rows, weights, fresh, _, key = part
+
+        def density(noise: Array, shared: PyTree) -> Float[Array, ""]:
+            return (weights * fresh) @ model.log_density_at(model.predictor_at(shared, noise), rows)
+
+        return expectation.sum(density, model, model.shared(q, rows), key)
+
+    return _by_blocks(block, data, weights, key)
+
+
+@_total.def_fwd
+def _total_and_gradient(
+    perturbed: PyTree, wanted: Wanted, expectation: LocalReparameterisation, data: PyTree, key: Key[Array, ""]
+) -> tuple[Float[Array, ""], PyTree]:
+    model, q, weights = wanted
+    numbers, rest = eqx.partition(model, eqx.is_inexact_array)
+
+    def block(part: Block) -> PyTree:
+        rows, weights, fresh, start, key = part
+
+        def density(everything: PyTree, noise: Array) -> Float[Array, ""]:
+            numbers, shared, weights = everything
+            model = eqx.combine(numbers, rest)
+            return (weights * fresh) @ model.log_density_at(model.predictor_at(shared, noise), rows)
+
+        def both(noise: Array, shared: PyTree) -> PyTree:
+            return jax.value_and_grad(density)((numbers, shared, weights), noise)
+
+        shared, pull = jax.vjp(lambda numbers, q: eqx.combine(numbers, rest).shared(q, rows), numbers, q)
+        value, (by_numbers, by_shared, by_weights) = expectation.sum(both, model, shared, key)
+        through = pull(by_shared)
+        placed = jax.lax.dynamic_update_slice(jnp.zeros_like(wanted[2]), by_weights, (start,))
+        return value, (jax.tree.map(jnp.add, by_numbers, through[0]), through[1], placed)
+
+    return _by_blocks(block, data, weights, key)
+
+
+@_total.def_bwd
+def _scaled_gradient(
+    gradient: PyTree,
+    outer: Float[Array, ""],
+    perturbed: PyTree,
+    wanted: Wanted,
+    expectation: LocalReparameterisation,
+    data: PyTree,
+    key: Key[Array, ""],
+) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf * outer, gradient)
+
+
+class Block(NamedTuple):
+    """Some of the rows."""
+
+    rows: PyTree
+    weights: Float[Array, " b"]
+    fresh: Float[Array, " b"]
+    """1 for rows that count here, 0 for those that counted before."""
+    start: Int[Array, ""]
+    """Where the block begins among all rows."""
+    key: Key[Array, ""]
+
+
+def _by_blocks(
+    function: Callable[[Block], PyTree], data: PyTree, weights: Float[Array, " n"], key: Key[Array, ""]
+) -> PyTree:
+    """The sum of a function over blocks of rows; the last block overlaps the one before."""
+    count = len(weights)
+    blocks = -(-count // BLOCK)
+    size = -(-count // blocks)
+
+    def part(index: Int[Array, ""]) -> PyTree:
+        start = jnp.minimum(index * size, count - size)
+        rows, some = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, size), (data, weights))
+        fresh = (start + jnp.arange(size) >= index * size).astype(weights.dtype)
+        return function(Block(rows, some, fresh, start, jax.random.fold_in(key, index)))
+
+    if blocks == 1:
+        return function(Block(data, weights, jnp.ones_like(weights), jnp.asarray(0), key))
+    kind = jax.eval_shape(part, jnp.asarray(0))
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), kind)
+    return jax.lax.fori_loop(0, blocks, lambda index, total: jax.tree.map(jnp.add, total, part(index)), zero)
 
 
 def root(variance: Float[Array, " n"]) -> Float[Array, " n"]:

@@ -106,6 +106,21 @@ class SplitPrior(Context):
         return Factor.of(prior) ** share * factor
 
 
+class Proximal(Context):
+    """q · t_k^(−1/ρ): Bayesian ADMM, in which a client is held near the posterior it was sent with strength ρ.
+
+    With the weight 1/ρ a client minimises E_q[−log p(y_k | θ)] + E_q[log t_k] + ρ·KL(q ‖ q_server). ρ = 1 is `Cavity`.
+    """
+
+    penalty: float = 1.0
+
+    def __call__(self, prior: Family, q: Family, factor: Factor, share: Float[Array, ""]) -> Factor:
+        return Factor.of(q) * factor ** (-1 / self.penalty)
+
+    def weight(self, share: Float[Array, ""]) -> Float[Array, ""]:
+        return jnp.ones_like(share) / self.penalty
+
+
 class Problem(eqx.Module):
     """One client's local free energy (`eq:vfe`), w·ell(q) + E_q[log context] + H[q].
 
@@ -128,7 +143,11 @@ class Problem(eqx.Module):
 
     def free_energy(self, q: Family, key: Key[Array, ""]) -> Float[Array, ""]:
         """The local free energy of q; larger is better."""
-        return self.ell(q, key) + self.context.expected_log(q) + q.entropy()
+        return self.ell(q, key) + self.negative_divergence(q)
+
+    def negative_divergence(self, q: Family) -> Float[Array, ""]:
+        """−KL(q ‖ context), but for the context's normaliser."""
+        return self.context.expected_log(q) + q.entropy()
 
     def likelihood_factor(self, q: Family, key: Key[Array, ""]) -> Family:
         """∇_μ ell at q: the factor that q·t would be a fixed point with (`eq:fixed-point-bi-simplified`)."""
@@ -146,8 +165,11 @@ class Problem(eqx.Module):
 
     def within(self, q: Family) -> Bool[Array, ""]:
         """Whether q lies in the trust region; everything does when the context is proper."""
-        unbounded = ~self.context.natural.is_proper()
-        return ~unbounded | (q.kl(self.start) <= self.trust_region * q.size())
+        return self.bounded() | (q.kl(self.start) <= self.trust_region * q.size())
+
+    def bounded(self) -> Bool[Array, ""]:
+        """Whether the context is proper, so that there is a maximum."""
+        return self.context.natural.is_proper()
 
 
 def local_free_energy(model: Model, shard: Shard, q: Family, factor: Factor, key: Key[Array, ""]) -> Float[Array, ""]:

@@ -8,14 +8,15 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 
 from partita.checkpoint import save_posterior
 from partita.compiled import Compiled
 from partita.errors import InputError, unknown
+from partita.expectations import LocalReparameterisation
 from partita.families import Family
 from partita.families.base import Theta
-from partita.models import Model
+from partita.models import Model, Table
 
 Predictive = Literal["closed", "monte_carlo"]
 
@@ -54,12 +55,20 @@ class Posterior:
     def predict(
         self, x: Float[Array, "n d"], how: Predictive = "closed", draws: int = 100, seed: int = 0
     ) -> np.ndarray:
-        """The posterior mean of E[y | θ, x], row by row: in closed form where the model has one, or by Monte Carlo."""
+        """The posterior mean of E[y | θ, x], row by row: in closed form where the model has one, or by Monte Carlo.
+
+        A model whose predictors are sampled locally is predicted so: with draws of each row's predictor, which have
+        the distribution that draws of θ give it and cost a network a fraction.
+        """
         if how not in ("closed", "monte_carlo"):
             raise unknown("predictive", how, ("closed", "monte_carlo"))
         x = jnp.asarray(x, jax.tree.leaves(self.q)[0].dtype)
         if how == "closed":
             return np.asarray(closed_response(self.model, self.q, x))
+        if isinstance(self.model.expectation, LocalReparameterisation):
+            return np.asarray(
+                local_response(self.model, self.q, x, LocalReparameterisation(draws), jax.random.key(seed))
+            )
         return np.asarray(mean_response(self.model, self.sample(draws, seed), x))
 
     def predict_proba(
@@ -104,6 +113,14 @@ def _mean_response(model: Model, draws: Theta, x: Float[Array, "n d"]) -> Array:
     return jnp.mean(jax.lax.map(lambda theta: model.response(theta, x), draws), axis=0)
 
 
+def _local_response(
+    model: Model, q: Family, x: Float[Array, "n d"], draws: LocalReparameterisation, key: Key[Array, ""]
+) -> Array:
+    shared = model.shared(q, Table(x, jnp.zeros(len(x), x.dtype)))
+    total = draws.sum(lambda noise, shared: model.response_at(model.predictor_at(shared, noise)), model, shared, key)
+    return total / draws.samples
+
+
 def _log_mean_density(model: Model, draws: Theta, data: PyTree) -> Float[Array, " n"]:
     rows = jax.vmap(model.log_density, in_axes=(None, 0))
     values = jax.lax.map(lambda theta: rows(theta, data), draws)
@@ -112,4 +129,5 @@ def _log_mean_density(model: Model, draws: Theta, data: PyTree) -> Float[Array, 
 
 closed_response = Compiled(_closed_response)
 mean_response = Compiled(_mean_response)
+local_response = Compiled(_local_response)
 log_mean_density = Compiled(_log_mean_density)

@@ -1,3 +1,4 @@
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +28,10 @@ CLASSIFIER, REGRESSOR = NetworkClassifier(WIDTHS), NetworkRegressor((3, 3, 1), n
 def theta_of(model):
     draw = MeanFieldGaussian.standard_normal(model.template()).sample(jax.random.key(3))
     return jax.tree.map(np.asarray, draw)
+
+
+def flat(tree):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
 def numpy_outputs(theta, x):
@@ -68,12 +73,57 @@ def test_the_template_has_the_layers_shapes():
     assert shapes == ({"bias": (4,), "weight": (7, 4)}, {"bias": (2,), "weight": (4, 2)})
 
 
-def test_local_draws_differ_between_rows():
-    same_rows = Table(jnp.ones((5, 3)), jnp.zeros(5))
-    q = MeanFieldGaussian.standard_normal(CLASSIFIER.template())
-    draws = CLASSIFIER.sample_predictor(q, same_rows, jax.random.key(0), 5)
-    assert draws.shape == (5, 5, 3)
-    assert len(np.unique(draws)) == draws.size
+def test_local_draws_have_the_moments_of_the_outputs_of_drawn_weights():
+    """For each row: a draw of the weights, and a local draw with noise of its own, have the same distribution."""
+    q = MeanFieldGaussian.from_mean_sd(theta_of(CLASSIFIER), 0.3)
+    shared = CLASSIFIER.shared(q, CLASSES)
+    noise = jax.random.normal(jax.random.key(0), (40_000, *CLASSIFIER.noise_shape(shared)))
+    local = jax.vmap(lambda e: CLASSIFIER.predictor_at(shared, e))(noise)
+    drawn = jax.vmap(lambda theta: CLASSIFIER.outputs(theta, X))(q.sample(jax.random.key(1), (40_000,)))
+    # standard errors of two means are 0.7% of the sd; of the sds, 0.5%, and more for the tails of products
+    np.testing.assert_allclose(local.mean(0), drawn.mean(0), atol=0.04 * float(drawn.std(0).max()))
+    np.testing.assert_allclose(local.std(0), drawn.std(0), rtol=0.05)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5])
+def test_the_gradient_summed_draw_by_draw_is_that_of_the_sum(samples):
+    """In q, in the weights of the rows and in the model's own numbers, for even and odd numbers of draws."""
+    arguments = (MeanFieldGaussian.from_mean_sd(theta_of(REGRESSOR), 0.3), jnp.arange(1.0, 6.0), jnp.asarray(0.7))
+    model, key = NetworkRegressor((3, 3, 1), expectation=LocalReparameterisation(samples)), jax.random.key(2)
+
+    @jax.jit
+    def by_draws(arguments):
+        q, weights, noise = arguments
+        return eqx.tree_at(lambda m: m.noise, model, noise).ell(q, REAL, weights, key)
+
+    @jax.jit
+    def by_rows(arguments):
+        q, weights, noise = arguments
+        return weights @ model.expectation.rows(eqx.tree_at(lambda m: m.noise, model, noise), q, REAL, key)
+
+    (found, gradient), (plain, expected) = [jax.value_and_grad(total)(arguments) for total in (by_draws, by_rows)]
+    np.testing.assert_allclose(found, plain, rtol=1e-12)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), gradient, expected)
+
+
+def test_rows_are_summed_in_blocks(monkeypatch):
+    """Seven rows in blocks of three: the last overlaps, and no row counts twice, in the value or in any gradient."""
+    rows = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[:2] + 0.5]), jax.tree.map(jnp.asarray, REAL))
+    # with next to no variance all draws are the same, whatever their noise
+    q = MeanFieldGaussian.from_mean_sd(theta_of(REGRESSOR), 1e-9)
+    weights = jnp.arange(1.0, 8.0)
+
+    def value(arguments):
+        return REGRESSOR.ell(*arguments[:1], rows, arguments[1], jax.random.key(0))
+
+    whole = jax.value_and_grad(value)((q, weights))
+    monkeypatch.setattr("partita.expectations.BLOCK", 3)
+    blocks = jax.value_and_grad(value)((q, weights))
+    np.testing.assert_allclose(blocks[0], whole[0], rtol=1e-7)
+    np.testing.assert_allclose(blocks[1][1], whole[1][1], rtol=1e-6)
+    np.testing.assert_allclose(
+        flat(blocks[1][0]), flat(whole[1][0]), rtol=1e-4, atol=1e-6 * np.abs(flat(whole[1][0])).max()
+    )
 
 
 @pytest.mark.parametrize(

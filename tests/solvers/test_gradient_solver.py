@@ -84,10 +84,10 @@ def test_a_step_to_an_improper_member_is_not_taken():
     assert solution.q.is_proper()
 
 
-@pytest.mark.parametrize(("patience", "steps"), [(7, 14), (30, 60)])
-def test_convergence_is_judged_on_whole_blocks_of_steps(patience, steps):
+@pytest.mark.parametrize(("window", "patience", "steps"), [(7, 1, 14), (7, 3, 28), (30, 1, 60)])
+def test_convergence_is_judged_on_whole_windows_of_steps(window, patience, steps):
     """With an infinite tolerance the second block is the first that can be compared."""
-    solution = solve(Gradient(patience=patience, tolerance=np.inf), problem(PRIOR), KEY)
+    solution = solve(Gradient(window=window, patience=patience, tolerance=np.inf), problem(PRIOR), KEY)
     assert (int(solution.outcome), int(solution.steps)) == (Outcome.CONVERGED, steps)
 
 

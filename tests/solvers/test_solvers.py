@@ -85,7 +85,7 @@ def test_a_step_limit_is_reported(solver, tolerance):
 @every_solver
 def test_numbers_are_traced(solver, tolerance):
     """A new step size, tolerance or limit is no new program."""
-    changes = {"max_steps": 3, "tolerance": 0.5, "learning_rate": 0.01, "patience": 2, "damping": 0.7}
+    changes = {"max_steps": 3, "tolerance": 0.5, "learning_rate": 0.01, "window": 2, "patience": 2, "damping": 0.7}
     known = {name: value for name, value in changes.items() if hasattr(solver, name)}
     solve(solver, problem(PRIOR), KEY)
     programs = solve.traces

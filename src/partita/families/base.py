@@ -111,7 +111,12 @@ class Family(eqx.Module):
 
     def natural_gradient(self, function: Callable[[Self], Float[Array, ""]]) -> Self:
         """∇_μ f at this member, itself a member: the factor exp⟨∇_μ f, T(θ)⟩ of `eq:fixed-point-bi-simplified`."""
-        return self.pull_back(jax.grad(lambda s: function(self.with_standard(s)))(self.standard()))
+        return self.value_and_natural_gradient(function)[1]
+
+    def value_and_natural_gradient(self, function: Callable[[Self], Float[Array, ""]]) -> tuple[Float[Array, ""], Self]:
+        """f and ∇_μ f at this member."""
+        value, gradient = jax.value_and_grad(lambda s: function(self.with_standard(s)))(self.standard())
+        return value, self.pull_back(gradient)
 
     def fisher(self) -> Float[Array, "p p"]:
         """The Fisher information ∂μ/∂η = cov[T(θ)], as a dense matrix over the raveled natural parameters."""

@@ -14,6 +14,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Key, PyTree
 
 from partita.errors import InputError
 from partita.families.base import Family, Theta
+from partita.noise import standard_normal
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -133,7 +134,7 @@ class MeanFieldGaussian(Gaussian):
         leaves, treedef = jax.tree.flatten(self.precision)
         keys = jax.tree.unflatten(treedef, list(jax.random.split(key, len(leaves))))
         return jax.tree.map(
-            lambda m, s, k: m + s * jax.random.normal(k, shape + m.shape, m.dtype), self.mean, self.sd, keys
+            lambda m, s, k: m + s * standard_normal(k, shape + m.shape, m.dtype), self.mean, self.sd, keys
         )
 
     def standard(self) -> Standard:

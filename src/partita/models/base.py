@@ -47,7 +47,7 @@ class Model(eqx.Module):
 
     def ell(self, q: Family, data: PyTree, weights: Float[Array, " n"], key: Key[Array, ""]) -> Float[Array, ""]:
         """The expected log-likelihood Σ_n w_n E_q[log p(y_n | θ)]."""
-        return weights @ self.expectation.rows(self, q, data, key)
+        return self.expectation.total(self, q, data, weights, key)
 
     def predictor(self, q: Family, data: PyTree) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         """Mean and variance under q of each row's scalar predictor."""
@@ -63,12 +63,24 @@ class Model(eqx.Module):
         """E[log p(y_n | f_n)] in closed form for f_n ~ N(mean_n, variance_n)."""
         raise self._lacks("a closed form of its expectation", "GaussHermite or MonteCarlo")
 
-    def sample_predictor(self, q: Family, data: PyTree, key: Key[Array, ""], samples: int) -> Array:
-        """Draws of every row's predictor under q, independent across rows."""
+    def shared(self, q: Family, data: PyTree) -> PyTree[Float[Array, "..."]]:
+        """What all local draws of the rows' predictors have in common, such as means and variances."""
+        raise self._lacks("predictors that can be sampled locally", "MonteCarlo")
+
+    def noise_shape(self, shared: PyTree) -> tuple[int, ...]:
+        """The shape of the standard normal noise that one draw of all predictors takes."""
+        raise self._lacks("predictors that can be sampled locally", "MonteCarlo")
+
+    def predictor_at(self, shared: PyTree, noise: Array) -> Array:
+        """A draw of every row's predictor under q, independent across rows."""
         raise self._lacks("predictors that can be sampled locally", "MonteCarlo")
 
     def response(self, theta: Theta, x: Float[Array, "n d"]) -> Float[Array, " n"] | Float[Array, "n c"]:
         """E[y | θ, x] of each row; class probabilities where y is a class."""
+        raise InputError(f"{type(self).__name__} has no response to predict.")
+
+    def response_at(self, predictor: Array) -> Float[Array, " n"] | Float[Array, "n c"]:
+        """E[y | f] of each row, given the predictors f."""
         raise InputError(f"{type(self).__name__} has no response to predict.")
 
     def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Float[Array, " n"]:

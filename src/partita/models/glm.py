@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
 from partita.errors import InputError
 from partita.expectations import Analytic, Expectation, GaussHermite, root
@@ -38,9 +38,20 @@ class GeneralisedLinear(Model):
     def predictor(self, q: Family, data: Table) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         return gaussian(q).project(data.x)
 
-    def sample_predictor(self, q: Family, data: Table, key: Key[Array, ""], samples: int) -> Float[Array, "s n"]:
+    def shared(self, q: Family, data: Table) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         mean, variance = self.predictor(q, data)
-        return mean + root(variance) * jax.random.normal(key, (samples, mean.size), mean.dtype)
+        return mean, root(variance)
+
+    def noise_shape(self, shared: tuple[Float[Array, " n"], Float[Array, " n"]]) -> tuple[int, ...]:
+        return shared[0].shape
+
+    def predictor_at(
+        self, shared: tuple[Float[Array, " n"], Float[Array, " n"]], noise: Float[Array, " n"]
+    ) -> Float[Array, " n"]:
+        return shared[0] + shared[1] * noise
+
+    def response_at(self, predictor: Float[Array, " n"]) -> Float[Array, " n"]:
+        return self.mean_response(predictor)
 
     def response(self, theta: Float[Array, " d"], x: Float[Array, "n d"]) -> Float[Array, " n"]:
         return self.mean_response(x @ theta)

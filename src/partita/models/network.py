@@ -1,19 +1,28 @@
 """Multi-layer networks with ReLU units, for classification and regression."""
 
 import abc
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
 from partita.errors import InputError
 from partita.expectations import Expectation, LocalReparameterisation
 from partita.families import Family, MeanFieldGaussian
 from partita.families.base import Theta
 from partita.models.base import Model, Table, check_table, check_values
+
+
+class Shared(NamedTuple):
+    """What a network's local draws share: the first layer's pre-activations, and the later layers' moments."""
+
+    centre: Float[Array, "h n"]
+    spread: Float[Array, "h n"]
+    later: tuple[tuple[Theta, Theta], ...]
 
 
 class Network(Model):
@@ -49,19 +58,28 @@ class Network(Model):
     def log_density_at(self, predictor: Float[Array, "n c"], data: Table) -> Float[Array, " n"]:
         return self.log_output_density(predictor, data.y)
 
-    def sample_predictor(self, q: Family, data: Table, key: Key[Array, ""], samples: int) -> Float[Array, "s n c"]:
-        """Draws each layer's pre-activations; the first layer's mean and variance serve all samples."""
+    def shared(self, q: Family, data: Table) -> Shared:
         if not isinstance(q, MeanFieldGaussian):
             raise InputError("Local reparameterisation of a network needs a mean-field Gaussian: use MonteCarlo.")
-        h = data.x
-        layers = zip(q.mean, q.variance, jax.random.split(key, len(q.mean)), strict=True)
-        for index, (mean, variance, layer_key) in enumerate(layers):
-            h = h if index == 0 else jax.nn.relu(h)
-            centre = h @ mean["weight"] + mean["bias"]
-            spread = jnp.sqrt(jnp.square(h) @ variance["weight"] + variance["bias"])
-            shape = (samples, len(data.x), centre.shape[-1])
-            h = centre + spread * jax.random.normal(layer_key, shape, centre.dtype)
-        return h
+        (mean, *means), (variance, *variances) = q.mean, q.variance
+        centre = data.x @ mean["weight"] + mean["bias"]
+        spread = jnp.sqrt(jnp.square(data.x) @ variance["weight"] + variance["bias"])
+        return Shared(centre.T, spread.T, tuple(zip(means, variances, strict=True)))
+
+    def noise_shape(self, shared: Shared) -> tuple[int, ...]:
+        return sum(self.widths[1:]), shared.centre.shape[1]
+
+    def predictor_at(self, shared: Shared, noise: Float[Array, "u n"]) -> Float[Array, "n c"]:
+        """Draws each layer's pre-activations in turn, with the rows last: narrow layers multiply faster so."""
+        drawn = self.widths[1]
+        h = shared.centre + shared.spread * noise[:drawn]
+        for mean, variance in shared.later:
+            h = jax.nn.relu(h)
+            centre = mean["weight"].T @ h + mean["bias"][:, None]
+            spread = jnp.sqrt(variance["weight"].T @ jnp.square(h) + variance["bias"][:, None])
+            h = centre + spread * noise[drawn : drawn + len(centre)]
+            drawn += len(centre)
+        return h.T
 
 
 class NetworkClassifier(Network):
@@ -81,11 +99,14 @@ class NetworkClassifier(Network):
         check_values(y, (y >= 0) & (y < classes) & (y == np.round(y)), f"labels are 0 to {classes - 1}")
 
     def log_output_density(self, outputs: Float[Array, "n c"], y: Float[Array, " n"]) -> Float[Array, " n"]:
-        chosen = jnp.take_along_axis(outputs, y.astype(int)[:, None], axis=1)[:, 0]
-        return chosen - jax.nn.logsumexp(outputs, axis=1)
+        chosen = jax.nn.one_hot(y.astype(int), outputs.shape[1], dtype=outputs.dtype)
+        return jnp.sum(outputs * chosen, axis=1) - jax.nn.logsumexp(outputs, axis=1)
 
     def response(self, theta: Theta, x: Float[Array, "n d"]) -> Float[Array, "n c"]:
-        return jax.nn.softmax(self.outputs(theta, x))
+        return self.response_at(self.outputs(theta, x))
+
+    def response_at(self, predictor: Float[Array, "n c"]) -> Float[Array, "n c"]:
+        return jax.nn.softmax(predictor)
 
 
 class NetworkRegressor(Network):
@@ -104,4 +125,7 @@ class NetworkRegressor(Network):
         return jsp.stats.norm.logpdf(y, outputs[:, 0], self.noise.astype(outputs.dtype))
 
     def response(self, theta: Theta, x: Float[Array, "n d"]) -> Float[Array, " n"]:
-        return self.outputs(theta, x)[:, 0]
+        return self.response_at(self.outputs(theta, x))
+
+    def response_at(self, predictor: Float[Array, "n 1"]) -> Float[Array, " n"]:
+        return predictor[:, 0]

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from partita.families import Family
 from partita.objective import Problem
-from partita.solvers.base import Climb, Outcome, Progress, Solver, after, climb
+from partita.solvers.base import Climb, Outcome, Progress, Solver, after, climb, running
 
 
 def damped(q: Family, target: Family, damping: float | Float[Array, ""]) -> Family:
@@ -54,9 +54,13 @@ class NaturalGradient(Solver):
 
     max_steps: int = 1
 
+    def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
+        return Progress(problem.start, problem.negative_divergence(problem.start), running())
+
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
-        target = problem.context.natural * problem.likelihood_factor(progress.q, key)
-        return progress._replace(q=target, outcome=jnp.asarray(int(Outcome.CONVERGED)))
+        ell, factor = progress.q.value_and_natural_gradient(lambda q: problem.ell(q, key))
+        value = ell + problem.negative_divergence(progress.q)
+        return Progress(problem.context.natural * factor, value, jnp.asarray(int(Outcome.CONVERGED)))
 
 
 class Conjugate(Solver):

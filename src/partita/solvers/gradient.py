@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from partita.errors import InputError, unknown
 from partita.families import Family
@@ -16,6 +16,7 @@ from partita.partition.shard import Shard
 from partita.solvers.base import Outcome, Progress, Solver, running
 
 Coordinates = Literal["unconstrained", "natural"]
+Watched = Literal["free_energy", "ell"]
 
 
 class Memory(NamedTuple):
@@ -25,9 +26,12 @@ class Memory(NamedTuple):
     optimiser: PyTree
     order: Int[Array, " n"]
     """The order in which this epoch visits the rows."""
-    block: Float[Array, ""]
-    """The sum of free energies over the current block of steps."""
-    last_block: Float[Array, ""]
+    total: Float[Array, ""]
+    """The sum of the watched value over the current window of steps."""
+    best: Float[Array, ""]
+    """The highest mean of a window so far."""
+    flat: Int[Array, ""]
+    """How many windows have ended since then."""
 
 
 class Gradient(Solver):
@@ -41,10 +45,14 @@ class Gradient(Solver):
     optimiser: Callable[..., optax.GradientTransformation] = eqx.field(static=True, default=optax.adam)
     learning_rate: float = 1e-2
     max_steps: int = 1000
-    patience: int = 100
-    """Compares the mean free energy of every so many steps with that of the steps before."""
+    window: int | Literal["epoch"] = 100
+    """Over how many steps what is watched is averaged."""
+    patience: int = 1
+    """Stops when so many windows in a row have not risen above the best before them,"""
     tolerance: float = 1e-3
-    """Stops when that mean rises by less than this many nats."""
+    """by this many nats."""
+    watch: Watched = eqx.field(static=True, default="free_energy")
+    """Stops when the local free energy is flat, or early, when the expected log-likelihood is."""
     batch_size: int | None = eqx.field(static=True, default=None)
     coordinates: Coordinates = eqx.field(static=True, default="unconstrained")
     keep_best: bool = eqx.field(static=True, default=True)
@@ -53,6 +61,10 @@ class Gradient(Solver):
     def __check_init__(self) -> None:
         if self.coordinates not in ("unconstrained", "natural"):
             raise unknown("system of coordinates", self.coordinates, ("unconstrained", "natural"))
+        if self.watch not in ("free_energy", "ell"):
+            raise unknown("value to watch", self.watch, ("free_energy", "ell"))
+        if isinstance(self.window, str) and self.window != "epoch":
+            raise InputError(f'A window is a number of steps or "epoch", not {self.window!r}.')
         if self.batch_size is not None and self.batch_size < 1:
             raise InputError(f"A mini-batch has at least one row, not {self.batch_size}.")
 
@@ -65,6 +77,7 @@ class Gradient(Solver):
             jnp.arange(len(problem.shard.weights)),
             jnp.zeros_like(low),
             low,
+            jnp.asarray(0),
         )
         return Progress(problem.start, low, running(), memory)
 
@@ -75,27 +88,32 @@ class Gradient(Solver):
         shard, order = self._batch(problem.shard, memory.order, index, shuffles)
         batch = eqx.tree_at(lambda p: p.shard, problem, shard)
 
-        def loss(coordinates: PyTree) -> tuple[Float[Array, ""], Family]:
+        def loss(coordinates: PyTree) -> tuple[Float[Array, ""], tuple[Family, Float[Array, ""]]]:
             q = problem.restrict(from_coordinates(problem.start, coordinates, self.coordinates))
-            return -batch.free_energy(q, step_key), q
+            ell = batch.ell(q, step_key)
+            return -(ell + problem.negative_divergence(q)), (q, ell)
 
-        (negative, q), gradient = jax.value_and_grad(loss, has_aux=True)(memory.coordinates)
+        (negative, (q, ell)), gradient = jax.value_and_grad(loss, has_aux=True)(memory.coordinates)
         update, state = self.optimiser(self.learning_rate).update(gradient, memory.optimiser, memory.coordinates)
         moved = jax.tree.map(jnp.add, memory.coordinates, update)
-        candidate = problem.restrict(from_coordinates(problem.start, moved, self.coordinates))
+        proper, within = self._admissible(problem, moved)
 
-        block = memory.block - negative
-        ends = (index + 1) % jnp.maximum(self.patience, 1) == 0
-        flat = ends & ((block - memory.last_block) / self.patience < self.tolerance)
-        outcome = jnp.where(flat, Outcome.CONVERGED, Outcome.RUNNING)
-        outcome = jnp.where(problem.within(candidate), outcome, Outcome.TRUST_REGION)
-        outcome = jnp.where(candidate.is_proper(), outcome, Outcome.IMPROPER)
+        window = self._batches(problem.shard) if isinstance(self.window, str) else jnp.maximum(self.window, 1)
+        total = memory.total + (-negative if self.watch == "free_energy" else ell)
+        ends, mean = (index + 1) % window == 0, total / window
+        flat = jnp.where(mean - memory.best < self.tolerance, memory.flat + 1, 0)
+        outcome = jnp.where(ends & (flat >= self.patience), Outcome.CONVERGED, Outcome.RUNNING)
+        outcome = jnp.where(within, outcome, Outcome.TRUST_REGION)
+        outcome = jnp.where(proper, outcome, Outcome.IMPROPER)
         stopped = (outcome == Outcome.TRUST_REGION) | (outcome == Outcome.IMPROPER)
         if self._exact(problem):
             better = -negative >= best_value
             best, best_value = _where(better, (q, -negative), (best, best_value))
         moved = _where(stopped, memory.coordinates, moved)
-        memory = Memory(moved, state, order, jnp.where(ends, 0.0, block), jnp.where(ends, block, memory.last_block))
+        total, highest, flat = _where(
+            ends, (jnp.zeros_like(total), jnp.maximum(memory.best, mean), flat), (total, memory.best, memory.flat)
+        )
+        memory = Memory(moved, state, order, total, highest, flat)
         return Progress(best, best_value, outcome, memory)
 
     def finish(self, problem: Problem, progress: Progress, key: Key[Array, ""]) -> Progress:
@@ -106,8 +124,27 @@ class Gradient(Solver):
         q, value = _where(value >= progress.free_energy, (last, value), (progress.q, progress.free_energy))
         return progress._replace(q=q, free_energy=value)
 
+    def _admissible(self, problem: Problem, moved: PyTree) -> tuple[Bool[Array, ""], Bool[Array, ""]]:
+        """Whether coordinates give a proper member, and one within the trust region.
+
+        Unconstrained ones are proper if finite, and the region bounds improper contexts only: so neither is worked out
+        at every step.
+        """
+        member = lambda: problem.restrict(from_coordinates(problem.start, moved, self.coordinates))  # noqa: E731
+        if self.coordinates == "natural":
+            proper = member().is_proper()
+        else:
+            proper = jnp.isfinite(sum(jnp.sum(leaf) for leaf in jax.tree.leaves(moved)))
+        within = jax.lax.cond(problem.bounded(), lambda: jnp.asarray(True), lambda: problem.within(member()))
+        return proper, within
+
     def _exact(self, problem: Problem) -> bool:
         return self.keep_best and self.batch_size is None and problem.model.expectation.deterministic
+
+    def _batches(self, shard: Shard) -> Int[Array, ""]:
+        """The number of steps of an epoch."""
+        size = len(shard.weights) if self.batch_size is None else self.batch_size
+        return (shard.rows + size - 1) // size
 
     def _batch(
         self, shard: Shard, order: Int[Array, " n"], index: Int[Array, ""], key: Key[Array, ""]
@@ -115,7 +152,7 @@ class Gradient(Solver):
         """The next mini-batch of an epoch that visits every real row once, weighted to stand for all of them."""
         if self.batch_size is None:
             return shard, order
-        batches = (shard.rows + self.batch_size - 1) // self.batch_size
+        batches = self._batches(shard)
         epoch, place = index // batches, index % batches
 
         def shuffle() -> Int[Array, " n"]:
