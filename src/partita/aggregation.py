@@ -4,16 +4,17 @@ import abc
 import functools
 import operator
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
 from partita.compiled import Compiled
-from partita.errors import InputError
+from partita.errors import InputError, unknown
 from partita.families import Family
 from partita.objective import Factor
 
@@ -40,6 +41,7 @@ class Taken(NamedTuple):
     """How far from a fixed point the posterior was, where the clients' own residuals do not tell it."""
 
 
+Mean = Literal["all", "answered"]
 FreeEnergy = Callable[[Family], float]
 
 
@@ -53,6 +55,12 @@ class Aggregation(eqx.Module):
     @abc.abstractmethod
     def update(self, ledger: Ledger, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
         """The ledger after the changes `deltas` of some clients. A refusal leaves everything as it was."""
+
+
+def check_damping(damping: float | None) -> None:
+    """Raises an `InputError` unless ρ is in (0, 1]."""
+    if damping is not None and not 0 < damping <= 1:
+        raise InputError(f"The damping is a number above 0 and at most 1, not {damping}.")
 
 
 class Damped(Aggregation):
@@ -103,6 +111,125 @@ class Backtracking(Aggregation):
         return Taken(ledger, 0.0, trials, dict.fromkeys(deltas, reason))
 
 
+class Averaging(Aggregation):
+    """Bayesian ADMM: η ← (1−α)·mean_k η_k + α·(η_0 + Σ_k λ_k), after t_k's λ_k has moved by γρ(η_k − η).
+
+    η_k is client k's last answer, whether or not it answered this time; before its first it is where everybody began.
+    The penalty ρ is that of `Proximal`. The mixing α is 1/(1 + ρM) unless given. At a fixed point all η_k are η, and η
+    is the product; ρ = α = γ = 1 is undamped synchronous PVI. On the way q need not be p · Π t_m.
+    """
+
+    penalty: float = 1.0
+    mixing: float | None = None
+    step: float = 1.0
+    over: Mean = eqx.field(static=True, default="all")
+    """Whether the mean is over all clients' last answers, or over those who answered this time."""
+    start: Family | None = None
+    """The posterior to begin with; the prior when None."""
+
+    def __check_init__(self) -> None:
+        if not self.penalty > 0 or not self.step > 0:
+            raise InputError(f"Penalty and step are numbers above 0, not {self.penalty} and {self.step}.")
+        if self.mixing is not None and not 0 < self.mixing <= 1:
+            raise InputError(f"The mixing is a number above 0 and at most 1, not {self.mixing}.")
+        if self.over not in ("all", "answered"):
+            raise unknown("mean", self.over, ("all", "answered"))
+
+    def init(self, prior: Family, clients: int) -> Ledger:
+        posterior, part = begin(prior, self.start, clients)
+        answers = dict.fromkeys(range(clients), posterior)
+        return Ledger(posterior, dict.fromkeys(range(clients), part), Averages(answers, posterior, posterior))
+
+    def update(self, ledger: Ledger, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+        factors, (answers, mean, product) = dict(ledger.factors), ledger.memory
+        answers, clients = dict(answers), len(factors)
+        mixing = 1 / (1 + self.penalty * clients) if self.mixing is None else self.mixing
+        residuals = []
+        for client, delta in deltas.items():
+            before = (answers[client], factors[client], mean, product)
+            after = respond(ledger.posterior, delta, self.step * self.penalty, clients, *before)
+            answers[client], factors[client], mean, product, away = after
+            residuals.append(away)
+        if self.over == "answered":
+            total = functools.reduce(operator.mul, (delta.natural for delta in deltas.values()))
+            centre = ledger.posterior * total ** (1 / len(deltas))
+        else:
+            centre = mean
+        posterior, proper, moved = mix(ledger.posterior, centre, product, mixing)
+        if not proper:
+            reason = f"would make the posterior improper with mixing {mixing:.2g}"
+            return Taken(ledger, 0.0, 0, dict.fromkeys(deltas, reason))
+        residual = float(np.max([moved, *residuals]))
+        return Taken(Ledger(posterior, factors, Averages(answers, mean, product)), 1.0, 0, {}, residual)
+
+
+class Averages(NamedTuple):
+    """What `Averaging` remembers: every client's last answer, their mean, and the product p · Π t_m."""
+
+    answers: Mapping[int, Family]
+    mean: Family
+    product: Family
+
+
+def _respond(
+    posterior: Family,
+    delta: Factor,
+    step: float,
+    clients: float,
+    answer: Family,
+    factor: Factor,
+    mean: Family,
+    product: Family,
+) -> tuple[Family, Factor, Family, Family, Float[Array, ""]]:
+    """A client's answer, its factor, everybody's mean and the product after a change, and how far the answer lies."""
+    change, latest = delta**step, posterior * delta.natural
+    residual = jnp.where(latest.is_proper(), latest.kl(posterior), jnp.inf)
+    return latest, factor * change, mean * (latest / answer) ** (1 / clients), product * change.natural, residual
+
+
+def _mix(
+    before: Family, centre: Family, product: Family, mixing: float
+) -> tuple[Family, Bool[Array, ""], Float[Array, ""]]:
+    """The posterior between the mean of the answers and the product, whether it is proper, and how far it moved."""
+    posterior = centre ** (1 - mixing) * product**mixing
+    return posterior, posterior.is_proper(), posterior.kl(before)
+
+
+respond = Compiled(_respond)
+mix = Compiled(_mix)
+
+
+class Anticipating(Aggregation):
+    """Another aggregation, in whose first pass the factors of clients not yet heard are estimated from the others'.
+
+    Each is the geometric mean of the factors of those who have answered (`sec:stochastic-approx`, its last paragraph),
+    so that the posterior is about as concentrated as it will be once everybody has. A client's first answer then
+    replaces its estimate as any answer replaces a factor.
+    """
+
+    aggregation: Aggregation = Damped()
+
+    def init(self, prior: Family, clients: int) -> Ledger:
+        ledger = self.aggregation.init(prior, clients)
+        return ledger._replace(memory=(ledger.memory, np.zeros(clients, bool)))
+
+    def update(self, ledger: Ledger, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+        memory, heard = ledger.memory
+        taken = self.aggregation.update(ledger._replace(memory=memory), deltas, free_energy)
+        heard = heard.copy()
+        heard[[k for k in deltas if k not in taken.refusals]] = True
+        posterior, factors = taken.ledger.posterior, dict(taken.ledger.factors)
+        unheard = np.flatnonzero(~heard).tolist()
+        if heard.any() and unheard:
+            known = [factors[k] for k in np.flatnonzero(heard).tolist()]
+            estimate = functools.reduce(operator.mul, known) ** (1 / len(known))
+            moved = posterior * (estimate.natural / factors[unheard[0]].natural) ** float(len(unheard))
+            if moved.is_proper():
+                posterior = moved
+                factors |= dict.fromkeys(unheard, estimate)
+        return taken._replace(ledger=Ledger(posterior, factors, (taken.ledger.memory, heard)))
+
+
 class ServerOptimiser(Aggregation):
     """The sum of the changes as a gradient ∇_μ F, pulled back to unconstrained coordinates for an optimiser's step.
 
@@ -120,10 +247,9 @@ class ServerOptimiser(Aggregation):
             raise InputError(f"The learning rate is a number above 0, not {self.learning_rate}.")
 
     def init(self, prior: Family, clients: int) -> Ledger:
-        start = prior if self.start is None else self.start.fitting(prior, "start")
-        part = (Factor.of(start) / Factor.of(prior)) ** (1 / clients)
-        memory = self.optimiser(self.learning_rate).init(start.unconstrained())
-        return Ledger(start, dict.fromkeys(range(clients), part), memory)
+        posterior, part = begin(prior, self.start, clients)
+        memory = self.optimiser(self.learning_rate).init(posterior.unconstrained())
+        return Ledger(posterior, dict.fromkeys(range(clients), part), memory)
 
     def update(self, ledger: Ledger, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
         changes, factors = list(deltas.values()), [ledger.factors[k] for k in deltas]
@@ -158,6 +284,12 @@ def _ascend(
 ascend = Compiled(_ascend)
 
 
+def begin(prior: Family, start: Family | None, clients: int) -> tuple[Family, Factor]:
+    """A posterior to begin with, the prior when there is no start, and the equal part of it that each factor bears."""
+    posterior = prior if start is None else start.fitting(prior, "start")
+    return posterior, (Factor.of(posterior) / Factor.of(prior)) ** (1 / clients)
+
+
 def attempt(ledger: Ledger, deltas: Mapping[int, Factor], damping: float) -> Taken:
     """The product with one damping, without those whose change alone makes the posterior improper; they are refused."""
     posterior, factors = ledger.posterior, dict(ledger.factors)
@@ -184,9 +316,3 @@ def _take(posterior: Family, factor: Factor, delta: Factor, damping: float) -> t
 
 
 take = Compiled(_take)
-
-
-def check_damping(damping: float | None) -> None:
-    """Raises an `InputError` unless ρ is in (0, 1]."""
-    if damping is not None and not 0 < damping <= 1:
-        raise InputError(f"The damping is a number above 0 and at most 1, not {damping}.")

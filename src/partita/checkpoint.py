@@ -20,7 +20,7 @@ from partita.history import History
 if TYPE_CHECKING:
     from partita.pvi import State
 
-_FORMAT = 2
+_FORMAT = 3
 _ARRAYS = ("prior", "posterior", "factors", "residual", "age", "memory")
 _NUMBERS = (
     "seed",
@@ -29,6 +29,7 @@ _NUMBERS = (
     "answers",
     "communications",
     "gradient_steps",
+    "synchronous_steps",
     "clock",
 )
 

@@ -23,6 +23,10 @@ class Recipe(eqx.Module):
     """How far q may move in one visit when the context is improper, in nats of KL per natural parameter."""
     start: Family | None = None
     """Where to begin while the posterior is still the prior; at the posterior when None, and ever after."""
+    anew: bool = eqx.field(static=True, default=False)
+    """Whether to begin at `start` in every visit (`sec:experiments:fmnist`: so that stopping early means something)."""
+    temperature: float = 1.0
+    """By what the KL divergence is multiplied; 1 is Bayes."""
 
 
 class Info(eqx.Module):
@@ -70,32 +74,25 @@ def client_update(
 
     In two programs, so that the long one, which solves, is the same for every method.
     """
-    assignment = assign(recipe.context, recipe.start, prior, q, factor, share, recipe.trust_region)
+    assignment = assign(recipe, prior, q, factor, share)
     return answer(recipe.model, recipe.solver, assignment, q, shard, key)
 
 
-def _assign(
-    context: Context,
-    start: Family | None,
-    prior: Family,
-    q: Family,
-    factor: Factor,
-    share: float,
-    trust_region: float,
-) -> Assignment:
+def _assign(recipe: Recipe, prior: Family, q: Family, factor: Factor, share: float) -> Assignment:
     """What the method asks of a client."""
+    context, start = recipe.context, recipe.start
     dtype = jax.tree.leaves(q)[0].dtype
     fraction = jnp.asarray(share, dtype)
     if start is not None:
         pairs = zip(jax.tree.leaves(q), jax.tree.leaves(prior), strict=True)
-        untouched = jnp.all(jnp.array([jnp.all(a == b) for a, b in pairs]))
+        untouched = jnp.all(jnp.array([jnp.all(a == b) for a, b in pairs])) | recipe.anew
         start = jax.tree.map(lambda a, b: jnp.where(untouched, a.astype(b.dtype), b), start, q)
     return Assignment(
         context(prior, q, factor, fraction),
-        context.weight(fraction),
+        context.weight(fraction) / recipe.temperature,
         context.baseline(prior, q, factor, fraction),
         start,
-        jnp.asarray(trust_region, dtype),
+        jnp.asarray(recipe.trust_region, dtype),
     )
 
 

@@ -3,20 +3,21 @@
 `fit` runs any of them by name.
 """
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import optax
 
-from partita.aggregation import Damped, ServerOptimiser
+from partita.aggregation import Averaging, Damped, Mean, ServerOptimiser
 from partita.errors import InputError, unknown
 from partita.families import Family
 from partita.models import Model
-from partita.objective import Prior, SplitPrior, Undeleted
+from partita.objective import Prior, Proximal, SplitPrior, Undeleted
 from partita.partition.shard import Partition
 from partita.pvi import Method, Result, run
-from partita.schedules import Asynchronous, Order, Sequential, Synchronous
+from partita.schedules import Asynchronous, Order, RandomSubset, Sequential, Synchronous
 from partita.solvers import NaturalGradient, Newton, Solver
 
 _NEWTON = Newton()
@@ -90,6 +91,24 @@ def streaming_vb(solver: Solver = _NEWTON, order: Order = "fixed", start: Family
     return Method(solver, Sequential(order), Damped(), Undeleted(), start=start)
 
 
+def bayesian_admm(
+    solver: Solver = _NEWTON,
+    penalty: float = 1.0,
+    mixing: float | None = None,
+    step: float = 1.0,
+    participants: int | None = None,
+    over: Mean = "all",
+    start: Family | None = None,
+) -> Method:
+    """Bayesian ADMM (Möllenhoff et al. 2025): clients are held near the posterior, an average of their answers.
+
+    With penalty, mixing and step 1 it is undamped synchronous PVI; the fixed point is the same for all. `participants`
+    clients at random answer in each round, or all. A `start` is where the server begins, and so everybody.
+    """
+    schedule = Synchronous() if participants is None else RandomSubset(participants)
+    return Method(solver, schedule, Averaging(penalty, mixing, step, over, start), Proximal(penalty))
+
+
 def pooled(solver: Solver = _NEWTON, start: Family | None = None) -> Method:
     """Global VI on one client that holds all rows: maximises F(q) = ell(q) − KL(q ‖ p) at once (`sec:pvi:setup`).
 
@@ -113,20 +132,27 @@ NAMED: Mapping[str, Callable[..., Method]] = {
     "bcm_split": bcm_split,
     "vcl": vcl,
     "streaming_vb": streaming_vb,
+    "bayesian_admm": bayesian_admm,
     "pooled": pooled,
     "alone": alone,
 }
+
+
+COMMON = ("anew", "temperature", "trust_region")
+"""Settings that every method has."""
 
 
 def named(name: str, **settings: Any) -> Method:
     """The method with this name and these settings, such as `named("synchronous", damping=0.2)`."""
     if name not in NAMED:
         raise unknown("method", name, NAMED)
-    allowed = inspect.signature(NAMED[name]).parameters
+    own = inspect.signature(NAMED[name]).parameters
     for setting in settings:
-        if setting not in allowed:
-            raise unknown(f"setting of {name}", setting, allowed)
-    return NAMED[name](**settings)
+        if setting not in own and setting not in COMMON:
+            raise unknown(f"setting of {name}", setting, [*own, *COMMON])
+    method = NAMED[name](**{setting: value for setting, value in settings.items() if setting in own})
+    common = {setting: value for setting, value in settings.items() if setting not in own}
+    return dataclasses.replace(method, **common)
 
 
 def fit(

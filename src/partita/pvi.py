@@ -40,10 +40,20 @@ class Method(eqx.Module):
     """Where clients begin to climb while the posterior is still the prior; None for there."""
     passes: int | None = eqx.field(static=True, default=None)
     """How often each client answers in all; None for as often as it takes."""
+    anew: bool = eqx.field(static=True, default=False)
+    """Whether clients begin at `start` in every visit."""
+    temperature: float = 1.0
+    """By what every KL divergence is multiplied: 1 is Bayes, and less is colder. The history says so."""
+
+    def __check_init__(self) -> None:
+        if isinstance(self.temperature, float | int) and not 0 < self.temperature < np.inf:
+            raise InputError(f"The temperature is a number above 0, not {self.temperature}.")
+        if self.anew and self.start is None:
+            raise InputError("To begin every visit anew takes a start: give one.")
 
     def recipe(self, model: Model) -> Recipe:
         """What the clients need to know of it."""
-        return Recipe(model, self.solver, self.context, self.trust_region, self.start)
+        return Recipe(model, self.solver, self.context, self.trust_region, self.start, self.anew, self.temperature)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +81,8 @@ class State:
     communications: int = 0
     """One per client and pair of messages."""
     gradient_steps: int = 0
+    synchronous_steps: int = 0
+    """The same, where clients that work at the same time count as the slowest of them (`fig:fmnist_homo_pvi_steps`)."""
     clock: float = 0.0
     """Simulated time."""
     refused: tuple[int, ...] = ()
@@ -155,7 +167,7 @@ def step(method: Method, model: Model, engine: LocalEngine, state: State) -> tup
 
     # ③ Server: take the changes in, damped.
     def free_energy(q: Family) -> float:
-        return global_free_energy(model, engine, state.prior, q, state.seed)
+        return global_free_energy(model, engine, state.prior, q, state.seed, method.temperature)
 
     ledger = Ledger(state.posterior, dict(enumerate(state.factors)), state.memory)
     taken = method.aggregation.update(ledger, deltas, free_energy) if deltas else Taken(ledger, 0.0, 0, {})
@@ -181,6 +193,7 @@ def step(method: Method, model: Model, engine: LocalEngine, state: State) -> tup
         answers=state.answers + len(replies),
         communications=state.communications + len(replies) + taken.trials * clients,
         gradient_steps=state.gradient_steps + sum(int(reply.info.steps) for reply in replies.values()),
+        synchronous_steps=state.synchronous_steps + max(int(reply.info.steps) for reply in replies.values()),
         clock=max([state.clock, *(task.due for task, _ in answers)]),
         refused=() if accepted else tuple(sorted({*state.refused, *replies})),
     )
@@ -256,7 +269,7 @@ def run(
     with engine.at_work(), Progress(label or "PVI", min(budget), progress) as bar:
         while ending is None:
             state, event = step(method, model, engine, state)
-            row = _row(state, event, partition.names)
+            row = _row(state, event, partition.names) | {"temperature": float(method.temperature)}
             last = budget.spent(state) or bool((state.residual <= tolerance).all())
             if evaluate_every and (last or state.turn % evaluate_every == 0):
                 row["free_energy"] = global_free_energy(model, engine, prior, state.posterior, seed)
@@ -272,9 +285,14 @@ def run(
     return Result(Posterior(model, state.posterior), status, message, history, state)
 
 
-def global_free_energy(model: Model, engine: LocalEngine, prior: Family, q: Family, seed: int) -> float:
-    """F(q) = Σ_k ell_k(q) − KL(q ‖ p), which equals Σ F_m + log Z_q where q = p · Π t_m (`prop:local-fe-global-fe`)."""
-    return engine.ell(model, q, jax.random.key(seed)) - float(divergence(q, prior))
+def global_free_energy(
+    model: Model, engine: LocalEngine, prior: Family, q: Family, seed: int, temperature: float = 1.0
+) -> float:
+    """F(q) = Σ_k ell_k(q) − KL(q ‖ p), which equals Σ F_m + log Z_q where q = p · Π t_m (`prop:local-fe-global-fe`).
+
+    With a temperature the divergence has that weight: what tempered clients climb together.
+    """
+    return engine.ell(model, q, jax.random.key(seed)) - temperature * float(divergence(q, prior))
 
 
 @eqx.filter_jit
@@ -308,6 +326,7 @@ def _row(state: State, event: Event, names: Sequence[str]) -> dict[str, Any]:
         "communications": state.communications,
         "rounds": state.answers / len(names),
         "gradient_steps": state.gradient_steps,
+        "synchronous_steps": state.synchronous_steps,
         "clock": state.clock,
         "clients": [names[k] for k in event.clients],
         "staleness": event.staleness,
