@@ -1,7 +1,11 @@
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import sklearn.metrics as sk
+from scipy.integrate import quad
+from scipy.stats import norm
 
+import partita as pt
 from partita import InputError, metrics
 
 GENERATOR = np.random.default_rng(0)
@@ -66,3 +70,39 @@ def test_root_mean_squared_error_is_scikit_learns():
 def test_labels_that_do_not_fit_are_refused(probabilities, y, message):
     with pytest.raises(InputError, match=message):
         metrics.brier(probabilities, y)
+
+
+@pytest.mark.parametrize(("mean", "pruned"), [(0.0, 1), (0.447, 1), (-0.447, 1), (0.448, 0), (3.0, 0)])
+def test_a_parameter_is_pruned_where_its_divergence_is_small(mean, pruned):
+    """KL(N(m, 1) ‖ N(0, 1)) = m²/2, which is 0.1 at m = 0.4472."""
+    q = pt.MeanFieldGaussian.from_mean_sd(jnp.array([mean]), 1.0)
+    assert metrics.pruned(q, pt.MeanFieldGaussian.standard_normal(1)) == pruned
+
+
+def test_pruned_parameters_are_counted_over_a_tree_and_by_quadrature():
+    """No divergence lies so near to a threshold that quadrature could err about it."""
+    generator = np.random.default_rng(1)
+    mean, sd = generator.normal(0.5, 0.3, 24), generator.uniform(0.7, 1.6, 24)
+
+    def tree(values):
+        return {"bias": jnp.array(values[:4]), "weight": jnp.array(values[4:]).reshape(5, 4)}
+
+    def divergence(m, s):
+        def integrand(x):
+            return norm.pdf(x, m, s) * (norm.logpdf(x, m, s) - norm.logpdf(x, 0.5, 1.2))
+
+        return quad(integrand, m - 12 * s, m + 12 * s)[0]
+
+    exact = np.array([divergence(m, s) for m, s in zip(mean, sd, strict=True)])
+    q = pt.MeanFieldGaussian.from_mean_sd(tree(mean), tree(sd))
+    prior = pt.MeanFieldGaussian.from_mean_sd(tree(np.full(24, 0.5)), 1.2)
+    for threshold in (0.02, 0.05, 0.1):
+        assert np.abs(exact - threshold).min() > 1e-5
+        assert 0 < (exact < threshold).sum() < 24
+        assert metrics.pruned(q, prior, threshold) == (exact < threshold).sum()
+
+
+def test_only_parameters_with_marginals_of_their_own_are_counted():
+    full = pt.FullGaussian.standard_normal(2)
+    with pytest.raises(InputError, match="give MeanFieldGaussian, not FullGaussian"):
+        metrics.pruned(full, full)

@@ -1,9 +1,15 @@
-"""How good are predicted probabilities? Each takes an (n, classes) matrix, or class 1's probability, and labels."""
+"""How good are predicted probabilities? Each takes an (n, classes) matrix, or class 1's probability, and labels.
 
+And how much of a posterior is in use (`pruned`).
+"""
+
+import jax
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Float, Int
 
 from partita.errors import InputError
+from partita.families import Family, MeanFieldGaussian
 
 Probabilities = Float[np.ndarray, "n c"] | Float[np.ndarray, " n"]
 
@@ -40,6 +46,21 @@ def calibration_error(probabilities: Probabilities, y: Int[np.ndarray, " n"], bi
 def root_mean_squared_error(predictions: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> float:
     """The root of the mean squared difference, for a real response."""
     return float(np.sqrt(np.mean((np.asarray(predictions) - np.asarray(y)) ** 2)))
+
+
+def pruned(q: Family, prior: Family, threshold: float = 0.1) -> int:
+    """How many parameters q has learnt next to nothing about: KL(q(θ_i) ‖ p(θ_i)) is below the threshold.
+
+    `sec:experiments:fmnist` counts them so, for mean-field Gaussians.
+    """
+    members = []
+    for member in (q, prior):
+        if not isinstance(member, MeanFieldGaussian):
+            raise InputError(
+                f"Parameters are counted as pruned one by one: give MeanFieldGaussian, not {type(member).__name__}."
+            )
+        members.append(MeanFieldGaussian(ravel_pytree(member.precision_mean)[0], ravel_pytree(member.precision)[0]))
+    return int((jax.vmap(MeanFieldGaussian.kl)(*members) < threshold).sum())
 
 
 def _checked(

@@ -2,7 +2,10 @@
 
 import pytest
 
+import partita as pt
 from partita import InputError, experiments
+from partita.experiments.problem import solver as make
+from partita.methods import named
 
 QUICK = 'problems = [{ name = "q", data = "made up", solver = "newton", split = { kind = "given" } }]'
 GOOD = """
@@ -21,8 +24,11 @@ communications = 4
 """
 
 
-@pytest.mark.parametrize("name", experiments.NAMES)
-def test_the_experiments_of_the_package_can_be_read_and_have_every_method(name):
+TABLES, IMAGES = experiments.NAMES[:3], experiments.NAMES[3:]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_experiments_on_tables_can_be_read_and_have_every_method(name):
     experiment = experiments.load(name)
     assert experiment.seeds == 5
     assert {run.method for run in experiment.runs} == {
@@ -64,6 +70,46 @@ def test_the_papers_settings_are_there():
     assert all(problem.split == {"kind": "k_means", "clients": 5} for problem in mortality.problems)
 
 
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_experiments_on_images_have_the_papers_settings(name):
+    """`sec:experiments:fmnist`, `sec:appen:experiments:fmnist`."""
+    experiment = experiments.load(name)
+    [problem] = experiment.problems
+    many = name in ("mnist-inhomogeneous", "mnist-ablation")
+    split = {"kind": "label_shards", "clients": 100, "shards": 2} if many else {"kind": "equal_random", "clients": 10}
+    assert problem.split == split | {"seed": 0}
+    assert (problem.data, problem.model, problem.hidden, problem.samples) == ("mnist", "network", (200,), 10)
+    for solver in experiment.solvers.values():
+        assert (solver["learning_rate"], solver["batch_size"], solver["window"]) == (0.002, 512, "epoch")
+    for run in experiment.runs:
+        solver = make(experiment, run.solver or problem.solver)
+        assert isinstance(solver, pt.Gradient)
+        own = {} if run.method in ("global_vi", "stochastic_global_vi") else {"solver": solver}
+        assert named(run.method, **run.settings, start=pt.MeanFieldGaussian.standard_normal(1), **own)
+    assert {problem.data for problem in experiment.quick.problems} == {"digits"}
+
+
+def test_dampings_are_the_papers():
+    dampings = {
+        name: {run.method: run.settings.get("damping") for run in experiments.load(f"mnist-{name}").runs}
+        for name in ("homogeneous", "inhomogeneous")
+    }
+    assert dampings["homogeneous"]["synchronous"] == 0.2
+    assert (dampings["inhomogeneous"]["synchronous"], dampings["inhomogeneous"]["sequential"]) == (0.025, 0.3)
+
+
+def test_runs_with_early_stopping_begin_anew_and_watch_the_likelihood():
+    experiment = experiments.load("mnist-early-stopping")
+    plain = {run.curve: run for run in experiment.runs if "early" not in run.curve}
+    early = {run.curve: run for run in experiment.runs if "early" in run.curve}
+    assert set(early) == {f"{name}, early stopping" for name in plain}
+    for name, run in plain.items():
+        other = early[f"{name}, early stopping"]
+        assert (other.method, other.communications) == (run.method, run.communications)
+        assert other.settings == {**run.settings, "anew": True}
+        assert experiment.solvers[other.solver] == {**experiment.solvers["adam"], "watch": "ell"}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -87,6 +133,19 @@ def test_the_papers_settings_are_there():
         ('runs = [{ method = "vcl", communications = 4 }]', "runs = []", "needs at least one method"),
         ("communications = 4 }]", 'communications = 4 }, { method = "vcl", communications = 8 }]', "each only once"),
         (
+            "communications = 4 }]",
+            'communications = 4 }, { method = "bcm_same", name = "vcl", communications = 8 }]',
+            "each only once",
+        ),
+        ('method = "vcl"', 'method = "vcl", solver = "euler"', "There is no solver in .* named 'euler'"),
+        (
+            'title = "t"',
+            'title = "t"\npanels = ["brier"]',
+            "has 'brier' for 'panels', where one of error, nll, pruned is expected",
+        ),
+        ('title = "t"', 'title = "t"\nby = []', "needs at least one axis"),
+        ('title = "t"', 'title = "t"\npanels = ["nll", "nll"]', "each only once"),
+        (
             'p", data = "made up", solver = "newton", split = { kind = "given" }',
             'p", data = "made up", solver = "newton", split = { }',
             "has a split without 'kind' in 'p'",
@@ -108,6 +167,13 @@ def test_a_configuration_of_ones_own_is_read(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(GOOD)
     assert [run.method for run in experiments.load("heart", path).runs] == ["vcl"]
+
+
+def test_a_method_may_run_twice_under_two_names(tmp_path):
+    path = tmp_path / "mine.toml"
+    more = 'communications = 4 }, { method = "vcl", name = "vcl, again", communications = 8 }]'
+    path.write_text(GOOD.replace("communications = 4 }]", more))
+    assert [run.curve for run in experiments.load("heart", path).runs] == ["vcl", "vcl, again"]
 
 
 def test_an_unknown_experiment_is_told_with_the_known_ones():

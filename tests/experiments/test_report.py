@@ -2,36 +2,13 @@
 
 import numpy as np
 import pytest
+from made_up_cells import CLIENTS, cell, everything, verdicts
 
-from partita.experiments import statements
-from partita.experiments.figure import STYLES, draw
+from partita.experiments import judge, statements
+from partita.experiments.config import NAMES
+from partita.experiments.figure import STYLES, draw, label, styles
 from partita.experiments.report import Grid, Heading, Picture, Statement, Subheading, Text, markdown, page
 from partita.experiments.results import HEADER, Results
-
-
-def cell(method, nll, seed=0, problem="credit B", step=10, statuses=("budget spent",), free_energy=-1.0):
-    rows = [
-        {
-            "communications": step * (k + 1),
-            "clock": 2.0 * (k + 1),
-            "rounds": k + 1,
-            "gradient_steps": 3,
-            "free_energy": free_energy,
-            "residual": "inf",
-            "nll": value,
-            "error": 0.2,
-        }
-        for k, value in enumerate(nll)
-    ]
-    return {
-        "problem": problem,
-        "method": method,
-        "seed": seed,
-        "rows": rows,
-        "statuses": list(statuses),
-        "seconds": 1.0 + seed,
-    }
-
 
 CELLS = [
     cell("sequential", [0.9, 0.5, 0.306, 0.301]),
@@ -78,34 +55,9 @@ def test_the_table_is_tidy():
     lines = Results(CELLS).table().splitlines()
     assert lines[0] == ",".join(HEADER)
     assert len(lines) == 1 + 4 + 3 + 4 + 4
-    assert lines[1].startswith("credit B,sequential,0,,10,1,3,2.0,-1.0,inf,0.9,0.2")
+    assert lines[1] == "credit B,sequential,sequential,0,,10,1,3,50,2.0,-1.0,inf,0.9,0.2,0"
 
 
-def verdicts(parts):
-    return {part.text: (part.holds, part.seen) for part in parts if isinstance(part, Statement)}
-
-
-NOISE = (-0.01, 0.0, 0.01)
-
-
-def everything(problem="credit B", noise=None, **nll):
-    """Three seeds of every method, which ends at 0.3 unless told otherwise; `noise` moves a method's seeds apart."""
-    methods = ["sequential", "synchronous", "asynchronous", "global_vi", "bcm_same", "bcm_split", "vcl", "streaming_vb"]
-    return Results(
-        [
-            cell(
-                method,
-                [value + (noise or {}).get(method, 0) * NOISE[seed] for value in nll.get(method, [0.5, 0.3])],
-                seed,
-                problem,
-            )
-            for method in methods
-            for seed in range(3)
-        ]
-    )
-
-
-CLIENTS = {"credit B": [{"client": "a", "rows": 36, "positive": 0.944}, {"client": "b", "rows": 67, "positive": 0.3}]}
 WORSE = "ends worse than global VI, by more than 0.01 and by more than 2 sd."
 
 
@@ -191,14 +143,18 @@ def test_the_hospitals_stand_beside_published_accuracies():
 @pytest.mark.parametrize("name", statements.PAGES)
 def test_a_report_needs_no_particular_methods(name, methods):
     """What was not run is left out."""
-    problem = {"uci": "adult B", "mortality": "network", "heart": "hospitals"}[name]
+    problem = {"uci": "adult B", "mortality": "network", "heart": "hospitals"}.get(name, "images")
     cells = [item for item in everything(problem).cells if item["method"] in methods]
     assert markdown("Title", statements.PAGES[name](Results(cells), CLIENTS))
 
 
+def test_every_experiment_has_a_page():
+    assert set(statements.PAGES) == set(NAMES)
+
+
 def test_communications_and_time_are_compared_with_global_vi():
     cells = [*CELLS, cell("synchronous", [0.9, 0.3]), cell("asynchronous", [0.9, 0.4])]
-    grids = [part for part in statements._efficiency(Results(cells)) if isinstance(part, Grid)]
+    grids = [part for part in judge.efficiency(Results(cells)) if isinstance(part, Grid)]
     assert grids[0].rows == [["credit B", "35 (11×)", "20 (20×)", "∞", "400"]]
     assert grids[1].rows == [["credit B", "7", "4", "∞"]]
 
@@ -247,3 +203,61 @@ def test_a_figure_is_drawn(tmp_path):
     assert list(lines["sequential PVI"].get_ydata()) == [0.5, 0.4]
     assert len(figure.legends[0].get_texts()) == len(STYLES)
     assert error.get_xscale() == nll.get_xscale() == "log"
+
+
+def test_runs_without_a_style_get_one_that_differs_without_colour():
+    variants = [cell("sequential", [0.5], run=f"sequential, ρ = {k}") for k in range(20)]
+    plain = [cell(method, [0.5]) for method in STYLES]
+    found = styles(Results([*plain, *variants, cell("pooled", [0.5]), cell("alone", [0.5])]))
+    assert list(found) == [*STYLES, *(f"sequential, ρ = {k}" for k in range(20))]
+    assert len({(str(style.line), style.marker) for style in found.values()}) == len(found)
+    assert found["sequential"] == STYLES["sequential"]
+    assert found["sequential, ρ = 3"].name == "sequential PVI, ρ = 3"
+    assert found["sequential, ρ = 3"].colour == found["sequential"].colour
+    assert len({style.colour for style in styles(Results(variants)).values()}) > 5
+
+
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [
+        ("vcl", "VCL"),
+        ("pooled", "pooled rows"),
+        ("vcl, early stopping", "VCL, early stopping"),
+        ("mine", "mine"),
+        ("mine, twice", "mine, twice"),
+    ],
+)
+def test_runs_are_called_after_their_methods(run, name):
+    assert label(run) == name
+
+
+def test_a_figure_has_the_panels_and_axes_asked_for(tmp_path):
+    cells = [cell(method, [0.5, 0.4], seed, pruned=[3, 7]) for method in STYLES for seed in (0, 1)]
+    panels = ["error", "nll", "pruned"]
+    figure = draw(tmp_path / "figure.png", Results(cells), ["credit B"], "Title", panels, "synchronous_steps", True)
+    error, nll, pruned = figure.axes
+    assert [axes.get_yscale() for axes in figure.axes] == ["log", "log", "linear"]
+    assert nll.get_ylim() == pytest.approx((0.4 / 1.2, 0.4 * 1.5))
+    line = next(line for line in pruned.get_lines() if line.get_label() == "sequential PVI")
+    assert list(line.get_xdata()) == [50, 100]
+    assert list(line.get_ydata()) == [3, 7]
+    assert "gradient steps" in error.get_xlabel()
+    assert pruned.get_ylabel() == "pruned parameters"
+
+
+def test_nothing_pruned_and_no_error_can_be_drawn(tmp_path):
+    cells = [cell("sequential", [0.5, 0.4], error=0.0)]
+    for log in (False, True):
+        assert draw(tmp_path / "figure.png", Results(cells), ["credit B"], "Title", ["error", "pruned"], log=log)
+
+
+def test_a_metric_on_the_way_is_the_last_that_was_measured():
+    results = Results([cell("vcl", [0.5, 0.4, 0.3], error=[0.3, 0.2, 0.25])])
+    points = (5, 10, 19, 20, 1000)
+    values = [results.at("credit B", "vcl", point)[0] for point in points]
+    np.testing.assert_array_equal(values, [np.nan, 0.5, 0.5, 0.4, 0.3])
+    assert results.at("credit B", "vcl", 20, "error").tolist() == [0.2]
+    levels = {level: results.first("credit B", "vcl", level)[0] for level in (0.5, 0.3, 0.29, 0.2, 0.1)}
+    assert levels == {0.5: 10, 0.3: 10, 0.29: 20, 0.2: 20, 0.1: np.inf}
+    assert results.reach("credit B", "vcl", 0.25, 0.051, metric="error").tolist() == [10]
+    assert results.reach("credit B", "vcl", 0.25, 0.01, metric="error").tolist() == [30]

@@ -14,9 +14,11 @@ import pytest
 import partita as pt
 from partita import InputError, experiments
 from partita.experiments import runner
-from partita.experiments.problem import divide, fingerprint, load, made_up, prepare, sizes_and_labels, solver
+from partita.experiments.config import Run
+from partita.experiments.problem import divide, fingerprint, prepare, sizes_and_labels, solver
 from partita.experiments.results import Results
 from partita.experiments.runner import Plan, execute
+from partita.experiments.source import load, made_up
 from partita.preprocess import federated, summarise
 
 
@@ -44,6 +46,8 @@ def test_every_cell_has_a_result_with_finite_metrics(whole):
     ]
     for cell in cells:
         assert all(np.isfinite([row["nll"], row["error"], row["free_energy"]]).all() for row in cell["rows"])
+        assert all(0 <= row["pruned"] <= 13 for row in cell["rows"])
+        assert all(row["synchronous_steps"] <= row["gradient_steps"] for row in cell["rows"])
     alone = next(cell for cell in cells if cell["method"] == "alone")
     assert [row["client"] for row in alone["rows"]] == ["owner 0", "owner 1", "owner 2", "owner 3"]
 
@@ -142,11 +146,12 @@ def test_clients_preprocess_as_if_their_rows_were_pooled():
     experiment = experiments.load("uci").quickly()
     problem = experiment.problems[1]
     setting = prepare(experiment, problem)
-    train, test, _ = divide(problem, load("adult"), experiment.quick.rows)
+    source = load("adult")
+    train = [source.train.rows(rows) for rows in divide(problem, source, experiment.quick.rows).clients]
     together = federated([_pooled(train)])
     for shard, size, frame in zip(setting.clients.shards, setting.clients.sizes, train, strict=True):
         np.testing.assert_allclose(shard.data.x[:size], together.encode(frame).x, rtol=0, atol=1e-9)
-    np.testing.assert_allclose(setting.test.x, together.encode(test).x, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(setting.test.x, together.encode(source.test).x, rtol=0, atol=1e-9)
 
 
 def _pooled(frames):
@@ -167,12 +172,12 @@ def _uci(name):
 
 def test_adult_is_divided_as_in_the_papers_table():
     """`tab:uci_splits`; Bank and Credit, which are not bundled, are in the slow tests."""
-    experiment = experiments.load("uci")
+    experiment, source = experiments.load("uci"), load("adult")
     for name, small, large in (("adult A", (3907, 0.240), (3907, 0.240)), ("adult B", (1172, 0.959), (6642, 0.111))):
         problem = next(problem for problem in experiment.problems if problem.name == name)
-        train, _, _ = divide(problem, load("adult"), None)
-        assert [frame.size for frame in train] == [small[0]] * 5 + [large[0]] * 5
-        positive = [frame.y.mean() for frame in train]
+        train = divide(problem, source, None).clients
+        assert [len(rows) for rows in train] == [small[0]] * 5 + [large[0]] * 5
+        positive = [source.y[rows].mean() for rows in train]
         np.testing.assert_allclose(positive[:5], small[1], atol=0.0005)
         np.testing.assert_allclose(positive[5:], large[1], atol=0.006)
 
@@ -251,3 +256,127 @@ def test_a_table_of_clients_has_rows_and_proportions():
     rows = sizes_and_labels(setting)
     assert [row["rows"] for row in rows] == [100] * 10
     assert all(0.1 < row["positive"] < 0.4 for row in rows)
+    assert [row["labels"] for row in rows] == [2] * 10
+
+
+def _images(name, **changes):
+    experiment = experiments.load(f"mnist-{name}").quickly()
+    return experiment, dataclasses.replace(experiment.problems[0], **changes)
+
+
+def test_images_are_used_as_they_are():
+    setting = prepare(*_images("homogeneous"))
+    data = pt.datasets.digits()
+    np.testing.assert_array_equal(setting.test.x, data.test.x.astype(np.float32))
+    assert setting.model.widths == (64, 20, 10)
+    assert {leaf.dtype for leaf in pt.pvi.jax.tree.leaves(setting.prior)} == {np.dtype(np.float32)}
+    rows = np.concatenate(
+        [shard.data.x[:n] for shard, n in zip(setting.clients.shards, setting.clients.sizes, strict=True)]
+    )
+    assert sorted(map(bytes, rows)) == sorted(map(bytes, data.train.x[:1000].astype(np.float32)))
+
+
+def test_clients_with_shards_have_few_labels():
+    """A shard of 50 of 1,000 sorted rows has at most two labels, since every digit has about 100 rows."""
+    alike = sizes_and_labels(prepare(*_images("homogeneous")))
+    unlike = sizes_and_labels(prepare(*_images("inhomogeneous")))
+    assert [row["rows"] for row in alike] == [row["rows"] for row in unlike] == [100] * 10
+    assert all(row["labels"] >= 9 for row in alike)
+    assert all(row["labels"] <= 4 for row in unlike)
+    assert not any("positive" in row for row in alike)
+
+
+def test_images_are_clustered_by_their_pixels():
+    _, problem = _images("homogeneous", split={"kind": "k_means", "clients": 3})
+    x = load("digits").data.train.x
+    clusters = divide(problem, load("digits"), 300).clients
+    assert sum(map(len, clusters)) == 300
+    within = sum(((x[rows] - x[rows].mean(axis=0)) ** 2).sum() for rows in clusters)
+    # three clusters of digits leave about four fifths of the squared distances
+    assert within < 0.9 * ((x[:300] - x[:300].mean(axis=0)) ** 2).sum()
+
+
+def test_a_logistic_regression_on_a_table_has_an_intercept():
+    experiment, problem = _images("homogeneous", model="logistic")
+    setting = prepare(experiment, problem)
+    assert setting.test.x.shape[1] == 65
+    assert (setting.test.x[:, 0] == 1).all()
+
+
+def test_a_networks_expectation_has_the_problems_samples():
+    assert prepare(*_images("homogeneous", samples=3)).model.expectation.samples == 3
+
+
+@pytest.mark.parametrize(("rows", "validation", "used"), [(0, 0, 1437), (500, 0, 500), (500, 100, 500), (0, 437, 1000)])
+def test_rows_are_chosen_at_random_and_validation_rows_are_none_of_them(rows, validation, used):
+    _, problem = _images("homogeneous", rows=rows, validation=validation)
+    source = load("digits")
+    division = divide(problem, source, None)
+    chosen = np.concatenate(division.clients)
+    assert len(np.unique(chosen)) == len(chosen) == used
+    if rows or validation:
+        assert set(chosen) == set(np.random.default_rng(0).permutation(1437)[:used])
+    if not validation:
+        assert division.held_out is None
+        return
+    assert len(np.unique(division.held_out)) == validation
+    assert not set(chosen) & set(division.held_out)
+    experiment, _ = _images("homogeneous")
+    setting = prepare(dataclasses.replace(experiment, smoke=False), problem)
+    np.testing.assert_array_equal(setting.test.y, source.y[division.held_out])
+
+
+def test_owners_keep_what_is_chosen_of_their_rows():
+    experiment = experiments.load("heart").quickly()
+    source = load("made up")
+    problem = dataclasses.replace(experiment.problems[0], rows=200, validation=50)
+    division = divide(problem, source, None)
+    assert sum(map(len, division.clients)) == 200
+    for rows, owner in zip(division.clients, source.owners.values(), strict=True):
+        assert set(rows) <= set(owner)
+    assert list(division.names) == list(source.owners)
+
+
+@pytest.mark.parametrize(("rows", "validation"), [(1438, 0), (1400, 38), (0, 1437), (-1, 0), (0, -1)])
+def test_more_rows_than_there_are_cannot_be_used(rows, validation):
+    _, problem = _images("homogeneous", rows=rows, validation=validation)
+    with pytest.raises(InputError, match="ask for at most 1437 together"):
+        divide(problem, load("digits"), None)
+
+
+def test_runs_of_one_method_have_names_solvers_and_files_of_their_own(tmp_path):
+    runs = (
+        Run("sequential", 4),
+        Run("sequential", 4, name="sequential, ρ = 0.5", solver="lbfgs", settings={"damping": 0.5}),
+        Run("alone", 4, name="each on its own"),
+    )
+    made = plan(tmp_path)._replace(experiment=dataclasses.replace(plan(tmp_path).experiment, runs=runs, seeds=1))
+    assert [cell.solver for cell in made.cells()] == ["newton", "lbfgs", "newton"]
+    assert [cell.solver for cell in made._replace(solver="lbfgs").cells()] == ["lbfgs"] * 3
+    results = Results(execute(made, 1, quiet))
+    assert results.runs == ["sequential", "sequential, ρ = 0.5", "each on its own"]
+    assert results.methods["sequential, ρ = 0.5"] == "sequential"
+    assert results.setting("sequential, ρ = 0.5", "damping") == 0.5
+    assert results.setting("sequential", "damping") is None
+    assert (results.final("hospitals", "sequential") != results.final("hospitals", "sequential, ρ = 0.5")).all()
+    assert len({cell.path(tmp_path) for cell in made.cells()}) == 3
+    # clients alone count as their mean, whatever the run is called
+    rows = results.of("hospitals", "each on its own")[0]["rows"]
+    assert results.final("hospitals", "each on its own").tolist() == [np.mean([row["nll"] for row in rows])]
+
+
+def test_a_smoke_run_of_a_solver_takes_few_steps_and_no_more_than_its_own():
+    experiment = dataclasses.replace(
+        experiments.load("heart").quickly(),
+        solvers={"long": {"kind": "newton", "max_steps": 500}, "short": {"kind": "newton", "max_steps": 3}},
+    )
+    assert [solver(experiment, name).max_steps for name in ("long", "short")] == [20, 3]
+
+
+def test_a_networks_runs_are_shared_out_one_by_one_but_for_smoke_runs(tmp_path):
+    whole = Plan(experiments.load("mnist-homogeneous"), tmp_path)
+    assert [len(batch) for batch in whole.batches()] == [1] * len(list(whole.cells()))
+    quick = Plan(whole.experiment.quickly(), tmp_path)
+    assert [len(batch) for batch in quick.batches()] == [len(quick.experiment.runs)] * quick.experiment.seeds
+    tables = Plan(experiments.load("heart"), tmp_path)
+    assert [len(batch) for batch in tables.batches()] == [len(tables.experiment.runs)] * tables.experiment.seeds

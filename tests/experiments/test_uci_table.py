@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from partita import InputError, experiments
-from partita.experiments.problem import divide, load
+from partita.experiments.problem import divide
+from partita.experiments.source import load
 from partita.experiments.statements import TABLE
 
 PROBLEMS = {problem.name: problem for problem in experiments.load("uci").problems}
@@ -15,12 +16,12 @@ PROBLEMS = {problem.name: problem for problem in experiments.load("uci").problem
 def test_clients_are_those_of_the_papers_table(name):
     """Sizes and the small clients' labels to every digit printed; η (split A) and η_large within 0.006."""
     try:
-        owners = load(PROBLEMS[name].data)
+        source = load(PROBLEMS[name].data)
     except InputError as error:
         pytest.skip(str(error))
-    train, _, _ = divide(PROBLEMS[name], owners, None)
+    train = divide(PROBLEMS[name], source, None).clients
     small, positive_small, large, positive_large = TABLE[name]
-    assert [frame.size for frame in train] == [small] * 5 + [large] * 5
-    shares = [np.concatenate([frame.y for frame in half]).mean() for half in (train[:5], train[5:])]
+    assert [len(rows) for rows in train] == [small] * 5 + [large] * 5
+    shares = [source.y[np.concatenate(half)].mean() for half in (train[:5], train[5:])]
     np.testing.assert_allclose(shares[0], positive_small, atol=0.006 if name.endswith("A") else 0.0005)
     np.testing.assert_allclose(shares[1], positive_large, atol=0.006)

@@ -60,7 +60,13 @@ def demo(
 
 @app.command()
 def experiment(
-    name: Annotated[str, typer.Argument(help="uci, mortality or heart.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="uci, mortality, heart, mnist-homogeneous, mnist-early-stopping, mnist-damping, mnist-inhomogeneous "
+            "or mnist-ablation."
+        ),
+    ],
     output: Annotated[Path | None, typer.Option(help="The folder for results; by default named after the run.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A smoke run in seconds, without downloads.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many random initialisations.")] = None,
@@ -73,6 +79,9 @@ def experiment(
     config: Annotated[
         Path | None, typer.Option(help="A configuration of your own instead of the one that comes along.")
     ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print what is left to run and how long it takes at most, and stop.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run one of the paper's experiments, and write its table, figures and report.
@@ -81,7 +90,8 @@ def experiment(
     """
     from partita.cli.experiment import Settings, run_experiment
 
-    run_experiment(Settings(name, output, config, data, solver, seeds, workers, tuple(problem or ()), quick), json)
+    settings = Settings(name, output, config, data, solver, seeds, workers, tuple(problem or ()), quick, plan)
+    run_experiment(settings, json)
 
 
 def main() -> None:

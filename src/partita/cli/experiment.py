@@ -1,6 +1,7 @@
 """`partita experiment`: runs an experiment, and writes its table, figures and report."""
 
 import dataclasses
+import itertools
 import json
 import platform
 import time
@@ -12,11 +13,14 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
+from rich.table import Table as Grid
 
 from partita import __version__, experiments
 from partita.atomic import write_text
 from partita.engines.local import cores
 from partita.errors import unknown
+from partita.experiments.config import file_name
+from partita.experiments.estimate import Forecast, duration, forecasts, sentence, total_seconds
 from partita.experiments.figure import draw
 from partita.experiments.problem import fingerprint, prepare, sizes_and_labels
 from partita.experiments.report import Part, Picture, Statement, Text, markdown, page
@@ -38,17 +42,20 @@ class Settings:
     workers: int | None = None
     problems: tuple[str, ...] = ()
     quick: bool = False
+    plan: bool = False
 
 
 def run_experiment(settings: Settings, as_json: bool) -> None:
-    """Runs what is missing, writes the files, and prints where they are, or a JSON object."""
+    """Says how long it may take, runs what is missing, writes the files, and prints where they are, or JSON."""
     jax.config.update("jax_enable_x64", True)
     plan = _plan(settings)
     experiment, folder = plan.experiment, plan.folder
     began = time.perf_counter()
-    prepared = {problem.name: prepare(experiment, problem) for problem in experiment.problems}
-    clients = {name: sizes_and_labels(setting) for name, setting in prepared.items()}
-    plan = plan._replace(fingerprints={name: fingerprint(setting) for name, setting in prepared.items()})
+    plan, clients, left = _prepared(plan, settings)
+    if settings.plan:
+        _print_plan(plan, left, settings, as_json)
+        return
+    _warn(plan, left, settings)
     folder.mkdir(parents=True, exist_ok=True)
     cells = _with_progress(plan, settings.workers)
     results = Results(cells)
@@ -73,8 +80,8 @@ def run_experiment(settings: Settings, as_json: bool) -> None:
             "clients": clients,
             "final": {
                 problem: {
-                    method: {metric: _finite(results.final(problem, method, metric)) for metric in ("nll", "error")}
-                    for method in results.methods
+                    run: {metric: _finite(results.final(problem, run, metric)) for metric in ("nll", "error")}
+                    for run in results.runs
                 }
                 for problem in results.problems
             },
@@ -114,6 +121,53 @@ def _plan(settings: Settings) -> Plan:
     return Plan(experiment, folder, settings.solver)
 
 
+def _prepared(plan: Plan, settings: Settings) -> tuple[Plan, dict[str, list[dict[str, Any]]], list[Forecast]]:
+    """The plan with its data's digests, a table of clients per problem, and what is left to do.
+
+    Networks are timed, and whatever is no smoke run; no problem's rows are kept while the next is looked at.
+    """
+    experiment, clients, found = plan.experiment, {}, []
+    for problem in experiment.problems:
+        setting = prepare(experiment, problem)
+        clients[problem.name] = sizes_and_labels(setting)
+        plan = plan._replace(fingerprints={**plan.fingerprints, problem.name: fingerprint(setting)})
+        if settings.plan or problem.model == "network" or not experiment.smoke:
+            found += forecasts(plan, problem, setting)
+    return plan, clients, found
+
+
+def _warn(plan: Plan, left: list[Forecast], settings: Settings) -> None:
+    """Says on stderr how long it may take, if it is long or hard to guess."""
+    seconds = total_seconds(plan, left, settings.workers or cores())
+    network = any(problem.model == "network" for problem in plan.experiment.problems)
+    if left and (network or seconds > 60):
+        Console(stderr=True).print(sentence(left, seconds, cores()), highlight=False, soft_wrap=True)
+
+
+def _print_plan(plan: Plan, left: list[Forecast], settings: Settings, as_json: bool) -> None:
+    """Prints what is left to do, run by run."""
+    seconds = total_seconds(plan, left, settings.workers or cores())
+    if as_json:
+        runs = [forecast._asdict() for forecast in left]
+        summary = {"experiment": plan.experiment.name, "cores": cores(), "seconds": seconds, "runs": runs}
+        print(json.dumps(summary, indent=2))
+        return
+    console = Console()
+    if not left:
+        console.print(f"Nothing is left to run: {len(list(plan.cells()))} cells are there.", highlight=False)
+        return
+    for problem in dict.fromkeys(forecast.problem for forecast in left):
+        grid = Grid("run", "cells", "communications", "steps at most", "time at most", title=problem)
+        for column in grid.columns[1:]:
+            column.justify = "right"
+        for forecast in left:
+            if forecast.problem == problem:
+                numbers = (forecast.cells, forecast.communications, forecast.steps)
+                grid.add_row(forecast.run, *(f"{number:,}" for number in numbers), duration(forecast.seconds))
+        console.print(grid)
+    console.print(sentence(left, seconds, cores()), highlight=False, soft_wrap=True)
+
+
 def _with_progress(plan: Plan, workers: int | None) -> list[dict[str, Any]]:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -133,15 +187,17 @@ def _with_progress(plan: Plan, workers: int | None) -> list[dict[str, Any]]:
 
 
 def _figures(plan: Plan, results: Results) -> list[Picture]:
-    """One figure per data set, as in the paper."""
+    """One figure per data set, as in the paper, and per thing to draw against."""
+    experiment, pictures = plan.experiment, []
     groups: dict[str, list[str]] = {}
-    for problem in plan.experiment.problems:
+    for problem in experiment.problems:
         groups.setdefault(problem.data, []).append(problem.name)
-    pictures = []
-    for data, problems in groups.items():
-        file = f"{data.replace(' ', '-')}.png"
-        draw(plan.folder / file, results, problems, f"{plan.experiment.title}: {data}")
-        pictures.append(Picture(file, f"{data}: mean ± sd over {plan.experiment.seeds} seeds."))
+    for (data, problems), by in itertools.product(groups.items(), experiment.by):
+        name = data if by == "communications" else f"{data} by {by.replace('_', ' ')}"
+        file = f"{file_name(name)}.png"
+        title = f"{experiment.title}: {data}"
+        draw(plan.folder / file, results, problems, title, experiment.panels, by, experiment.log_metrics)
+        pictures.append(Picture(file, f"{name}: mean ± sd over {experiment.seeds} seeds."))
     return pictures
 
 

@@ -7,6 +7,7 @@ from partita.datasets.bundled import Dataset, adult, bank, breast_cancer, credit
 from partita.datasets.frame import Frame, Frames
 from partita.datasets.heart import heart_frames
 from partita.datasets.mimic import mimic_frames
+from partita.datasets.mnist import mnist
 from partita.datasets.physionet import physionet_frames
 from partita.datasets.uci import adult_frames, bank_frames, credit_frames, frames
 
@@ -25,5 +26,6 @@ __all__ = [
     "frames",
     "heart_frames",
     "mimic_frames",
+    "mnist",
     "physionet_frames",
 ]

@@ -11,7 +11,7 @@ from partita.preprocess import federated
 
 
 class Dataset(NamedTuple):
-    """Training and test rows, an intercept first, with the names of the columns."""
+    """Training and test rows with the names of the columns; an intercept comes first, but for images."""
 
     train: Table
     test: Table

@@ -1,6 +1,7 @@
 """What an experiment is, read from a TOML file: problems × methods × seeds."""
 
 import dataclasses
+import re
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -11,9 +12,20 @@ from typing import Any, Literal, TypeVar
 from partita.errors import InputError, unknown
 from partita.methods import NAMED
 
-NAMES = ("uci", "mortality", "heart")
+NAMES = (
+    "uci",
+    "mortality",
+    "heart",
+    "mnist-homogeneous",
+    "mnist-early-stopping",
+    "mnist-damping",
+    "mnist-inhomogeneous",
+    "mnist-ablation",
+)
 """The experiments that come with the package."""
 
+Metric = Literal["error", "nll", "pruned"]
+Axis = Literal["communications", "synchronous_steps"]
 T = TypeVar("T")
 
 
@@ -28,12 +40,18 @@ class Problem:
     model: Literal["logistic", "network"] = "logistic"
     hidden: tuple[int, ...] = ()
     """Widths of a network's hidden layers."""
+    samples: int = 10
+    """How many draws an expectation under a network takes."""
     solver: str = ""
-    """How clients solve, unless the command line says otherwise."""
+    """How clients solve, unless a run or the command line says otherwise."""
     learning_rate: float = 0.01
     """Of the server's optimiser, where the server has one."""
     clip: float = float("inf")
     """Standardised inputs farther from 0 than this are set there: clinical tables hold impossible values."""
+    rows: int = 0
+    """How many training rows are used, the first of a random order; 0 for all, as they come."""
+    validation: int = 0
+    """How many further training rows take the place of the test rows, to choose settings by; 0 for the test rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +60,18 @@ class Run:
 
     method: str
     communications: int
+    name: str = ""
+    """What it is called in results, figures and tables: its method, unless told."""
+    solver: str = ""
+    """How its clients solve, if not as the problem says; what sets a run apart, so that it comes before all others."""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     evaluate_every: int = 1
     """How many server steps lie between two evaluations."""
+
+    @property
+    def curve(self) -> str:
+        """Its name, which no other run has."""
+        return self.name or self.method
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +104,12 @@ class Experiment:
     """How many draws of a network's parameters a prediction averages."""
     alternatives: tuple[str, ...] = ()
     """Other data sets that may take the place of the problems' own."""
+    panels: tuple[Metric, ...] = ("error", "nll")
+    """The metrics that are drawn, a column each."""
+    by: tuple[Axis, ...] = ("communications",)
+    """What they are drawn against, a figure each."""
+    log_metrics: bool = False
+    """Whether error and NLL are drawn on a logarithmic scale."""
     smoke: bool = False
     """Whether this is the quick version."""
 
@@ -89,7 +122,7 @@ class Experiment:
             seeds=quick.seeds,
             problems=quick.problems,
             runs=tuple(
-                dataclasses.replace(run, communications=min(run.communications, quick.communications))
+                dataclasses.replace(run, communications=min(run.communications, quick.communications), evaluate_every=1)
                 for run in self.runs
             ),
             smoke=True,
@@ -112,23 +145,36 @@ def load(name: str, path: Path | None = None) -> Experiment:
     return experiment
 
 
+def file_name(name: str) -> str:
+    """A name as part of a file's, without spaces and signs."""
+    return re.sub(r"[^\w.=]+", "-", name)
+
+
 def _check(experiment: Experiment, source: str) -> None:
     """Raises an `InputError` for what would go wrong later: unknown names, names used twice, nothing to run."""
     for run in experiment.runs:
         if run.method not in NAMED:
             raise unknown(f"method in {source}", run.method, NAMED)
-    for problem in (*experiment.problems, *experiment.quick.problems):
-        if problem.solver not in experiment.solvers:
-            raise unknown(f"solver in {source}", problem.solver, experiment.solvers)
+    problems = (*experiment.problems, *experiment.quick.problems)
+    named = [run.solver for run in experiment.runs if run.solver] + [problem.solver for problem in problems]
+    for solver in named:
+        if solver not in experiment.solvers:
+            raise unknown(f"solver in {source}", solver, experiment.solvers)
+    for problem in problems:
         if "kind" not in problem.split:
             raise InputError(f"{source} has a split without 'kind' in {problem.name!r}: add it.")
     for solver, settings in experiment.solvers.items():
         if not isinstance(settings, Mapping) or "kind" not in settings:
             raise InputError(f"{source} has a solver without 'kind', {solver!r}: add it.")
-    files = [problem.name.replace(" ", "-") for problem in experiment.problems]
-    for kind, used in (("problem", files), ("method", [run.method for run in experiment.runs])):
-        if len(set(used)) < len(used) or not used:
-            raise InputError(f"{source} needs at least one {kind} and each only once, not {used}.")
+    names = {
+        "problem": [problem.name for problem in experiment.problems],
+        "method or name of a run": [run.curve for run in experiment.runs],
+        "panel": experiment.panels,
+        "axis to draw by": experiment.by,
+    }
+    for kind, used in names.items():
+        if len(set(map(file_name, used))) < len(used) or not used:
+            raise InputError(f"{source} needs at least one {kind} and each only once, not {list(used)}.")
     if experiment.seeds < 1 or experiment.quick.seeds < 1 or not experiment.quick.problems:
         raise InputError(f"{source} needs at least one seed and, for the smoke run, one seed and one problem.")
 
@@ -163,7 +209,8 @@ def _value(key: str, value: Any, hint: Any, source: str) -> Any:
         return value
     if isinstance(hint, type) and type(value) is hint:
         return value
-    raise InputError(f"{source} has {value!r} for {key!r}, where {_WORDS.get(hint, 'a list or table')} is expected.")
+    expected = f"one of {', '.join(map(str, arguments))}" if origin is Literal else _WORDS.get(hint, "a list or table")
+    raise InputError(f"{source} has {value!r} for {key!r}, where {expected} is expected.")
 
 
 _WORDS: Mapping[Any, str] = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}

@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -10,20 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from partita.datasets.frame import Frame, Frames
-from partita.datasets.heart import heart_frames
-from partita.datasets.mimic import mimic_frames
-from partita.datasets.physionet import physionet_frames
-from partita.datasets.uci import frames as uci_frames
 from partita.errors import InputError, unknown
+from partita.expectations import LocalReparameterisation
 from partita.experiments.config import Experiment, Problem
+from partita.experiments.source import Division, Indices, Source, load
 from partita.families import Family, MeanFieldGaussian
-from partita.metrics import error, negative_log_likelihood
+from partita.metrics import error, negative_log_likelihood, pruned
 from partita.models import LogisticRegression, Model, NetworkClassifier, Table
 from partita.partition import federate, splits
 from partita.partition.shard import Partition
 from partita.predict import Posterior, Predictive
-from partita.preprocess import federated
 from partita.solvers import LBFGS, Gradient, Newton, Solver
 
 T = TypeVar("T")
@@ -50,73 +46,82 @@ class Setting(NamedTuple):
         return MeanFieldGaussian.tight(self.prior.mean, seed)
 
     def metrics(self, posterior: Posterior) -> dict[str, float]:
-        """Error and negative log-likelihood on the test rows."""
+        """Error and negative log-likelihood on the test rows, and how many parameters are as in the prior."""
         how: Predictive = "closed" if isinstance(self.model, LogisticRegression) else "monte_carlo"
         probabilities, y = posterior.predict_proba(self.test.x, how, self.draws), np.asarray(self.test.y)
-        return {"nll": negative_log_likelihood(probabilities, y), "error": error(probabilities, y)}
+        return {
+            "nll": negative_log_likelihood(probabilities, y),
+            "error": error(probabilities, y),
+            "pruned": pruned(posterior.q, self.prior),
+        }
 
 
 def prepare(experiment: Experiment, problem: Problem) -> Setting:
     """Loads the data and divides them; clients then preprocess by sums alone."""
-    train, test, names = divide(problem, load(problem.data), experiment.quick.rows if experiment.smoke else None)
-    encoding = federated(train)
-    tables = [_clipped(encoding.encode(frame), problem.clip) for frame in train]
-    held_out = _clipped(encoding.encode(test), problem.clip)
-    model, prior, dtype = _model(problem, held_out.x.shape[1])
-    tables, held_out = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), (tables, held_out))
-    clients = federate([_inputs(problem, table) for table in tables], names=names)
+    source = load(problem.data)
+    division = divide(problem, source, experiment.quick.rows if experiment.smoke else None)
+    tables, test = source.tables(division, problem.clip, intercept=problem.model == "logistic")
+    model, prior, dtype = _model(problem, test.x.shape[1], int(source.y.max()) + 1)
+    tables, test = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), (tables, test))
+    clients = federate(tables, names=division.names)
     sizes = np.array(clients.sizes)
     slowness = np.resize(experiment.slowness, len(sizes))
     speeds = sizes.mean() / (sizes * slowness)
-    return Setting(model, prior, clients, _inputs(problem, held_out), tuple(map(float, speeds)), experiment.draws)
+    return Setting(model, prior, clients, test, tuple(map(float, speeds)), experiment.draws)
 
 
-def load(data: str) -> dict[str, Frames]:
-    """The rows of each owner: all in one, but for the hospitals."""
-    sources: dict[str, Callable[[], dict[str, Frames]]] = {
-        **{name: functools.partial(_whole, uci_frames, name) for name in ("adult", "bank", "credit")},
-        "physionet": functools.partial(_whole, physionet_frames),
-        "mimic": functools.partial(_whole, mimic_frames),
-        "heart": heart_frames,
-        "made up": made_up,
-    }
-    if data not in sources:
-        raise unknown("data set", data, sources)
-    return sources[data]()
-
-
-def divide(
-    problem: Problem, owners: Mapping[str, Frames], rows: int | None
-) -> tuple[list[Frame], Frame, Sequence[str] | None]:
-    """Each client's training rows, everybody's test rows, and the clients' names if they have any."""
+def divide(problem: Problem, source: Source, limit: int | None) -> Division:
+    """Which rows each client trains on, at most `limit` of all, or of each owner where owners are the clients."""
     kind, settings = problem.split["kind"], {key: value for key, value in problem.split.items() if key != "kind"}
-    test = _together([frames.test for frames in owners.values()])
+    used, held_out = _chosen(problem, len(source.y))
     if kind == "given":
-        train = [frames.train.rows(np.arange(frames.train.size)[:rows]) for frames in owners.values()]
-        return train, test, list(owners)
-    whole = _together([frames.train for frames in owners.values()])
-    whole = whole.rows(np.arange(whole.size)[:rows])
-    kinds: Mapping[str, Callable[..., list[np.ndarray]]] = {
-        "beta_kappa": lambda **settings: splits.beta_kappa(whole.y, **settings),
-        "k_means": lambda **settings: splits.k_means(_standardised(whole, problem.clip), **settings),
+        given = [rows[np.isin(rows, used)][:limit] for rows in source.owners.values()]
+        return Division(given, list(source.owners), held_out)
+    used = used[:limit]
+    kinds: Mapping[str, Callable[..., list[Indices]]] = {
+        "beta_kappa": functools.partial(splits.beta_kappa, source.y[used]),
+        "k_means": lambda **settings: splits.k_means(source.inputs(used, problem.clip), **settings),
+        "equal_random": functools.partial(splits.equal_random, len(used)),
+        "label_shards": functools.partial(splits.label_shards, source.y[used]),
     }
     if kind not in kinds:
         raise unknown("kind of split", kind, ("given", *kinds))
     indices = _made(kinds[kind], settings, f"split of {problem.name}")
-    return [whole.rows(some) for some in indices], test, None
+    return Division([used[some] for some in indices], None, held_out)
+
+
+def _chosen(problem: Problem, rows: int) -> tuple[Indices, Indices | None]:
+    """The training rows that are used, and those that are held out to choose settings by."""
+    if not problem.rows and not problem.validation:
+        return np.arange(rows), None
+    count = problem.rows or rows - problem.validation
+    if min(problem.rows, problem.validation) < 0 or count < 1 or count + problem.validation > rows:
+        raise InputError(
+            f"{problem.name} asks for {problem.rows} rows and {problem.validation} more for validation: ask for at "
+            f"most {rows} together."
+        )
+    order = np.random.default_rng(0).permutation(rows)
+    return order[:count], order[count : count + problem.validation] if problem.validation else None
 
 
 def solver(experiment: Experiment, name: str) -> Solver:
     """The solver of this name in the experiment's configuration."""
-    if name not in experiment.solvers:
-        raise unknown("solver", name, experiment.solvers)
-    settings = dict(experiment.solvers[name])
-    if experiment.smoke:
-        settings["max_steps"] = experiment.quick.max_steps
+    settings = solver_settings(experiment, name)
     kind = settings.pop("kind")
     if kind not in SOLVERS:
         raise unknown("kind of solver", kind, SOLVERS)
     return _made(SOLVERS[kind], settings, f"solver {name}")
+
+
+def solver_settings(experiment: Experiment, name: str) -> dict[str, Any]:
+    """The kind and the settings of a solver; a smoke run takes few steps."""
+    if name not in experiment.solvers:
+        raise unknown("solver", name, experiment.solvers)
+    settings = dict(experiment.solvers[name])
+    if experiment.smoke:
+        most = experiment.quick.max_steps
+        settings["max_steps"] = min(most, settings.get("max_steps", most))
+    return settings
 
 
 def fingerprint(setting: Setting) -> str:
@@ -129,25 +134,15 @@ def fingerprint(setting: Setting) -> str:
 
 
 def sizes_and_labels(setting: Setting) -> list[dict[str, Any]]:
-    """For each client its name, number of rows N_k and proportion of positive labels η_k."""
+    """For each client its name, number of rows N_k and of labels, and, of two labels, the proportion η_k of 1."""
+    clients = setting.clients
+    found = [np.asarray(shard.data.y)[:size] for shard, size in zip(clients.shards, clients.sizes, strict=True)]
+    binary = max(y.max() for y in found) <= 1
     return [
-        {"client": name, "rows": size, "positive": float(np.mean(np.asarray(shard.data.y)[:size]))}
-        for name, size, shard in zip(setting.clients.names, setting.clients.sizes, setting.clients.shards, strict=True)
+        {"client": name, "rows": len(y), "labels": len(np.unique(y))}
+        | ({"positive": float(y.mean())} if binary else {})
+        for name, y in zip(clients.names, found, strict=True)
     ]
-
-
-def made_up(rows: int = 400, columns: int = 12, owners: int = 4) -> dict[str, Frames]:
-    """Rows of owners whose inputs lie in different places, drawn from one logistic regression, for smoke runs."""
-    generator = np.random.default_rng(0)
-    weights = generator.normal(size=columns)
-
-    def frame(centre: np.ndarray) -> Frame:
-        x = centre + generator.normal(size=(rows // owners, columns))
-        y = generator.random(len(x)) < 1 / (1 + np.exp(-(x @ weights)))
-        return Frame.build({f"input {j}": x[:, j] for j in range(columns)}, y.astype(float))
-
-    centres = generator.normal(size=(owners, columns))
-    return {f"owner {k}": Frames(frame(centre), frame(centre)) for k, centre in enumerate(centres)}
 
 
 def _made(function: Callable[..., T], settings: Mapping[str, Any], what: str) -> T:
@@ -158,34 +153,13 @@ def _made(function: Callable[..., T], settings: Mapping[str, Any], what: str) ->
         raise InputError(f"The {what} has a setting that does not fit: {error}.") from None
 
 
-def _standardised(frame: Frame, clip: float) -> np.ndarray:
-    return np.asarray(_clipped(federated([frame]).encode(frame), clip).x[:, 1:])
-
-
-def _whole(source: Callable[..., Frames], *arguments: str) -> dict[str, Frames]:
-    return {"all": source(*arguments)}
-
-
-def _together(frames: Sequence[Frame]) -> Frame:
-    columns = {name: np.concatenate([frame.columns[name] for frame in frames]) for name in frames[0].columns}
-    return Frame.build(columns, np.concatenate([frame.y for frame in frames]), frames[0].levels)
-
-
-def _model(problem: Problem, columns: int) -> tuple[Model, MeanFieldGaussian, np.dtype]:
+def _model(problem: Problem, columns: int, classes: int) -> tuple[Model, MeanFieldGaussian, np.dtype]:
     """The model with a standard normal prior; networks have biases of their own and work in single precision."""
     if problem.model == "logistic":
         return LogisticRegression(), MeanFieldGaussian.standard_normal(columns), np.dtype(np.float64)
     if problem.model == "network":
-        network = NetworkClassifier((columns - 1, *problem.hidden, 2))
+        widths = (columns, *problem.hidden, classes)
+        network = NetworkClassifier(widths, expectation=LocalReparameterisation(problem.samples))
         like = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), network.template())
         return network, MeanFieldGaussian.standard_normal(like), np.dtype(np.float32)
     raise InputError(f"{problem.name} asks for the model {problem.model!r}: choose logistic or network.")
-
-
-def _clipped(table: Table, limit: float) -> Table:
-    x: Any = np.clip(table.x, -limit, limit)
-    return Table(x, table.y)
-
-
-def _inputs(problem: Problem, table: Table) -> Table:
-    return table if problem.model == "logistic" else Table(table.x[:, 1:], table.y)

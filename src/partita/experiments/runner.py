@@ -26,21 +26,32 @@ from partita import __version__
 from partita.atomic import write_text
 from partita.engines.local import cores
 from partita.errors import InputError
-from partita.experiments.config import Experiment, Problem, Run
-from partita.experiments.problem import Setting, prepare, solver
+from partita.experiments.config import Experiment, Problem, Run, file_name
+from partita.experiments.problem import Setting, prepare, solver, solver_settings
 from partita.methods import NAMED, fit
 from partita.pvi import Result
 
-COLUMNS = ("communications", "rounds", "gradient_steps", "clock", "free_energy", "residual", "nll", "error")
+COLUMNS = (
+    "communications",
+    "rounds",
+    "gradient_steps",
+    "synchronous_steps",
+    "clock",
+    "free_energy",
+    "residual",
+    "nll",
+    "error",
+    "pruned",
+)
 """What is kept of a history; nothing that another run of the same cell would not repeat."""
 
 
-_FORMAT = 1
+_FORMAT = 2
 """Counts up whenever the same configuration gives other results."""
 
 
 class Cell(NamedTuple):
-    """One method on one problem with one seed."""
+    """One run on one problem with one seed."""
 
     problem: Problem
     seed: int
@@ -49,7 +60,7 @@ class Cell(NamedTuple):
 
     def path(self, folder: Path) -> Path:
         """Where its result belongs."""
-        return folder / "cells" / self.problem.name.replace(" ", "-") / str(self.seed) / f"{self.run.method}.json"
+        return folder / "cells" / file_name(self.problem.name) / str(self.seed) / f"{file_name(self.run.curve)}.json"
 
 
 class Plan(NamedTuple):
@@ -58,7 +69,7 @@ class Plan(NamedTuple):
     experiment: Experiment
     folder: Path
     solver: str | None = None
-    """A solver for all problems instead of each one's own."""
+    """A solver for all problems instead of each one's own; runs that name one keep it."""
     fingerprints: Mapping[str, str] = {}
     """A digest of each problem's data."""
 
@@ -67,7 +78,7 @@ class Plan(NamedTuple):
         for problem in self.experiment.problems:
             for seed in range(self.experiment.seeds):
                 for run in self.experiment.runs:
-                    yield Cell(problem, seed, run, self.solver or problem.solver)
+                    yield Cell(problem, seed, run, run.solver or self.solver or problem.solver)
 
     def digest(self, cell: Cell) -> str:
         """A digest of everything in the configuration that the cell's result depends on."""
@@ -77,7 +88,7 @@ class Plan(NamedTuple):
             "data": self.fingerprints.get(cell.problem.name),
             "problem": dataclasses.asdict(cell.problem),
             "run": dataclasses.asdict(cell.run),
-            "solver": self.experiment.solvers[cell.solver],
+            "solver": solver_settings(self.experiment, cell.solver),
             "seed": cell.seed,
             "rows": self.experiment.quick.rows if self.experiment.smoke else None,
             "slowness": self.experiment.slowness,
@@ -93,6 +104,22 @@ class Plan(NamedTuple):
             return None
         return found if found.get("digest") == self.digest(cell) else None
 
+    def missing(self) -> list[Cell]:
+        """The cells that have no result yet."""
+        return [cell for cell in self.cells() if self.done(cell) is None]
+
+    def batches(self) -> list[list[Cell]]:
+        """The cells that have no result yet, as workers take them.
+
+        The methods on a problem with a seed are one batch, for they share compiled programs; a network's take long
+        enough to be one each, but for smoke runs.
+        """
+        found: dict[tuple[str, int, str], list[Cell]] = {}
+        for cell in self.missing():
+            alone = cell.run.curve if cell.problem.model == "network" and not self.experiment.smoke else ""
+            found.setdefault((cell.problem.name, cell.seed, alone), []).append(cell)
+        return list(found.values())
+
 
 Report = Callable[[int, int, str], None]
 """Told how many cells are done, of how many, and what was done last."""
@@ -102,29 +129,29 @@ def execute(plan: Plan, workers: int | None, report: Report) -> list[dict[str, A
     """The results of all cells, in order; runs those that are missing."""
     for name in {cell.solver for cell in plan.cells()}:
         solver(plan.experiment, name)
-    cells = list(plan.cells())
-    missing: dict[tuple[str, int], list[Cell]] = {}
-    for cell in cells:
-        if plan.done(cell) is None:
-            missing.setdefault((cell.problem.name, cell.seed), []).append(cell)
-    total = sum(map(len, missing.values()))
+    cells, batches = list(plan.cells()), plan.batches()
+    total = sum(map(len, batches))
     report(0, total, f"{len(cells) - total} cells were there already" if total < len(cells) else "")
-    workers = min(workers or cores(), len(missing))
+    workers = min(workers or cores(), len(batches))
     done = 0
-    for batch in _batches(plan, _interleaved(plan.experiment, missing, workers), workers):
+    for batch in _batches(plan, _interleaved(plan.experiment, batches, workers), workers):
         done += len(batch)
-        report(done, total, f"{batch[-1].problem.name}, seed {batch[-1].seed}")
+        last = batch[-1]
+        what = last.run.curve if len(batch) == 1 else "all methods"
+        report(done, total, f"{last.problem.name}, seed {last.seed}, {what}")
     return [json.loads(cell.path(plan.folder).read_text(encoding="utf-8")) for cell in cells]
 
 
-def _interleaved(
-    experiment: Experiment, missing: Mapping[tuple[str, int], list[Cell]], workers: int
-) -> list[list[Cell]]:
+def _interleaved(experiment: Experiment, batches: list[list[Cell]], workers: int) -> list[list[Cell]]:
     """The batches in an order in which workers are at different problems: each then compiles what the others reuse."""
     names = [problem.name for problem in experiment.problems]
     place = {name: index for index, name in enumerate(names)}
-    keys = sorted(missing, key=lambda key: (place[key[0]] // max(workers, 1), key[1], place[key[0]]))
-    return [missing[key] for key in keys]
+
+    def turn(batch: list[Cell]) -> tuple[int, int, int]:
+        own = place[batch[0].problem.name]
+        return own // max(workers, 1), batch[0].seed, own
+
+    return sorted(batches, key=turn)
 
 
 def _batches(plan: Plan, batches: list[list[Cell]], workers: int) -> Iterator[list[Cell]]:
@@ -207,7 +234,9 @@ def run_batch(plan: Plan, cells: list[Cell]) -> list[Cell]:
             "digest": plan.digest(cell),
             "problem": cell.problem.name,
             "seed": cell.seed,
+            "run": cell.run.curve,
             "method": cell.run.method,
+            "settings": cell.run.settings,
             "statuses": statuses,
             "seconds": time.perf_counter() - began,
             "rows": rows,
@@ -219,13 +248,6 @@ def run_batch(plan: Plan, cells: list[Cell]) -> list[Cell]:
 def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, Any]], list[str]]:
     """The evaluated rows of a cell's history, and how it ended; for "alone", a row and an ending per client."""
     run = cell.run
-    settings: dict[str, Any] = dict(run.settings)
-    accepted = inspect.signature(NAMED[run.method]).parameters
-    if "solver" in accepted:
-        settings["solver"] = solver(plan.experiment, cell.solver)
-    if "learning_rate" in accepted:
-        settings.setdefault("learning_rate", cell.problem.learning_rate)
-    settings["start"] = setting.start(cell.seed)
     checkpoint = cell.path(plan.folder).with_suffix(f".{plan.digest(cell)}.npz")
     go = functools.partial(
         fit,
@@ -233,7 +255,7 @@ def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, A
         setting.model,
         setting.prior,
         setting.clients,
-        settings,
+        method_settings(plan, cell, setting),
         communications=run.communications,
         seed=cell.seed,
         metrics=setting.metrics,
@@ -255,6 +277,17 @@ def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, A
     )
     checkpoint.unlink(missing_ok=True)
     return [_kept(row) for row in result.history if "nll" in row], [result.status.value]
+
+
+def method_settings(plan: Plan, cell: Cell, setting: Setting) -> dict[str, Any]:
+    """The settings of the cell's method: the run's own, and what the problem has for all methods."""
+    settings: dict[str, Any] = dict(cell.run.settings)
+    accepted = inspect.signature(NAMED[cell.run.method]).parameters
+    if "solver" in accepted:
+        settings["solver"] = solver(plan.experiment, cell.solver)
+    if "learning_rate" in accepted:
+        settings.setdefault("learning_rate", cell.problem.learning_rate)
+    return settings | {"start": setting.start(cell.seed)}
 
 
 def _last(result: Result) -> dict[str, Any]:
