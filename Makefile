@@ -19,6 +19,7 @@ lint:
 
 bench:
 	$(PYTHON) benchmarks/global_vi_adult.py
+	$(PYTHON) benchmarks/network_step.py
 
 demo:
 	$(PYTHON) -m partita demo
