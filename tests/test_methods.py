@@ -1,5 +1,7 @@
 """Named methods, each a composition of the axes."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -220,7 +222,7 @@ def test_clients_begin_to_climb_at_the_start_until_the_posterior_has_moved():
 
 @pytest.mark.parametrize("name", pt.methods.NAMED)
 def test_every_method_runs_by_name_with_the_same_columns(name):
-    solver = {} if "global" in name else {"solver": SOLVER}
+    solver = {"solver": SOLVER} if "solver" in inspect.signature(pt.methods.NAMED[name]).parameters else {}
     options = {"client": "client 1"} if name == "alone" else {}
     result = pt.methods.fit(name, MODEL, PRIOR, PARTS, solver, rounds=2, **options)
     reference = pt.methods.fit("sequential", MODEL, PRIOR, PARTS, {"solver": SOLVER}, rounds=2)

@@ -22,6 +22,7 @@ STYLES = {
     "vcl": ("VCL", "#b8860b", "", "D"),
     "bcm_same": ("BCM (same)", "#0a7d7d", "", "P"),
     "bcm_split": ("BCM (split)", "#d1467f", "", "X"),
+    "incremental_vi": ("incremental VI (ours)", "#e07b00", "-", "*"),
     "bayesian_admm": ("Bayesian ADMM", "#5b4636", (0, (8, 2)), "8"),
 }
 """Name, colour, line and marker of each method: to be told apart without colour, too."""
