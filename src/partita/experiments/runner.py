@@ -46,6 +46,9 @@ COLUMNS = (
 """What is kept of a history; nothing that another run of the same cell would not repeat."""
 
 
+TIMEOUT = 10.0
+"""Seconds to wait for the pool of workers to notice that they are gone."""
+
 _FORMAT = 2
 """Counts up whenever the same configuration gives other results."""
 
@@ -172,10 +175,13 @@ def _batches(plan: Plan, batches: list[list[Cell]], workers: int) -> Iterator[li
             for future in concurrent.futures.as_completed(waiting):
                 yield future.result()
         except BaseException as error:
+            manager: Any = pool._executor_manager_thread
             pool.shutdown(wait=False, cancel_futures=True)
             for process in processes:
                 process.kill()
                 process.join()
+            if manager is not None:  # it, too, waits for the processes, and whoever comes second learns nothing
+                manager.join(TIMEOUT)
             if isinstance(error, concurrent.futures.process.BrokenProcessPool):
                 raise InputError(
                     "A worker was killed, perhaps for lack of memory: run again, with fewer --workers."
