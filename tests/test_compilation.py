@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.aggregation import take
+from partita.aggregation.product import take
 from partita.client import answer
 from partita.engines.local import shard_ell
 from partita.partition import Partition, federate

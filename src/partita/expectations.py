@@ -221,6 +221,7 @@ def _total_and_gradient(
 ) -> tuple[Float[Array, ""], PyTree]:
     model, q, weights = wanted
     numbers, rest = eqx.partition(model, eqx.is_inexact_array)
+    nowhere = jnp.zeros_like(weights)
 
     def block(part: Block) -> PyTree:
         rows, weights, fresh, start, key = part
@@ -236,7 +237,7 @@ def _total_and_gradient(
         shared, pull = jax.vjp(lambda numbers, q: eqx.combine(numbers, rest).shared(q, rows), numbers, q)
         value, (by_numbers, by_shared, by_weights) = expectation.sum(both, model, shared, key)
         through = pull(by_shared)
-        placed = jax.lax.dynamic_update_slice(jnp.zeros_like(wanted[2]), by_weights, (start,))
+        placed = jax.lax.dynamic_update_slice(nowhere, by_weights, (start,))
         return value, (jax.tree.map(jnp.add, by_numbers, through[0]), through[1], placed)
 
     return _by_blocks(block, data, weights, key)

@@ -46,7 +46,7 @@ class Method(eqx.Module):
     """By what every KL divergence is multiplied: 1 is Bayes, and less is colder. The history says so."""
 
     def __check_init__(self) -> None:
-        if isinstance(self.temperature, float | int) and not 0 < self.temperature < np.inf:
+        if not 0 < self.temperature < np.inf:
             raise InputError(f"The temperature is a number above 0, not {self.temperature}.")
         if self.anew and self.start is None:
             raise InputError("To begin every visit anew takes a start: give one.")

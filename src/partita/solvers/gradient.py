@@ -130,7 +130,10 @@ class Gradient(Solver):
         Unconstrained ones are proper if finite, and the region bounds improper contexts only: so neither is worked out
         at every step.
         """
-        member = lambda: problem.restrict(from_coordinates(problem.start, moved, self.coordinates))  # noqa: E731
+
+        def member() -> Family:
+            return problem.restrict(from_coordinates(problem.start, moved, self.coordinates))
+
         if self.coordinates == "natural":
             proper = member().is_proper()
         else:

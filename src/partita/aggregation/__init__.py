@@ -1,0 +1,23 @@
+"""How are answers taken in? Step ③ of `alg:vmp`; the only place that damps."""
+
+from partita.aggregation.anticipating import Anticipating
+from partita.aggregation.averaging import Averaging, Mean
+from partita.aggregation.base import Aggregation, Ledger, Taken
+from partita.aggregation.incremental import Incremental, agile_adam
+from partita.aggregation.product import Backtracking, Damped, check_damping
+from partita.aggregation.server_optimiser import ServerOptimiser
+
+__all__ = [
+    "Aggregation",
+    "Anticipating",
+    "Averaging",
+    "Backtracking",
+    "Damped",
+    "Incremental",
+    "Ledger",
+    "Mean",
+    "ServerOptimiser",
+    "Taken",
+    "agile_adam",
+    "check_damping",
+]

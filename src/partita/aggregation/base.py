@@ -1,0 +1,54 @@
+"""What the server holds, and what becomes of answers."""
+
+import abc
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import equinox as eqx
+from jaxtyping import PyTree
+
+from partita.families import Family
+from partita.objective import Factor
+
+
+class Ledger(NamedTuple):
+    """What the server holds: the posterior, every client's factor, and whatever the aggregation remembers."""
+
+    posterior: Family
+    factors: Mapping[int, Factor]
+    memory: PyTree = None
+
+
+class Taken(NamedTuple):
+    """What became of some answers: the ledger after them, or why they were refused."""
+
+    ledger: Ledger
+    damping: float
+    """The damping ρ taken; 0 when nothing was taken in."""
+    trials: int
+    """How many times the free energy was asked for, at one communication a client each."""
+    refusals: dict[int, str]
+    """The clients whose answers were refused, with the reason."""
+    residual: float | None = None
+    """How far from a fixed point the posterior was, where the clients' own residuals do not tell it."""
+
+
+FreeEnergy = Callable[[Family], float]
+
+
+class Aggregation(eqx.Module):
+    """Takes clients' undamped changes into the posterior and their factors."""
+
+    def init(self, prior: Family, clients: int) -> Ledger:
+        """The ledger before the first answer: t_m = 1 for every client and q = p."""
+        return Ledger(prior, dict.fromkeys(range(clients), Factor.one(prior)))
+
+    @abc.abstractmethod
+    def update(self, ledger: Ledger, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+        """The ledger after the changes `deltas` of some clients. A refusal leaves everything as it was."""
+
+
+def begin(prior: Family, start: Family | None, clients: int) -> tuple[Family, Factor]:
+    """A posterior to begin with, the prior when there is no start, and the equal part of it that each factor bears."""
+    posterior = prior if start is None else start.fitting(prior, "start")
+    return posterior, (Factor.of(posterior) / Factor.of(prior)) ** (1 / clients)
