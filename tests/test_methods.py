@@ -2,6 +2,7 @@
 
 import inspect
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,6 +65,22 @@ def test_methods_damp_and_take_turns_as_their_names_say(method, dampings, client
     history = pt.run(method, MODEL, PRIOR, PARTS, rounds=1).history
     assert set(history["damping"]) == dampings
     assert history["clients"].tolist() == clients
+
+
+@pytest.mark.parametrize(
+    ("method", "schedule"), [(pt.methods.sequential, pt.Sequential()), (pt.methods.synchronous, pt.Synchronous())]
+)
+def test_backtracking_watches_the_free_energy(method, schedule):
+    watching = pt.Method(SOLVER, schedule, pt.Backtracking(0.5, watch_free_energy=True))
+    assert eqx.tree_equal(method(SOLVER, damping=0.5, backtracking=True), watching)
+
+
+def test_anticipating_estimates_the_factors_of_clients_not_heard_yet():
+    method = pt.methods.sequential(SOLVER, anticipating=True)
+    first = pt.run(method, MODEL, PRIOR, PARTS, communications=1).state
+    heard, *others = first.factors
+    for factor in others:
+        assert jax.tree.all(jax.tree.map(np.array_equal, factor, heard))
 
 
 def test_the_default_solver_solves_each_client_to_its_tolerance():

@@ -10,7 +10,16 @@ from typing import Any
 
 import optax
 
-from partita.aggregation import Averaging, Damped, Incremental, Mean, ServerOptimiser, agile_adam
+from partita.aggregation import (
+    Anticipating,
+    Averaging,
+    Backtracking,
+    Damped,
+    Incremental,
+    Mean,
+    ServerOptimiser,
+    agile_adam,
+)
 from partita.errors import InputError, unknown
 from partita.families import Family
 from partita.models import Model
@@ -25,15 +34,34 @@ Optimiser = Callable[..., optax.GradientTransformation]
 
 
 def sequential(
-    solver: Solver = _NEWTON, order: Order = "fixed", damping: float | None = 1.0, start: Family | None = None
+    solver: Solver = _NEWTON,
+    order: Order = "fixed",
+    damping: float | None = 1.0,
+    backtracking: bool = False,
+    anticipating: bool = False,
+    start: Family | None = None,
 ) -> Method:
-    """Sequential PVI (`sec:pvi:pvi_flavours`): one client at a time, by default undamped."""
-    return Method(solver, Sequential(order), Damped(damping), start=start)
+    """Sequential PVI (`sec:pvi:pvi_flavours`): one client at a time, by default undamped.
+
+    With `backtracking` the damping is halved until the free energy does not fall; with `anticipating` the factors of
+    clients not heard yet are estimated in the first pass.
+    """
+    product = Backtracking(damping, watch_free_energy=True) if backtracking else Damped(damping)
+    return Method(solver, Sequential(order), Anticipating(product) if anticipating else product, start=start)
 
 
-def synchronous(solver: Solver = _NEWTON, damping: float | None = None, start: Family | None = None) -> Method:
-    """Synchronous PVI (`sec:pvi:pvi_flavours`): all clients at once, by default damped by 1/M."""
-    return Method(solver, Synchronous(), Damped(damping), start=start)
+def synchronous(
+    solver: Solver = _NEWTON,
+    damping: float | None = None,
+    backtracking: bool = False,
+    start: Family | None = None,
+) -> Method:
+    """Synchronous PVI (`sec:pvi:pvi_flavours`): all clients at once, by default damped by 1/M.
+
+    With `backtracking` the damping is halved until the free energy does not fall.
+    """
+    product = Backtracking(damping, watch_free_energy=True) if backtracking else Damped(damping)
+    return Method(solver, Synchronous(), product, start=start)
 
 
 def asynchronous(solver: Solver = _NEWTON, damping: float | None = None, start: Family | None = None) -> Method:

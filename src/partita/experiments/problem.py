@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from partita.aggregation import agile_adam
 from partita.errors import InputError, unknown
 from partita.expectations import LocalReparameterisation
 from partita.experiments.config import Experiment, Problem
@@ -29,6 +30,8 @@ SOLVERS: Mapping[str, Callable[..., Solver]] = {
     "lbfgs": LBFGS,
     "adam": functools.partial(Gradient, optax.adam),
 }
+OPTIMISERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {"adam": optax.adam, "agile_adam": agile_adam}
+"""What a server's optimiser may be."""
 
 
 class Setting(NamedTuple):
@@ -122,6 +125,13 @@ def solver_settings(experiment: Experiment, name: str) -> dict[str, Any]:
         most = experiment.quick.max_steps
         settings["max_steps"] = min(most, settings.get("max_steps", most))
     return settings
+
+
+def optimiser(name: str) -> Callable[..., optax.GradientTransformation]:
+    """The server's optimiser of this name."""
+    if name not in OPTIMISERS:
+        raise unknown("optimiser", name, OPTIMISERS)
+    return OPTIMISERS[name]
 
 
 def fingerprint(setting: Setting) -> str:

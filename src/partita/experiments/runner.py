@@ -27,7 +27,7 @@ from partita.atomic import write_text
 from partita.engines.local import cores
 from partita.errors import InputError
 from partita.experiments.config import Experiment, Problem, Run, file_name
-from partita.experiments.problem import Setting, prepare, solver, solver_settings
+from partita.experiments.problem import Setting, optimiser, prepare, solver, solver_settings
 from partita.methods import NAMED, fit
 from partita.pvi import Result
 
@@ -293,6 +293,8 @@ def method_settings(plan: Plan, cell: Cell, setting: Setting) -> dict[str, Any]:
         settings["solver"] = solver(plan.experiment, cell.solver)
     if "learning_rate" in accepted:
         settings.setdefault("learning_rate", cell.problem.learning_rate)
+    if "optimiser" in settings:
+        settings["optimiser"] = optimiser(settings["optimiser"])
     return settings | {"start": setting.start(cell.seed)}
 
 
