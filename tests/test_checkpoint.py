@@ -16,7 +16,7 @@ from partita.checkpoint import load, load_posterior, save, save_posterior
 from partita.engines import LocalEngine, local
 from partita.history import History
 from partita.partition import Partition
-from partita.pvi import init, step
+from partita.server import init, step
 from test_pvi import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER, STOCHASTIC, faulty, not_finite
 
 

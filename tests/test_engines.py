@@ -10,7 +10,8 @@ import pytest
 import partita as pt
 from partita.engines import LocalEngine, Task, local
 from partita.engines.local import client_key
-from partita.pvi import init, step
+from partita.objective import Factor
+from partita.server import init, step
 from test_pvi import MODEL, PARTS, PRIOR, SCHEDULES, STOCHASTIC, faulty, not_finite
 
 
@@ -29,13 +30,38 @@ def test_numbers_do_not_depend_on_the_number_of_threads(schedule):
     assert not eqx.tree_equal(one.posterior, PRIOR)
 
 
-def test_answers_are_collected_by_arrival_and_ties_by_client():
-    engine, state = LocalEngine(PARTS, (1.0, 2.0, 2.0)), init(PRIOR, 3)
-    tasks = [engine.send(k, PRIOR, version=0, clock=0.25) for k in (2, 0, 1)]
-    assert tasks == [Task(2, PRIOR, 0, 0.75), Task(0, PRIOR, 0, 1.25), Task(1, PRIOR, 0, 0.75)]
-    answers, waiting = engine.collect(tasks, 2, pt.methods.asynchronous(STOCHASTIC).recipe(MODEL), state)
-    assert [task.client for task, _ in answers] == [1, 2]
-    assert [task.client for task in waiting] == [0]
+def tasks(clients, sent=0.0):
+    """A task for each of these clients, in the first turn."""
+    factor = Factor.one(PRIOR)
+    return [Task(f"0.{k}", k, PRIOR, PRIOR, factor, version=0, seed=0, updates=0, sent=sent) for k in clients]
+
+
+def test_answers_come_by_arrival_and_ties_by_client():
+    engine, recipe = LocalEngine(PARTS, (1.0, 2.0, 2.0)), pt.methods.asynchronous(STOCHASTIC).recipe(MODEL)
+    for task in tasks((2, 0, 1), sent=0.25):
+        engine.submit(task, recipe)
+    assert [(answer.task, answer.time) for answer in iter(engine.next, None)] == [
+        ("0.1", 0.75),
+        ("0.2", 0.75),
+        ("0.0", 1.25),
+    ]
+
+
+def test_a_task_under_way_is_not_sent_twice():
+    engine, recipe = LocalEngine(PARTS), pt.methods.asynchronous(STOCHASTIC).recipe(MODEL)
+    for task in tasks((0, 1, 0)):
+        engine.submit(task, recipe)
+    assert [answer.task for answer in iter(engine.next, None)] == ["0.0", "0.1"]
+
+
+def test_nothing_comes_before_its_time():
+    engine, recipe = LocalEngine(PARTS), pt.methods.asynchronous(STOCHASTIC).recipe(MODEL)
+    engine.submit(*tasks((0,)), recipe)
+    assert engine.next(0.75) is None
+    assert engine.now() == 0.75
+    assert engine.next(0.75).time == engine.now() == 1.0
+    assert engine.next(0.5) is None
+    assert engine.now() == 1.5
 
 
 def test_a_random_key_is_a_function_of_seed_client_and_version():

@@ -8,7 +8,7 @@ from jax.flatten_util import ravel_pytree
 import partita as pt
 from partita.aggregation import Incremental
 from partita.engines import LocalEngine, local
-from partita.pvi import init, step
+from partita.server import init, step
 from partita.solvers import NaturalGradient
 from test_pvi import MODEL, PARTS, PRIOR, SOLVER, faulty, improper
 

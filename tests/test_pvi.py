@@ -13,7 +13,7 @@ import partita as pt
 from partita.client import client_update
 from partita.engines import LocalEngine, local
 from partita.partition import federate
-from partita.pvi import global_free_energy, init, step
+from partita.server import global_free_energy, init, step
 
 _generator = np.random.default_rng(0)
 _x = np.column_stack([np.ones(60), _generator.normal(size=(60, 2))])

@@ -10,8 +10,8 @@ import partita as pt
 from partita.client import client_update
 from partita.engines import LocalEngine, local
 from partita.engines.local import client_key
-from partita.pvi import init, step
 from partita.schedules import Turns
+from partita.server import init, step
 from test_pvi import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER, faulty, not_finite
 
 

@@ -5,6 +5,7 @@ from partita.aggregation import Backtracking, Damped
 from partita.errors import InputError
 from partita.expectations import Analytic, GaussHermite, LocalReparameterisation, MonteCarlo
 from partita.families import Family, FullGaussian, MeanFieldGaussian, Product
+from partita.method import Method
 from partita.models import (
     LinearRegression,
     LogDensity,
@@ -17,7 +18,7 @@ from partita.models import (
     with_intercept,
 )
 from partita.partition import federate, split, splits
-from partita.pvi import Method, Status, run
+from partita.pvi import Status, run
 from partita.schedules import Asynchronous, RandomSubset, Sequential, Synchronous
 from partita.solvers import LBFGS, Blockwise, Conjugate, FixedPoint, Gradient, Newton
 

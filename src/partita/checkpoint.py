@@ -18,9 +18,9 @@ from partita.families import Family
 from partita.history import History
 
 if TYPE_CHECKING:
-    from partita.pvi import State
+    from partita.server import State
 
-_FORMAT = 3
+_FORMAT = 4
 _ARRAYS = ("prior", "posterior", "factors", "residual", "age", "memory")
 _NUMBERS = (
     "seed",
@@ -35,15 +35,18 @@ _NUMBERS = (
 
 
 def save(path: str | os.PathLike[str], state: "State", history: History, names: Sequence[str]) -> None:
-    """Writes everything a run needs to go on. The file at `path` is the old one or the new one, never part of one."""
+    """Writes all that a run needs to go on after a step. The file is the old one or the new one, never part of one."""
     arrays = _flatten({name: getattr(state, name) for name in _ARRAYS})
-    arrays |= _flatten({"in_flight": [task.posterior for task in state.in_flight]})
+    arrays |= _flatten({"in_flight": [(task.posterior, task.factor) for task in state.in_flight]})
     about = {
         "format": _FORMAT,
         "names": list(names),
         "versions": list(state.versions),
         "refused": list(state.refused),
-        "in_flight": [[task.client, task.version, task.due] for task in state.in_flight],
+        "in_flight": [
+            {"id": task.id, "client": task.client, "version": task.version, "updates": task.updates, "sent": task.sent}
+            for task in state.in_flight
+        ],
         "history": history.rows,
         **{name: getattr(state, name) for name in _NUMBERS},
     }
@@ -63,10 +66,10 @@ def load(path: str | os.PathLike[str], like: "State", names: Sequence[str]) -> t
     filled = _unflatten(path, arrays, template)
     if not _equal(filled["prior"], like.prior):
         raise InputError(f"{path} belongs to a run with another prior: choose another checkpoint file.")
-    posteriors = _unflatten(path, arrays, {"in_flight": [like.prior] * len(about["in_flight"])})["in_flight"]
+    sent = _unflatten(path, arrays, {"in_flight": [(like.prior, like.factors[0])] * len(about["in_flight"])})
     tasks = [
-        Task(client, posterior, version, due)
-        for (client, version, due), posterior in zip(about["in_flight"], posteriors, strict=True)
+        Task(prior=filled["prior"], posterior=posterior, factor=factor, seed=like.seed, **task)
+        for task, (posterior, factor) in zip(about["in_flight"], sent["in_flight"], strict=True)
     ]
     numbers = {name: about[name] for name in _NUMBERS}
     filled |= {"residual": np.asarray(filled["residual"]), "age": np.asarray(filled["age"])}

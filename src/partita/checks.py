@@ -15,11 +15,12 @@ from jaxtyping import PyTree
 from partita.aggregation import Aggregation, Damped
 from partita.engines import LocalEngine
 from partita.families import Family, inner
+from partita.method import Method
 from partita.models import Model
 from partita.objective import Factor, Problem
 from partita.partition.shard import Partition, federate
-from partita.pvi import Method, init, step
 from partita.schedules import Schedule, Sequential, Turns
+from partita.server import init, step
 from partita.solvers import Outcome, Solver
 
 

@@ -22,10 +22,11 @@ from partita.aggregation import (
 )
 from partita.errors import InputError, unknown
 from partita.families import Family
+from partita.method import Method
 from partita.models import Model
 from partita.objective import Prior, Proximal, SplitPrior, Undeleted
 from partita.partition.shard import Partition
-from partita.pvi import Method, Result, run
+from partita.pvi import Result, run
 from partita.schedules import Asynchronous, Order, RandomSubset, Sequential, Synchronous
 from partita.solvers import NaturalGradient, Newton, Solver
 

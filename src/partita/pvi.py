@@ -1,4 +1,4 @@
-"""Partitioned variational inference (`alg:vmp`): init, step, run."""
+"""Partitioned variational inference (`alg:vmp`), run until it has converged or its budget is spent."""
 
 import dataclasses
 import enum
@@ -7,97 +7,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import PyTree
 
 from partita import checkpoint as checkpoints
-from partita.aggregation import Aggregation, Damped, Ledger, Taken
-from partita.client import Recipe, Reply
-from partita.engines import LocalEngine, Task
+from partita.engines import LocalEngine
 from partita.errors import InputError
 from partita.families import Family
 from partita.history import History
+from partita.method import Method
 from partita.models import Model
-from partita.objective import Cavity, Context, Factor
 from partita.partition.shard import Partition
 from partita.predict import Posterior
 from partita.progress import Progress
-from partita.schedules import Schedule, Sequential, Turns
-from partita.solvers import Outcome, Solver
-
-
-class Method(eqx.Module):
-    """One member of each axis that tells methods apart; `partita.methods` names some compositions."""
-
-    solver: Solver
-    schedule: Schedule = Sequential()
-    aggregation: Aggregation = Damped()
-    context: Context = Cavity()
-    trust_region: float = 1.0
-    start: Family | None = None
-    """Where clients begin to climb while the posterior is still the prior; None for there."""
-    passes: int | None = eqx.field(static=True, default=None)
-    """How often each client answers in all; None for as often as it takes."""
-    anew: bool = eqx.field(static=True, default=False)
-    """Whether clients begin at `start` in every visit."""
-    temperature: float = 1.0
-    """By what every KL divergence is multiplied: 1 is Bayes, and less is colder. The history says so."""
-
-    def __check_init__(self) -> None:
-        if not 0 < self.temperature < np.inf:
-            raise InputError(f"The temperature is a number above 0, not {self.temperature}.")
-        if self.anew and self.start is None:
-            raise InputError("To begin every visit anew takes a start: give one.")
-
-    def recipe(self, model: Model) -> Recipe:
-        """What the clients need to know of it."""
-        return Recipe(model, self.solver, self.context, self.trust_region, self.start, self.anew, self.temperature)
-
-
-@dataclasses.dataclass(frozen=True)
-class State:
-    """All that the server knows; a file of it is a complete checkpoint. Never changed in place.
-
-    Under product aggregation `posterior == prior · Π factors` after every step.
-    """
-
-    prior: Family
-    posterior: Family
-    factors: tuple[Factor, ...]
-    versions: tuple[int, ...]
-    """How many of each client's answers were taken in; with client and seed it gives the client's random key."""
-    residual: np.ndarray
-    age: np.ndarray
-    in_flight: tuple[Task, ...]
-    seed: int
-    memory: PyTree = None
-    """What the aggregation remembers."""
-    turn: int = 0
-    updates: int = 0
-    """How many times the posterior has changed."""
-    answers: int = 0
-    communications: int = 0
-    """One per client and pair of messages."""
-    gradient_steps: int = 0
-    synchronous_steps: int = 0
-    """The same, where clients that work at the same time count as the slowest of them (`fig:fmnist_homo_pvi_steps`)."""
-    clock: float = 0.0
-    """Simulated time."""
-    refused: tuple[int, ...] = ()
-    """The clients whose answers were refused since one was last taken in."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Event:
-    """What a step did."""
-
-    clients: tuple[int, ...]
-    damping: float
-    staleness: int
-    refusals: dict[int, str]
-    replies: dict[int, Reply]
+from partita.server import Event, State, global_free_energy, init, step
+from partita.solvers import Outcome
 
 
 class Status(enum.Enum):
@@ -126,79 +50,6 @@ class Result:
         """The last global free energy that was computed: a lower bound on log p(y)."""
         known = [row["free_energy"] for row in self.history if "free_energy" in row]
         return known[-1] if known else float("nan")
-
-
-def init(prior: Family, clients: int, seed: int = 0, aggregation: Aggregation | None = None) -> State:
-    """t_m = 1 for every client and q = p, unless the aggregation begins elsewhere."""
-    if clients < 1:
-        raise InputError("There are no clients: give the data of at least one.")
-    if not prior.is_proper():
-        raise InputError("The prior is improper: give it finite natural parameters and positive precision.")
-    ledger = (aggregation or Damped()).init(prior, clients)
-    return State(
-        prior=prior,
-        posterior=ledger.posterior,
-        factors=tuple(ledger.factors[k] for k in range(clients)),
-        versions=(0,) * clients,
-        residual=np.full(clients, np.inf),
-        age=np.zeros(clients, int),
-        in_flight=(),
-        seed=seed,
-        memory=ledger.memory,
-    )
-
-
-def step(method: Method, model: Model, engine: LocalEngine, state: State) -> tuple[State, Event]:
-    """One pass through the body of `alg:vmp`. Raises nothing for what a client answers: a bad answer is refused."""
-    clients = len(state.factors)
-
-    # ① Server: select clients and send them the posterior.
-    busy = np.isin(np.arange(clients), [task.client for task in state.in_flight])
-    selected = method.schedule.select(Turns(state.turn, state.residual, state.age, busy, state.seed))
-    sent = [engine.send(k, state.posterior, state.updates, state.clock) for k in selected]
-    tasks = [*state.in_flight, *sent]
-
-    # ② Clients: each maximises its local free energy and replies with the change of its factor.
-    count = len(tasks) if method.schedule.awaits is None else method.schedule.awaits
-    answers, waiting = engine.collect(tasks, count, method.recipe(model), state)
-    replies = {task.client: Reply(reply.delta, jax.device_get(reply.info)) for task, reply in answers}
-    refusals = {k: "is not finite" for k, reply in replies.items() if not reply.info.finite}
-    deltas = {k: replies[k].delta for k in sorted(replies) if k not in refusals}
-
-    # ③ Server: take the changes in, damped.
-    def free_energy(q: Family) -> float:
-        return global_free_energy(model, engine, state.prior, q, state.seed, method.temperature)
-
-    ledger = Ledger(state.posterior, dict(enumerate(state.factors)), state.memory)
-    taken = method.aggregation.update(ledger, deltas, free_energy) if deltas else Taken(ledger, 0.0, 0, {})
-    refusals |= taken.refusals
-
-    accepted = set(deltas) - set(refusals) if taken.damping > 0 else set()
-    residual, age = state.residual.copy(), state.age + 1
-    for k, reply in replies.items():
-        own = float(reply.info.residual) if taken.residual is None else taken.residual
-        residual[k] = own if k in accepted else np.inf
-        age[k] = 0
-    new = dataclasses.replace(
-        state,
-        posterior=taken.ledger.posterior,
-        factors=tuple(taken.ledger.factors[k] for k in range(clients)),
-        memory=taken.ledger.memory,
-        versions=tuple(version + (k in accepted) for k, version in enumerate(state.versions)),
-        residual=residual,
-        age=age,
-        in_flight=tuple(waiting),
-        turn=state.turn + 1,
-        updates=state.updates + bool(accepted),
-        answers=state.answers + len(replies),
-        communications=state.communications + len(replies) + taken.trials * clients,
-        gradient_steps=state.gradient_steps + sum(int(reply.info.steps) for reply in replies.values()),
-        synchronous_steps=state.synchronous_steps + max(int(reply.info.steps) for reply in replies.values()),
-        clock=max([state.clock, *(task.due for task, _ in answers)]),
-        refused=() if accepted else tuple(sorted({*state.refused, *replies})),
-    )
-    staleness = max(state.updates - task.version for task, _ in answers)
-    return new, Event(tuple(replies), taken.damping, staleness, refusals, replies)
 
 
 Metrics = Callable[[Posterior], Mapping[str, float]]
@@ -283,22 +134,6 @@ def run(
             bar.update(state.answers if budget.answers < budget.communications else state.communications, row)
     status, message = ending
     return Result(Posterior(model, state.posterior), status, message, history, state)
-
-
-def global_free_energy(
-    model: Model, engine: LocalEngine, prior: Family, q: Family, seed: int, temperature: float = 1.0
-) -> float:
-    """F(q) = Σ_k ell_k(q) − KL(q ‖ p), which equals Σ F_m + log Z_q where q = p · Π t_m (`prop:local-fe-global-fe`).
-
-    With a temperature the divergence has that weight: what tempered clients climb together.
-    """
-    return engine.ell(model, q, jax.random.key(seed)) - temperature * float(divergence(q, prior))
-
-
-@eqx.filter_jit
-def divergence(q: Family, prior: Family) -> jax.Array:
-    """KL(q ‖ prior)."""
-    return q.kl(prior)
 
 
 def check(method: Method, model: Model, prior: Family, partition: Partition) -> None:

@@ -21,7 +21,7 @@ class Turns(NamedTuple):
     age: np.ndarray
     """How many turns ago each client last answered."""
     busy: np.ndarray
-    """Which clients are at work on an earlier posterior."""
+    """Which clients are at work on an earlier posterior, or away."""
     seed: int
 
 
@@ -66,7 +66,7 @@ class Sequential(Schedule):
         known = turns.residual[np.isfinite(turns.residual)]
         residual = np.clip(turns.residual, 0.0, known.max(initial=0.0))
         unit = max(residual.mean(), np.finfo(float).tiny)
-        return [int(np.argmax(residual / unit + turns.age))]
+        return [int(np.argmax(np.where(turns.busy, -np.inf, residual / unit + turns.age)))]
 
 
 class Synchronous(Schedule):

@@ -8,11 +8,13 @@ import signal
 import threading
 import time
 
+import jax
 import numpy as np
 import pytest
 
 import partita as pt
 from partita import InputError, experiments
+from partita.engines import LocalEngine
 from partita.experiments import runner
 from partita.experiments.config import Run
 from partita.experiments.problem import divide, fingerprint, prepare, sizes_and_labels, solver
@@ -20,6 +22,7 @@ from partita.experiments.results import Results
 from partita.experiments.runner import Plan, execute
 from partita.experiments.source import load, made_up
 from partita.preprocess import federated, summarise
+from partita.server import init, step
 
 
 def quiet(done, total, last):
@@ -192,12 +195,12 @@ def test_messages_of_n_and_of_2n_rows_are_the_same_size(method):
         summaries = [summarise(frame).to_dict() for frame in frames]
         tables = [federated(frames).encode(frame) for frame in frames]
         parts = pt.federate(tables)
-        engine = pt.pvi.LocalEngine(parts)
+        engine = LocalEngine(parts)
         chosen = pt.methods.named(method)
         prior = pt.MeanFieldGaussian.standard_normal(tables[0].x.shape[1])
-        state = pt.pvi.init(prior, len(parts), aggregation=chosen.aggregation)
-        _, event = pt.pvi.step(chosen, pt.LogisticRegression(), engine, state)
-        leaves = [leaf for reply in event.replies.values() for leaf in pt.pvi.jax.tree.leaves(reply)]
+        state = init(prior, len(parts), aggregation=chosen.aggregation)
+        _, event = step(chosen, pt.LogisticRegression(), engine, state)
+        leaves = [leaf for reply in event.replies.values() for leaf in jax.tree.leaves(reply)]
         sizes.append(([leaf.shape for leaf in leaves], _count(summaries)))
     assert sizes[0] == sizes[1]
 
@@ -269,7 +272,7 @@ def test_images_are_used_as_they_are():
     data = pt.datasets.digits()
     np.testing.assert_array_equal(setting.test.x, data.test.x.astype(np.float32))
     assert setting.model.widths == (64, 20, 10)
-    assert {leaf.dtype for leaf in pt.pvi.jax.tree.leaves(setting.prior)} == {np.dtype(np.float32)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(setting.prior)} == {np.dtype(np.float32)}
     rows = np.concatenate(
         [shard.data.x[:n] for shard, n in zip(setting.clients.shards, setting.clients.sizes, strict=True)]
     )

@@ -8,7 +8,7 @@ from partita import FixedPoint, FullGaussian, MeanFieldGaussian, Table
 from partita.engines import LocalEngine
 from partita.objective import Factor
 from partita.partition import Partition, federate
-from partita.pvi import init, step
+from partita.server import init, step
 
 FAMILIES = [MeanFieldGaussian, FullGaussian]
 KEY = jax.random.key(0)

@@ -21,7 +21,7 @@ from partita import (
     run,
 )
 from partita.engines import LocalEngine
-from partita.pvi import init, step
+from partita.server import init, step
 
 NOISE = 0.7
 MODEL = LinearRegression(NOISE)

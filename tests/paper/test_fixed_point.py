@@ -19,7 +19,7 @@ from partita.engines import LocalEngine
 from partita.expectations import Expectation
 from partita.objective import Cavity, Factor, Problem
 from partita.partition import federate
-from partita.pvi import global_free_energy
+from partita.server import global_free_energy
 from partita.solvers.gradient import from_coordinates, to_coordinates
 
 M = 3

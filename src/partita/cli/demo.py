@@ -18,10 +18,12 @@ from partita.aggregation import check_damping
 from partita.cli.figure import draw
 from partita.engines import LocalEngine
 from partita.families import Family, FullGaussian, MeanFieldGaussian
+from partita.method import Method
 from partita.models import LogisticRegression, Table
 from partita.partition import Partition, beta_kappa, split
 from partita.predict import Posterior
-from partita.pvi import Method, Result, global_free_energy, run
+from partita.pvi import Result, run
+from partita.server import global_free_energy
 from partita.solvers import Newton
 
 SPLITS = {"A": (0.0, 0.0), "B": (0.7, -3.0)}

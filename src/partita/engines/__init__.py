@@ -1,5 +1,6 @@
 """Where do clients run?"""
 
-from partita.engines.local import LocalEngine, Task
+from partita.engines.base import Answer, Engine, Failure, Task
+from partita.engines.local import LocalEngine
 
-__all__ = ["LocalEngine", "Task"]
+__all__ = ["Answer", "Engine", "Failure", "LocalEngine", "Task"]

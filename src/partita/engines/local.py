@@ -1,86 +1,93 @@
 """Clients in this process, on a simulated clock: deterministic, whatever the schedule."""
 
+import contextlib
+import heapq
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Bool
 from threadpoolctl import threadpool_limits
 
 from partita.client import Recipe, Reply, client_update
 from partita.compiled import Compiled
+from partita.engines.base import Answer, Engine, Task
 from partita.errors import InputError
 from partita.families import Family
 from partita.models import Model
 from partita.partition.shard import Partition, Shard
 
-if TYPE_CHECKING:
-    from partita.pvi import State
 
+class Pending(NamedTuple):
+    """A task under way; the earliest due comes first, and among those the first client."""
 
-class Task(NamedTuple):
-    """A posterior under way to a client and back."""
-
-    client: int
-    posterior: Family
-    version: int
-    """The number of updates the posterior had seen when it was sent."""
     due: float
-    """When the answer arrives, on the simulated clock."""
+    client: int
+    task: str
+    work: "Future[Reply]"
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     """Runs client updates here. Client k takes 1/`speeds[k]` units of simulated time for each.
 
-    Clients that answer together run in parallel threads; their numbers do not depend on that.
+    Clients that are at work at the same time run in parallel threads; their numbers do not depend on that. An engine
+    serves one run.
     """
 
     def __init__(self, partition: Partition, speeds: Sequence[float] | None = None, threads: int | None = None) -> None:
         self.partition = partition
         self.speeds = np.ones(len(partition)) if speeds is None else np.asarray(speeds, float)
-        self.threads = threads or cores()
         usable = np.isfinite(self.speeds) & (self.speeds > 0)
         if self.speeds.shape != (len(partition),) or not usable.all():
             raise InputError(f"{len(partition)} clients need as many positive speeds, not {self.speeds.tolist()}.")
+        self._pool = ThreadPoolExecutor(threads or cores())
+        self._pending: list[Pending] = []
+        self._now = 0.0
 
-    def at_work(self) -> AbstractContextManager[Any]:
-        """While clients run, keeps LAPACK to one thread: its threads wait actively and fight with the clients' own."""
-        return threadpool_limits(limits=1, user_api="blas")
+    def submit(self, task: Task, recipe: Recipe) -> None:
+        if any(pending.task == task.id for pending in self._pending):
+            return
+        due = task.sent + 1 / float(self.speeds[task.client])
+        heapq.heappush(self._pending, Pending(due, task.client, task.id, self._pool.submit(self.answer, task, recipe)))
 
-    def send(self, client: int, posterior: Family, version: int, clock: float) -> Task:
-        """Sends a client the posterior; its answer is due later."""
-        return Task(client, posterior, version, clock + 1 / float(self.speeds[client]))
-
-    def collect(
-        self, tasks: Sequence[Task], count: int, recipe: Recipe, state: "State"
-    ) -> tuple[list[tuple[Task, Reply]], list[Task]]:
-        """The next `count` answers in order of arrival, ties by client, and the tasks still under way."""
-        ordered = sorted(tasks, key=lambda task: (task.due, task.client))
-        arrived = ordered[:count]
-
-        def answer(task: Task) -> Reply:
-            k = task.client
-            share = self.partition.sizes[k] / self.partition.rows
-            key = client_key(state.seed, k, state.versions[k])
-            return client_update(
-                recipe, state.prior, task.posterior, state.factors[k], self.partition.shards[k], share, key
-            )
-
-        return list(zip(arrived, self._map(answer, arrived), strict=True)), ordered[count:]
+    def next(self, timeout: float = np.inf) -> Answer | None:
+        if not self._pending or self._pending[0].due > self._now + timeout:
+            self._now += timeout
+            return None
+        due, _, task, work = heapq.heappop(self._pending)
+        self._now = max(self._now, due)
+        return Answer(task, work.result(), due)
 
     def ell(self, model: Model, q: Family, key: jax.Array) -> float:
-        """Σ_k ell_k(q) over all clients."""
-        parts = self._map(lambda shard: shard_ell(model, q, shard, key), self.partition.shards)
+        parts = self._pool.map(lambda shard: shard_ell(model, q, shard, key), self.partition.shards)
         return float(np.sum([float(part) for part in parts]))
 
-    def _map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        if len(items) < 2 or self.threads < 2:
-            return [function(item) for item in items]
-        with ThreadPoolExecutor(min(self.threads, len(items))) as pool:
-            return list(pool.map(function, items))
+    def now(self) -> float:
+        return self._now
+
+    def away(self) -> Bool[np.ndarray, " m"]:
+        return np.zeros(len(self.partition), bool)
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Keeps LAPACK to one thread: its threads wait actively and fight with the clients' own."""
+        try:
+            with threadpool_limits(limits=1, user_api="blas"):
+                yield
+        finally:
+            for pending in self._pending:
+                pending.work.cancel()
+            self._pending.clear()
+
+    def answer(self, task: Task, recipe: Recipe) -> Reply:
+        """What the client makes of a task."""
+        k = task.client
+        share = self.partition.sizes[k] / self.partition.rows
+        key = client_key(task.seed, k, task.version)
+        return client_update(recipe, task.prior, task.posterior, task.factor, self.partition.shards[k], share, key)
 
 
 def cores() -> int:

@@ -9,15 +9,16 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from partita.engines import LocalEngine
+from partita.engines import LocalEngine, Task
 from partita.experiments.config import Problem
 from partita.experiments.problem import Setting
 from partita.experiments.runner import Cell, Plan, method_settings
+from partita.method import Method
 from partita.methods import named
 from partita.partition.shard import Partition
 from partita.predict import Posterior
-from partita.pvi import Method, global_free_energy, init
 from partita.schedules import Turns
+from partita.server import global_free_energy, init
 
 SHORT, LONG = 5, 20
 """The numbers of steps of the visits that are timed; what they have in common is not the steps'."""
@@ -119,13 +120,14 @@ def _pace(method: Method, setting: Setting, parts: Partition) -> Pace:
     """Times visits to the largest client that differ in their number of steps; where they do not, all is the steps'."""
     largest = int(np.argmax(parts.sizes))
     engine, state = LocalEngine(parts), init(setting.prior, len(parts), aggregation=method.aggregation)
+    q, factor = state.posterior, state.factors[largest]
 
     def visit(limit: int) -> tuple[float, int]:
         solver = dataclasses.replace(method.solver, max_steps=limit)
         recipe = dataclasses.replace(method, solver=solver).recipe(setting.model)
-        task = engine.send(largest, state.posterior, 0, 0.0)
+        task = Task("", largest, setting.prior, q, factor, version=0, seed=0, updates=0, sent=0.0)
         began = time.perf_counter()
-        [(_, reply)], _ = engine.collect([task], 1, recipe, state)
+        reply = engine.answer(task, recipe)
         jax.block_until_ready(reply.delta)
         return time.perf_counter() - began, int(reply.info.steps)
 

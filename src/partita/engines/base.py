@@ -1,0 +1,81 @@
+"""What the server and its clients exchange, wherever clients run."""
+
+import abc
+import contextlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Bool
+
+from partita.client import Recipe, Reply
+from partita.families import Family
+from partita.models import Model
+from partita.objective import Factor
+
+
+class Task(NamedTuple):
+    """A posterior under way to a client and back, with all else that the answer depends on."""
+
+    id: str
+    """What tells it from every other task; an answer names it."""
+    client: int
+    prior: Family
+    posterior: Family
+    factor: Factor
+    """The client's factor, which the server keeps."""
+    version: int
+    """How many of the client's answers made that factor: with seed and client it gives the random key."""
+    seed: int
+    updates: int
+    """How many updates the posterior had seen when it was sent."""
+    sent: float
+    """When, on the engine's clock."""
+
+
+class Answer(NamedTuple):
+    """What a client made of a task."""
+
+    task: str
+    reply: Reply
+    time: float
+    """When it arrived, on the engine's clock."""
+
+
+class Failure(NamedTuple):
+    """A task that will not be answered."""
+
+    task: str
+    reason: str
+    """The end of a sentence that begins with the client's name."""
+    time: float
+
+
+class Engine(abc.ABC):
+    """Where do clients run? Takes tasks without blocking, and hands out what comes back."""
+
+    @abc.abstractmethod
+    def submit(self, task: Task, recipe: Recipe) -> None:
+        """Puts a task on its way; one that is under way already is not sent twice."""
+
+    @abc.abstractmethod
+    def next(self, timeout: float = np.inf) -> Answer | Failure | None:
+        """The next answer or failure, or None when nothing came for `timeout` seconds of the engine's clock."""
+
+    @abc.abstractmethod
+    def ell(self, model: Model, q: Family, key: jax.Array) -> float:
+        """Σ_k ell_k(q) over all clients."""
+
+    @abc.abstractmethod
+    def away(self) -> Bool[np.ndarray, " m"]:
+        """Which clients cannot be sent anything now."""
+
+    @abc.abstractmethod
+    def now(self) -> float:
+        """The time on the engine's clock."""
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Whatever should hold, or be cleaned up afterwards, while a run goes on."""
+        yield

@@ -1,0 +1,41 @@
+"""What a method is: one member of each axis that tells methods apart."""
+
+import equinox as eqx
+import numpy as np
+
+from partita.aggregation import Aggregation, Damped
+from partita.client import Recipe
+from partita.errors import InputError
+from partita.families import Family
+from partita.models import Model
+from partita.objective import Cavity, Context
+from partita.schedules import Schedule, Sequential
+from partita.solvers import Solver
+
+
+class Method(eqx.Module):
+    """One member of each axis that tells methods apart; `partita.methods` names some compositions."""
+
+    solver: Solver
+    schedule: Schedule = Sequential()
+    aggregation: Aggregation = Damped()
+    context: Context = Cavity()
+    trust_region: float = 1.0
+    start: Family | None = None
+    """Where clients begin to climb while the posterior is still the prior; None for there."""
+    passes: int | None = eqx.field(static=True, default=None)
+    """How often each client answers in all; None for as often as it takes."""
+    anew: bool = eqx.field(static=True, default=False)
+    """Whether clients begin at `start` in every visit."""
+    temperature: float = 1.0
+    """By what every KL divergence is multiplied: 1 is Bayes, and less is colder. The history says so."""
+
+    def __check_init__(self) -> None:
+        if not 0 < self.temperature < np.inf:
+            raise InputError(f"The temperature is a number above 0, not {self.temperature}.")
+        if self.anew and self.start is None:
+            raise InputError("To begin every visit anew takes a start: give one.")
+
+    def recipe(self, model: Model) -> Recipe:
+        """What the clients need to know of it."""
+        return Recipe(model, self.solver, self.context, self.trust_region, self.start, self.anew, self.temperature)

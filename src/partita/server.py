@@ -1,0 +1,273 @@
+"""What the server does (`alg:vmp`): it sends tasks, receives answers, and takes them in. A step is these three."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Bool, PyTree
+
+from partita.aggregation import Aggregation, Damped, Ledger, Taken
+from partita.client import Reply
+from partita.engines import Answer, Engine, Failure, Task
+from partita.errors import InputError
+from partita.families import Family
+from partita.method import Method
+from partita.models import Model
+from partita.objective import Factor
+from partita.schedules import Turns
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """All that the server knows; a file of it is a complete checkpoint. Never changed in place.
+
+    Under product aggregation `posterior == prior · Π factors` after every step.
+    """
+
+    prior: Family
+    posterior: Family
+    factors: tuple[Factor, ...]
+    versions: tuple[int, ...]
+    """How many of each client's answers were taken in; with client and seed it gives the client's random key."""
+    residual: np.ndarray
+    age: np.ndarray
+    in_flight: tuple[Task, ...]
+    """Tasks that are not answered yet."""
+    arrived: tuple[tuple[Task, Reply], ...]
+    """Answers that wait for others, to be taken in together."""
+    seed: int
+    memory: PyTree = None
+    """What the aggregation remembers."""
+    turn: int = 0
+    updates: int = 0
+    """How many times the posterior has changed."""
+    answers: int = 0
+    communications: int = 0
+    """One per client and pair of messages."""
+    gradient_steps: int = 0
+    synchronous_steps: int = 0
+    """The same, where clients that work at the same time count as the slowest of them (`fig:fmnist_homo_pvi_steps`)."""
+    clock: float = 0.0
+    """Simulated time."""
+    refused: tuple[int, ...] = ()
+    """The clients whose answers were refused since one was last taken in."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """What a step did."""
+
+    clients: tuple[int, ...]
+    damping: float
+    staleness: int
+    refusals: dict[int, str]
+    replies: dict[int, Reply]
+    unanswered: dict[int, str]
+    """The clients that were asked and left out of the step, with the reason."""
+
+
+class Rules(NamedTuple):
+    """How long the server waits for clients, and for how many; times are in seconds of the engine's clock."""
+
+    deadline: float = np.inf
+    """How long clients have for an answer."""
+    quorum: float = 1.0
+    """What part of those asked must have answered, rounded down, for a step to go on without the others."""
+    pause: float = 1.0
+    """How long to wait before clients that failed are asked again."""
+    until: float = np.inf
+    """When to stop waiting at all."""
+
+    def check(self) -> None:
+        """Raises an `InputError` for a setting that makes no sense."""
+        if not (self.deadline > 0 and self.pause > 0):
+            raise InputError(f"A deadline ({self.deadline}) and a pause ({self.pause}) are times above 0.")
+        if not 0 <= self.quorum <= 1:
+            raise InputError(f"The quorum is a part of the clients from 0 to 1, not {self.quorum}.")
+
+
+Keep = Callable[[State], None]
+"""Told of every state on the way, so that it is not lost."""
+
+
+def init(prior: Family, clients: int, seed: int = 0, aggregation: Aggregation | None = None) -> State:
+    """t_m = 1 for every client and q = p, unless the aggregation begins elsewhere."""
+    if clients < 1:
+        raise InputError("There are no clients: give the data of at least one.")
+    if not prior.is_proper():
+        raise InputError("The prior is improper: give it finite natural parameters and positive precision.")
+    ledger = (aggregation or Damped()).init(prior, clients)
+    return State(
+        prior=prior,
+        posterior=ledger.posterior,
+        factors=tuple(ledger.factors[k] for k in range(clients)),
+        versions=(0,) * clients,
+        residual=np.full(clients, np.inf),
+        age=np.zeros(clients, int),
+        in_flight=(),
+        arrived=(),
+        seed=seed,
+        memory=ledger.memory,
+    )
+
+
+def step(
+    method: Method,
+    model: Model,
+    engine: Engine,
+    state: State,
+    rules: Rules | None = None,
+    keep: Keep = lambda state: None,
+) -> tuple[State, Event]:
+    """One pass through the body of `alg:vmp`. Raises nothing for what a client answers: a bad answer is refused."""
+    state = dispatch(method, state, engine.away())
+    keep(state)
+    state, unanswered = gather(method, model, engine, state, rules or Rules(), keep)
+    state, event = take_in(method, model, engine, state)
+    keep(state)
+    return state, dataclasses.replace(event, unanswered=unanswered)
+
+
+def dispatch(method: Method, state: State, away: Bool[np.ndarray, " m"]) -> State:
+    """① Server: select clients, and put the posterior on its way to them. Turns of clients who are away pass.
+
+    A round that is under way goes on first.
+    """
+    if method.schedule.awaits is None and (state.in_flight or state.arrived):
+        return state
+    clients = len(state.factors)
+    busy = away | np.isin(np.arange(clients), [task.client for task in state.in_flight])
+    for turn in range(state.turn, state.turn + 2 * clients):
+        selected = method.schedule.select(Turns(turn, state.residual, state.age, busy, state.seed))
+        selected = [k for k in selected if not busy[k]]
+        if selected:
+            break
+    tasks = [
+        Task(
+            id=f"{turn}.{k}",
+            client=k,
+            prior=state.prior,
+            posterior=state.posterior,
+            factor=state.factors[k],
+            version=state.versions[k],
+            seed=state.seed,
+            updates=state.updates,
+            sent=state.clock,
+        )
+        for k in selected
+    ]
+    return dataclasses.replace(state, turn=turn if selected else state.turn, in_flight=(*state.in_flight, *tasks))
+
+
+def gather(
+    method: Method, model: Model, engine: Engine, state: State, rules: Rules, keep: Keep
+) -> tuple[State, dict[int, str]]:
+    """② Clients: each maximises its local free energy and replies with the change of its factor.
+
+    Waits until as many have answered as the schedule awaits, or the others are beyond the deadline, or have failed, and
+    the quorum is there. Those are left out; the reasons are given. While it is not there, they are asked again.
+    """
+    recipe, unanswered = method.recipe(model), dict[int, str]()
+    awaited = min(method.schedule.awaits or np.inf, len(state.in_flight) + len(state.arrived))
+    needed = int(rules.quorum * awaited)
+    deadline = again = -np.inf
+    while state.in_flight and len(state.arrived) < awaited and engine.now() < rules.until:
+        if engine.now() >= min(deadline, again):
+            for task in state.in_flight:
+                engine.submit(task, recipe)
+            deadline, again = engine.now() + rules.deadline, np.inf
+        coming = engine.next(min(deadline, again, rules.until) - engine.now())
+        if isinstance(coming, Answer):
+            state = receive(state, coming)
+            keep(state)
+        elif isinstance(coming, Failure):
+            again = engine.now() + rules.pause
+            lost = [task for task in state.in_flight if task.id == coming.task]
+            if len(state.arrived) + len(state.in_flight) - len(lost) >= needed:
+                unanswered |= {task.client: coming.reason for task in lost}
+                state = without(state, lost)
+        elif engine.now() >= deadline and len(state.arrived) >= needed:
+            unanswered |= {task.client: "did not answer in time" for task in state.in_flight}
+            state = without(state, state.in_flight)
+    if not state.arrived:
+        engine.next(min(rules.pause, max(rules.until - engine.now(), 0.0)))
+    return state, unanswered
+
+
+def receive(state: State, answer: Answer) -> State:
+    """The state once an answer is there.
+
+    What answers no task under way is a repetition, or comes too late, and changes nothing.
+    """
+    tasks = [task for task in state.in_flight if task.id == answer.task]
+    return dataclasses.replace(
+        without(state, tasks),
+        arrived=(*state.arrived, *((task, answer.reply) for task in tasks)),
+        clock=max(state.clock, answer.time) if tasks else state.clock,
+    )
+
+
+def without(state: State, tasks: Sequence[Task]) -> State:
+    """The state in which nobody waits for these tasks."""
+    gone = {task.id for task in tasks}
+    return dataclasses.replace(state, in_flight=tuple(task for task in state.in_flight if task.id not in gone))
+
+
+def take_in(method: Method, model: Model, engine: Engine, state: State) -> tuple[State, Event]:
+    """③ Server: take the changes in, damped."""
+    clients = len(state.factors)
+    replies = {task.client: Reply(reply.delta, jax.device_get(reply.info)) for task, reply in state.arrived}
+    refusals = {k: "is not finite" for k, reply in replies.items() if not reply.info.finite}
+    deltas = {k: replies[k].delta for k in sorted(replies) if k not in refusals}
+
+    def free_energy(q: Family) -> float:
+        return global_free_energy(model, engine, state.prior, q, state.seed, method.temperature)
+
+    ledger = Ledger(state.posterior, dict(enumerate(state.factors)), state.memory)
+    taken = method.aggregation.update(ledger, deltas, free_energy) if deltas else Taken(ledger, 0.0, 0, {})
+    refusals |= taken.refusals
+
+    accepted = set(deltas) - set(refusals) if taken.damping > 0 else set()
+    residual, age = state.residual.copy(), state.age + 1
+    for k, reply in replies.items():
+        own = float(reply.info.residual) if taken.residual is None else taken.residual
+        residual[k] = own if k in accepted else np.inf
+        age[k] = 0
+    new = dataclasses.replace(
+        state,
+        posterior=taken.ledger.posterior,
+        factors=tuple(taken.ledger.factors[k] for k in range(clients)),
+        memory=taken.ledger.memory,
+        versions=tuple(version + (k in accepted) for k, version in enumerate(state.versions)),
+        residual=residual,
+        age=age,
+        arrived=(),
+        turn=state.turn + 1,
+        updates=state.updates + bool(accepted),
+        answers=state.answers + len(replies),
+        communications=state.communications + len(replies) + taken.trials * clients,
+        gradient_steps=state.gradient_steps + sum(int(reply.info.steps) for reply in replies.values()),
+        synchronous_steps=state.synchronous_steps + max((int(r.info.steps) for r in replies.values()), default=0),
+        refused=() if accepted else tuple(sorted({*state.refused, *replies})),
+    )
+    staleness = max((state.updates - task.updates for task, _ in state.arrived), default=0)
+    return new, Event(tuple(replies), taken.damping, staleness, refusals, replies, {})
+
+
+def global_free_energy(
+    model: Model, engine: Engine, prior: Family, q: Family, seed: int, temperature: float = 1.0
+) -> float:
+    """F(q) = Σ_k ell_k(q) − KL(q ‖ p), which equals Σ F_m + log Z_q where q = p · Π t_m (`prop:local-fe-global-fe`).
+
+    With a temperature the divergence has that weight: what tempered clients climb together.
+    """
+    return engine.ell(model, q, jax.random.key(seed)) - temperature * float(divergence(q, prior))
+
+
+@eqx.filter_jit
+def divergence(q: Family, prior: Family) -> jax.Array:
+    """KL(q ‖ prior)."""
+    return q.kl(prior)
