@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.aggregation import Ledger
+from partita.aggregation import Holdings
 from partita.engines import local
 from partita.objective import Factor
 from test_pvi import AGGREGATIONS, MODEL, PARTS, PRIOR, SOLVER, correlated, faulty, improper
@@ -30,7 +30,7 @@ def take(aggregation, precisions, free_energy=None):
     """What becomes of changes by so much precision of the first clients of four, from N(0, 1) and factors of one."""
     factors = {k: Factor.one(PRIOR) for k in range(4)}
     deltas = {k: change(precision) for k, precision in enumerate(precisions)}
-    return aggregation.update(Ledger(PRIOR, factors), deltas, free_energy)
+    return aggregation.update(Holdings(PRIOR, factors), deltas, free_energy)
 
 
 @pytest.mark.parametrize(("aggregation", "damping"), [(pt.Damped(), 1), (pt.Damped(0.3), 0.3), (pt.Damped(None), 0.25)])
@@ -40,12 +40,12 @@ def test_changes_are_taken_in_to_the_power_of_the_damping(aggregation, damping):
     assert taken.damping == damping
     assert taken.refusals == {}
     # one product and three sums of numbers of order one
-    np.testing.assert_allclose(taken.ledger.posterior.precision, 1 + damping * 3.5, rtol=1e-15)
-    np.testing.assert_allclose(taken.ledger.posterior.precision_mean, damping * 1.75, rtol=1e-15)
+    np.testing.assert_allclose(taken.holdings.posterior.precision, 1 + damping * 3.5, rtol=1e-15)
+    np.testing.assert_allclose(taken.holdings.posterior.precision_mean, damping * 1.75, rtol=1e-15)
     for client, precision in enumerate([2.0, -1.5, 3.0, 0.0]):
-        np.testing.assert_allclose(taken.ledger.factors[client].natural.precision, damping * precision, rtol=1e-15)
+        np.testing.assert_allclose(taken.holdings.factors[client].natural.precision, damping * precision, rtol=1e-15)
         np.testing.assert_allclose(
-            taken.ledger.factors[client].log_scale, damping * 0.25 * (precision != 0), rtol=1e-15
+            taken.holdings.factors[client].log_scale, damping * 0.25 * (precision != 0), rtol=1e-15
         )
 
 
@@ -64,9 +64,9 @@ def test_an_improper_posterior_is_refused_and_the_culprits_named(precisions, cul
     assert taken.refusals == dict.fromkeys(culprits, reason)
     others = take(pt.Damped(), [0.0 if k in culprits else precision for k, precision in enumerate(precisions)])
     assert taken.damping == (1 if len(culprits) < len(precisions) else 0)
-    assert eqx.tree_equal(taken.ledger.posterior, others.ledger.posterior)
+    assert eqx.tree_equal(taken.holdings.posterior, others.holdings.posterior)
     for k in culprits:
-        assert eqx.tree_equal(taken.ledger.factors[k], Factor.one(PRIOR))
+        assert eqx.tree_equal(taken.holdings.factors[k], Factor.one(PRIOR))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_an_improper_posterior_is_refused_and_the_culprits_named(precisions, cul
 def test_backtracking_takes_the_first_half_that_leaves_the_posterior_proper(start, precisions, damping):
     taken = take(pt.Backtracking(start), precisions)
     assert taken.damping == pytest.approx(damping, rel=1e-15)
-    assert taken.ledger.posterior.precision[0] == pytest.approx(1 + damping * sum(precisions), rel=1e-14)
+    assert taken.holdings.posterior.precision[0] == pytest.approx(1 + damping * sum(precisions), rel=1e-14)
 
 
 def test_backtracking_on_the_free_energy_halves_until_it_does_not_fall():
@@ -89,7 +89,7 @@ def test_backtracking_on_the_free_energy_halves_until_it_does_not_fall():
     taken = take(pt.Backtracking(watch_free_energy=True), [8.0], free_energy)
     assert asked == [1, 9, 5, 3]
     assert (taken.trials, taken.damping, taken.refusals) == (4, 0.25, {})
-    assert taken.ledger.posterior.precision[0] == 3
+    assert taken.holdings.posterior.precision[0] == 3
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_after_its_halvings_backtracking_refuses_and_changes_nothing(watch, prec
     taken = take(pt.Backtracking(watch_free_energy=watch, halvings=3), [precision], worst_elsewhere)
     # an improper candidate, as -2 times 1 and 1/2 make, has no free energy to ask for
     assert (taken.trials, taken.damping, taken.refusals) == (trials, 0, {0: reason})
-    assert eqx.tree_equal(taken.ledger.posterior, PRIOR)
-    assert eqx.tree_equal(taken.ledger.factors, {k: Factor.one(PRIOR) for k in range(4)})
+    assert eqx.tree_equal(taken.holdings.posterior, PRIOR)
+    assert eqx.tree_equal(taken.holdings.factors, {k: Factor.one(PRIOR) for k in range(4)})
 
 
 def test_backtracking_on_the_free_energy_converges_where_undamped_rounds_diverge():

@@ -146,10 +146,10 @@ def test_knobs_that_make_no_sense_are_refused(settings, message):
 
 def test_an_improper_average_is_refused_and_leaves_everything():
     aggregation = Averaging(1.0, mixing=1.0)
-    ledger = aggregation.init(PRIOR, 3)
+    holdings = aggregation.init(PRIOR, 3)
     wild = Factor(pt.MeanFieldGaussian(jnp.zeros(3), jnp.full(3, -5.0)), jnp.asarray(0.0))
-    taken = aggregation.update(ledger, {0: wild}, lambda q: 0.0)
-    assert taken.ledger is ledger
+    taken = aggregation.update(holdings, {0: wild}, lambda q: 0.0)
+    assert taken.holdings is holdings
     assert "improper with mixing 1" in taken.refusals[0]
 
 

@@ -41,8 +41,8 @@ def test_a_state_saved_at_any_step_goes_on_to_the_same_end(schedule, tmp_path):
     for _ in range(6):
         states.append(step(method, MODEL, engine, states[-1])[0])
     for start, saved in enumerate(states):
-        save(tmp_path / "state", saved, History(), PARTS.names)
-        state, _ = load(tmp_path / "state", states[0], PARTS.names)
+        save(tmp_path / "state", saved, History())
+        state, _ = load(tmp_path / "state", states[0])
         assert same(state, saved)
         for _ in range(start, 6):
             state, _ = step(method, MODEL, engine, state)
@@ -117,7 +117,7 @@ def test_a_failure_while_writing_leaves_the_old_file_and_nothing_else(saved, fun
 
     monkeypatch.setattr(np if function == "savez" else os, function, breaks)
     with pytest.raises(failure):
-        save(saved, init(PRIOR, 3), History(), PARTS.names)
+        save(saved, init(PRIOR, 3), History())
     assert saved.read_bytes() == before
     assert os.listdir(saved.parent) == [saved.name]
 
@@ -125,7 +125,7 @@ def test_a_failure_while_writing_leaves_the_old_file_and_nothing_else(saved, fun
 def test_a_checkpoint_holds_plain_arrays_and_json(saved):
     with np.load(saved, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
-    assert all(array.dtype.kind in "fiU" for array in arrays.values())
+    assert all(array.dtype.kind in "fibU" for array in arrays.values())
     about = json.loads(str(arrays["about"]))
     assert (about["communications"], about["names"]) == (4, list(PARTS.names))
     assert len(about["in_flight"]) == 2

@@ -33,7 +33,10 @@ def test_numbers_do_not_depend_on_the_number_of_threads(schedule):
 def tasks(clients, sent=0.0):
     """A task for each of these clients, in the first turn."""
     factor = Factor.one(PRIOR)
-    return [Task(f"0.{k}", k, PRIOR, PRIOR, factor, version=0, seed=0, updates=0, sent=sent) for k in clients]
+    return [
+        Task(f"0.{k}", k, PARTS.names[k], PRIOR, PRIOR, factor, version=0, seed=0, updates=0, sent=sent)
+        for k in clients
+    ]
 
 
 def test_answers_come_by_arrival_and_ties_by_client():

@@ -4,11 +4,8 @@ import dataclasses
 import json
 import os
 import zipfile
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from partita import atomic
@@ -16,12 +13,14 @@ from partita.engines import Task
 from partita.errors import InputError
 from partita.families import Family
 from partita.history import History
+from partita.journal import Journal
+from partita.wire import equal, flatten, unflatten
 
 if TYPE_CHECKING:
     from partita.server import State
 
 _FORMAT = 4
-_ARRAYS = ("prior", "posterior", "factors", "residual", "age", "memory")
+_ARRAYS = ("prior", "posterior", "factors", "residual", "age", "ell", "gone", "memory")
 _NUMBERS = (
     "seed",
     "turn",
@@ -34,13 +33,29 @@ _NUMBERS = (
 )
 
 
-def save(path: str | os.PathLike[str], state: "State", history: History, names: Sequence[str]) -> None:
+class Checkpoint(Journal):
+    """One file, written every so many steps and at the end. A run goes on from it when it exists."""
+
+    def __init__(self, path: str | os.PathLike[str], every: int = 10) -> None:
+        if every < 1:
+            raise InputError(f"A checkpoint is due every step at most, not every {every}.")
+        self.path, self.every = path, every
+
+    def load(self, fresh: "State") -> tuple["State", History]:
+        return load(self.path, fresh) if os.path.exists(self.path) else (fresh, History())
+
+    def close(self, state: "State", history: History, last: bool) -> None:
+        if last or state.turn % self.every == 0:
+            save(self.path, state, history)
+
+
+def save(path: str | os.PathLike[str], state: "State", history: History) -> None:
     """Writes all that a run needs to go on after a step. The file is the old one or the new one, never part of one."""
-    arrays = _flatten({name: getattr(state, name) for name in _ARRAYS})
-    arrays |= _flatten({"in_flight": [(task.posterior, task.factor) for task in state.in_flight]})
+    arrays = flatten({name: getattr(state, name) for name in _ARRAYS})
+    arrays |= flatten({"in_flight": [(task.posterior, task.factor) for task in state.in_flight]})
     about = {
         "format": _FORMAT,
-        "names": list(names),
+        "names": list(state.names),
         "versions": list(state.versions),
         "refused": list(state.refused),
         "in_flight": [
@@ -53,26 +68,32 @@ def save(path: str | os.PathLike[str], state: "State", history: History, names: 
     write(path, arrays, about)
 
 
-def load(path: str | os.PathLike[str], like: "State", names: Sequence[str]) -> tuple["State", History]:
+def load(path: str | os.PathLike[str], like: "State") -> tuple["State", History]:
     """The state and history saved at `path`; `like` is the run's initial state, which the file must fit."""
     arrays, about = read(path)
     if about.get("format") != _FORMAT:
         raise InputError(
             f"{path} has format {about.get('format')} where this version reads {_FORMAT}: start anew elsewhere."
         )
-    if about["names"] != list(names) or about["seed"] != like.seed:
+    if about["names"] != list(like.names) or about["seed"] != like.seed:
         raise InputError(f"{path} belongs to a run with other clients or another seed: choose another checkpoint file.")
     template = {name: getattr(like, name) for name in _ARRAYS}
-    filled = _unflatten(path, arrays, template)
-    if not _equal(filled["prior"], like.prior):
+    filled = unflatten(arrays, template, str(path))
+    if not equal(filled["prior"], like.prior):
         raise InputError(f"{path} belongs to a run with another prior: choose another checkpoint file.")
-    sent = _unflatten(path, arrays, {"in_flight": [(like.prior, like.factors[0])] * len(about["in_flight"])})
+    sent = unflatten(arrays, {"in_flight": [(like.prior, like.factors[0])] * len(about["in_flight"])}, str(path))
     tasks = [
-        Task(prior=filled["prior"], posterior=posterior, factor=factor, seed=like.seed, **task)
+        Task(
+            name=like.names[task["client"]],
+            prior=filled["prior"],
+            posterior=posterior,
+            factor=factor,
+            seed=like.seed,
+            **task,
+        )
         for task, (posterior, factor) in zip(about["in_flight"], sent["in_flight"], strict=True)
     ]
     numbers = {name: about[name] for name in _NUMBERS}
-    filled |= {"residual": np.asarray(filled["residual"]), "age": np.asarray(filled["age"])}
     state = dataclasses.replace(
         like,
         **filled,
@@ -86,13 +107,13 @@ def load(path: str | os.PathLike[str], like: "State", names: Sequence[str]) -> t
 
 def save_posterior(path: str | os.PathLike[str], q: Family, about: dict[str, Any]) -> None:
     """Writes the natural parameters of a posterior, with whatever should be known about them."""
-    write(path, _flatten(q), about)
+    write(path, flatten(q), about)
 
 
 def load_posterior(path: str | os.PathLike[str], like: Family) -> tuple[Family, dict[str, Any]]:
     """The posterior saved at `path`, which must have the natural parameters of `like`, and what was said about it."""
     arrays, about = read(path)
-    return _unflatten(path, arrays, like), about
+    return unflatten(arrays, like, str(path)), about
 
 
 def write(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
@@ -111,27 +132,3 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str,
         raise InputError(f"There is no file {path}.") from None
     except (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile, EOFError) as error:
         raise InputError(f"{path} is not a file of partita's, or is damaged: {error}.") from None
-
-
-def _flatten(tree: Any) -> dict[str, np.ndarray]:
-    paths = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in paths}
-
-
-def _unflatten(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], like: Any) -> Any:
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(like)
-    found = []
-    for key, leaf in leaves:
-        array = arrays.get(jax.tree_util.keystr(key))
-        if array is None or array.shape != leaf.shape or array.dtype != leaf.dtype:
-            what = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
-            raise InputError(
-                f"{path} holds {what} at {jax.tree_util.keystr(key)} where {leaf.dtype}{list(leaf.shape)} is needed."
-            )
-        found.append(array if isinstance(leaf, np.ndarray) else jnp.asarray(array))
-    return jax.tree.unflatten(treedef, found)
-
-
-def _equal(first: Family, second: Family) -> bool:
-    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
-    return all(np.array_equal(a, b) for a, b in pairs)

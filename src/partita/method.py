@@ -36,6 +36,12 @@ class Method(eqx.Module):
         if self.anew and self.start is None:
             raise InputError("To begin every visit anew takes a start: give one.")
 
+    def check(self, prior: Family, clients: int) -> None:
+        """Raises an `InputError` if it cannot run with this prior and this many clients."""
+        self.schedule.check(clients)
+        if self.start is not None:
+            self.start.fitting(prior, "start")
+
     def recipe(self, model: Model) -> Recipe:
         """What the clients need to know of it."""
         return Recipe(model, self.solver, self.context, self.trust_region, self.start, self.anew, self.temperature)

@@ -10,17 +10,19 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from partita import checkpoint as checkpoints
-from partita.engines import LocalEngine
+from partita.checkpoint import Checkpoint
+from partita.engines import Engine, LocalEngine
 from partita.errors import InputError
 from partita.families import Family
 from partita.history import History
+from partita.journal import Journal
+from partita.membership import join
 from partita.method import Method
 from partita.models import Model
 from partita.partition.shard import Partition
 from partita.predict import Posterior
 from partita.progress import Progress
-from partita.server import Event, State, global_free_energy, init, step
+from partita.server import Event, Rules, State, global_free_energy, init, step
 from partita.solvers import Outcome
 
 
@@ -33,6 +35,7 @@ class Status(enum.Enum):
     IMPROPER = "improper"
     DIVERGED = "diverged"
     STALLED = "stalled"
+    TIMED_OUT = "timed out"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +73,7 @@ def run(
     method: Method,
     model: Model,
     prior: Family,
-    partition: Partition,
+    partition: Partition | None = None,
     *,
     communications: int | None = None,
     rounds: float | None = None,
@@ -83,35 +86,41 @@ def run(
     checkpoint_every: int = 10,
     progress: bool | None = None,
     label: str = "",
+    engine: Engine | None = None,
+    rules: Rules | None = None,
+    journal: Journal | None = None,
 ) -> Result:
     """Runs `alg:vmp` until the fixed-point residual is below `tolerance` nats or a budget is spent.
 
-    A round is as many answers as there are clients; without any budget it is 100 rounds, and never more than the
-    method's own number of passes. The residual is the largest KL(q_k ‖ q) among the clients' latest answers, unless the
-    aggregation has one of its own. Global free energy and `metrics` are computed every `evaluate_every` steps and at
-    the end, 0 for never. With `checkpoint` the run is saved every so many steps, and goes
-    on from that file when it exists, to the same numbers as if it had not been interrupted, provided that method, model
-    and data are the same: that is up to the caller. `progress` is shown on a terminal unless switched off.
+    Clients run in this process, on the rows of `partition`, or wherever the `engine` has them. A round is as many
+    answers as there are clients; without any budget it is 100 rounds, and never more than the method's own number of
+    passes. The residual is the largest KL(q_k ‖ q) among the clients' latest answers, unless the aggregation has one of
+    its own. Global free energy and `metrics` are computed every `evaluate_every` steps and at the end, 0 for never.
+    With `checkpoint` the run is saved every so many steps, and goes on from that file when it exists, to the same
+    numbers as if it had not been interrupted, provided that method, model and data are the same: that is up to the
+    caller. A `journal` may keep more. `progress` is shown on a terminal unless switched off.
     """
-    engine = LocalEngine(partition, speeds)
-    check(method, model, prior, partition)
+    engine = _engine(partition, engine, speeds)
+    method.check(prior, len(engine.names))
+    if partition is not None:
+        check_rows(model, prior, partition)
+    clients = len(engine.names)
     if communications is None and rounds is None:
         rounds = 100.0
-    whole = np.inf if method.passes is None else method.passes * len(partition)
+    whole = np.inf if method.passes is None else method.passes * clients
     budget = Budget(
         np.inf if communications is None else communications,
-        float(np.minimum(whole, np.inf if rounds is None else rounds * len(partition))),  # keeps NaN, to be refused
+        float(np.minimum(whole, np.inf if rounds is None else rounds * clients)),  # keeps NaN, to be refused
     )
-    if seed < 0 or checkpoint_every < 1:
-        raise InputError(
-            f"A seed is not negative ({seed}), and a checkpoint is due every step at most ({checkpoint_every})."
-        )
+    if seed < 0:
+        raise InputError(f"A seed is not negative, as {seed} is.")
     if not (budget.communications > 0 and budget.answers > 0):
         raise InputError("The budget is empty: allow at least one communication.")
+    rules = rules or Rules()
+    rules.check()
+    journal = journal or (Journal() if checkpoint is None else Checkpoint(checkpoint, checkpoint_every))
 
-    state, history = init(prior, len(partition), seed, method.aggregation), History()
-    if checkpoint is not None and os.path.exists(checkpoint):
-        state, history = checkpoints.load(checkpoint, state, partition.names)
+    state, history = journal.load(init(prior, engine.names, seed, method.aggregation))
     first = global_free_energy(model, engine, prior, prior, seed) if evaluate_every else float("nan")
     before = history.rows[-1]["seconds"] if len(history) else 0.0
     started = time.perf_counter()
@@ -119,28 +128,39 @@ def run(
     ending = _ending(state, history, first, budget, whole, tolerance)
     with engine.at_work(), Progress(label or "PVI", min(budget), progress) as bar:
         while ending is None:
-            state, event = step(method, model, engine, state)
-            row = _row(state, event, partition.names) | {"temperature": float(method.temperature)}
-            last = budget.spent(state) or bool((state.residual <= tolerance).all())
+            state = journal.amend(state)
+            for name in engine.names:
+                state = state if name in state.names else join(state, name)
+            state, event = step(method, model, engine, state, rules, journal)
+            if engine.now() >= rules.until:
+                ending = Status.TIMED_OUT, "The time is up; the same command goes on."
+            elif not event.clients:
+                continue
+            row = _row(state, event) | {"temperature": float(method.temperature)}
+            last = budget.spent(state) or state.settled(tolerance)
             if evaluate_every and (last or state.turn % evaluate_every == 0):
                 row["free_energy"] = global_free_energy(model, engine, prior, state.posterior, seed)
                 found = metrics(Posterior(model, state.posterior)) if metrics else {}
                 row |= {name: float(value) for name, value in found.items()}
             row["seconds"] = before + time.perf_counter() - started
             history.append(row)
-            ending = _ending(state, history, first, budget, whole, tolerance)
-            if checkpoint is not None and (ending or state.turn % checkpoint_every == 0):
-                checkpoints.save(checkpoint, state, history, partition.names)
+            ending = ending or _ending(state, history, first, budget, whole, tolerance)
+            journal.close(state, history, ending is not None)
             bar.update(state.answers if budget.answers < budget.communications else state.communications, row)
     status, message = ending
     return Result(Posterior(model, state.posterior), status, message, history, state)
 
 
-def check(method: Method, model: Model, prior: Family, partition: Partition) -> None:
-    """Raises an `InputError` that names the client whose data cannot be used, or the setting that does not fit."""
-    method.schedule.check(len(partition))
-    if method.start is not None:
-        method.start.fitting(prior, "start")
+def _engine(partition: Partition | None, engine: Engine | None, speeds: Sequence[float] | None) -> Engine:
+    if engine is None and partition is not None:
+        return LocalEngine(partition, speeds)
+    if engine is None or partition is not None or speeds is not None:
+        raise InputError("Give the clients' rows, for clients in this process, or an engine that has them.")
+    return engine
+
+
+def check_rows(model: Model, prior: Family, partition: Partition) -> None:
+    """Raises an `InputError` that names the client whose data cannot be used."""
     for shard, name, size in zip(partition.shards, partition.names, partition.sizes, strict=True):
         try:
             model.check(jax.tree.map(lambda leaf, size=size: np.asarray(leaf)[:size], shard.data))
@@ -155,7 +175,8 @@ def check(method: Method, model: Model, prior: Family, partition: Partition) -> 
         raise InputError(f"The prior does not fit the data: {str(error).splitlines()[0]}") from error
 
 
-def _row(state: State, event: Event, names: Sequence[str]) -> dict[str, Any]:
+def _row(state: State, event: Event) -> dict[str, Any]:
+    names = state.names
     return {
         "step": state.turn,
         "communications": state.communications,
@@ -168,6 +189,7 @@ def _row(state: State, event: Event, names: Sequence[str]) -> dict[str, Any]:
         "residual": float(state.residual.max()),
         "damping": event.damping,
         "refused": {names[k]: reason for k, reason in event.refusals.items()},
+        "unanswered": {names[k]: reason for k, reason in event.unanswered.items()},
         "unsolved": {
             names[k]: outcome.sentence
             for k, reply in event.replies.items()
@@ -190,14 +212,14 @@ def _ending(
     """How the run has ended, if it has. Falling free energy is what tells divergence: precisions may stay positive."""
     known = [first, *(row["free_energy"] for row in history if "free_energy" in row)]
     latest, best = known[-1], max(known)
-    if len(state.refused) == len(state.factors):
+    if len(state.refused) == np.sum(~state.gone):
         name, reason = next(iter(history.rows[-1]["refused"].items()), ("everybody", "was left out"))
         stalled = (Status.STALLED, "Look at the aggregation.")
         status, remedy = next((ending for words, ending in _REFUSED.items() if words in reason), stalled)
         return status, f"No answer could be taken in: that of {name} {reason}. {remedy}"
     if len(history) and not latest > first - 10 * (1 + abs(first)) and not np.isnan(first):
         return Status.DIVERGED, f"The free energy ran away to {latest:.6g}. Damp more."
-    if (state.residual <= tolerance).all():
+    if state.settled(tolerance):
         return Status.CONVERGED, f"Every client's answer lies within {tolerance:g} nats of the posterior."
     if not budget.spent(state):
         return None
@@ -208,5 +230,5 @@ def _ending(
         return Status.COMPLETE, "Every client has answered as often as the method asks."
     if best - latest > (best - first) / 2:
         return Status.DIVERGED, f"The free energy fell from {best:.6g} to {latest:.6g}. Damp more."
-    worst = state.residual.max()
+    worst = state.residual[~state.gone].max()
     return Status.BUDGET_SPENT, f"The budget is spent with a residual of {worst:.3g} nats left."

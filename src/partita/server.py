@@ -1,19 +1,20 @@
 """What the server does (`alg:vmp`): it sends tasks, receives answers, and takes them in. A step is these three."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Bool, PyTree
+from jaxtyping import Bool, Float, Int, PyTree
 
-from partita.aggregation import Aggregation, Damped, Ledger, Taken
+from partita.aggregation import Aggregation, Damped, Holdings, Taken
 from partita.client import Reply
 from partita.engines import Answer, Engine, Failure, Task
 from partita.errors import InputError
 from partita.families import Family
+from partita.journal import Journal
 from partita.method import Method
 from partita.models import Model
 from partita.objective import Factor
@@ -27,13 +28,21 @@ class State:
     Under product aggregation `posterior == prior · Π factors` after every step.
     """
 
+    names: tuple[str, ...]
+    """The clients."""
     prior: Family
     posterior: Family
     factors: tuple[Factor, ...]
     versions: tuple[int, ...]
     """How many of each client's answers were taken in; with client and seed it gives the client's random key."""
-    residual: np.ndarray
-    age: np.ndarray
+    residual: Float[np.ndarray, " m"]
+    """KL(q_k ‖ q) at each client's last answer; infinite before the first."""
+    age: Int[np.ndarray, " m"]
+    """How many turns ago each client last answered."""
+    ell: Float[np.ndarray, " m"]
+    """Each client's expected log-likelihood under the last posterior it was sent; −∞ before its first answer."""
+    gone: Bool[np.ndarray, " m"]
+    """Which clients take no part any more."""
     in_flight: tuple[Task, ...]
     """Tasks that are not answered yet."""
     arrived: tuple[tuple[Task, Reply], ...]
@@ -54,6 +63,10 @@ class State:
     """Simulated time."""
     refused: tuple[int, ...] = ()
     """The clients whose answers were refused since one was last taken in."""
+
+    def settled(self, tolerance: float) -> bool:
+        """Whether the last answer of everybody who takes part lay within so many nats of the posterior."""
+        return bool(np.all((self.residual <= tolerance) | self.gone))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,28 +102,28 @@ class Rules(NamedTuple):
             raise InputError(f"The quorum is a part of the clients from 0 to 1, not {self.quorum}.")
 
 
-Keep = Callable[[State], None]
-"""Told of every state on the way, so that it is not lost."""
-
-
-def init(prior: Family, clients: int, seed: int = 0, aggregation: Aggregation | None = None) -> State:
-    """t_m = 1 for every client and q = p, unless the aggregation begins elsewhere."""
-    if clients < 1:
+def init(prior: Family, clients: int | Sequence[str], seed: int = 0, aggregation: Aggregation | None = None) -> State:
+    """t_m = 1 for every client, named or counted, and q = p, unless the aggregation begins elsewhere."""
+    names = tuple(f"client {k}" for k in range(clients)) if isinstance(clients, int) else tuple(clients)
+    if not names:
         raise InputError("There are no clients: give the data of at least one.")
     if not prior.is_proper():
         raise InputError("The prior is improper: give it finite natural parameters and positive precision.")
-    ledger = (aggregation or Damped()).init(prior, clients)
+    holdings = (aggregation or Damped()).init(prior, len(names))
     return State(
+        names=names,
         prior=prior,
-        posterior=ledger.posterior,
-        factors=tuple(ledger.factors[k] for k in range(clients)),
-        versions=(0,) * clients,
-        residual=np.full(clients, np.inf),
-        age=np.zeros(clients, int),
+        posterior=holdings.posterior,
+        factors=tuple(holdings.factors[k] for k in range(len(names))),
+        versions=(0,) * len(names),
+        residual=np.full(len(names), np.inf),
+        age=np.zeros(len(names), int),
+        ell=np.full(len(names), -np.inf),
+        gone=np.zeros(len(names), bool),
         in_flight=(),
         arrived=(),
         seed=seed,
-        memory=ledger.memory,
+        memory=holdings.memory,
     )
 
 
@@ -120,14 +133,14 @@ def step(
     engine: Engine,
     state: State,
     rules: Rules | None = None,
-    keep: Keep = lambda state: None,
+    journal: Journal | None = None,
 ) -> tuple[State, Event]:
     """One pass through the body of `alg:vmp`. Raises nothing for what a client answers: a bad answer is refused."""
-    state = dispatch(method, state, engine.away())
-    keep(state)
-    state, unanswered = gather(method, model, engine, state, rules or Rules(), keep)
+    journal = journal or Journal()
+    state = dispatch(method, state, engine.away(state.names))
+    journal.keep(state)
+    state, unanswered = gather(method, model, engine, state, rules or Rules(), journal)
     state, event = take_in(method, model, engine, state)
-    keep(state)
     return state, dataclasses.replace(event, unanswered=unanswered)
 
 
@@ -139,7 +152,7 @@ def dispatch(method: Method, state: State, away: Bool[np.ndarray, " m"]) -> Stat
     if method.schedule.awaits is None and (state.in_flight or state.arrived):
         return state
     clients = len(state.factors)
-    busy = away | np.isin(np.arange(clients), [task.client for task in state.in_flight])
+    busy = away | state.gone | np.isin(np.arange(clients), [task.client for task in state.in_flight])
     for turn in range(state.turn, state.turn + 2 * clients):
         selected = method.schedule.select(Turns(turn, state.residual, state.age, busy, state.seed))
         selected = [k for k in selected if not busy[k]]
@@ -149,6 +162,7 @@ def dispatch(method: Method, state: State, away: Bool[np.ndarray, " m"]) -> Stat
         Task(
             id=f"{turn}.{k}",
             client=k,
+            name=state.names[k],
             prior=state.prior,
             posterior=state.posterior,
             factor=state.factors[k],
@@ -163,7 +177,7 @@ def dispatch(method: Method, state: State, away: Bool[np.ndarray, " m"]) -> Stat
 
 
 def gather(
-    method: Method, model: Model, engine: Engine, state: State, rules: Rules, keep: Keep
+    method: Method, model: Model, engine: Engine, state: State, rules: Rules, journal: Journal
 ) -> tuple[State, dict[int, str]]:
     """② Clients: each maximises its local free energy and replies with the change of its factor.
 
@@ -182,16 +196,19 @@ def gather(
         coming = engine.next(min(deadline, again, rules.until) - engine.now())
         if isinstance(coming, Answer):
             state = receive(state, coming)
-            keep(state)
+            journal.keep(state)
         elif isinstance(coming, Failure):
             again = engine.now() + rules.pause
             lost = [task for task in state.in_flight if task.id == coming.task]
             if len(state.arrived) + len(state.in_flight) - len(lost) >= needed:
                 unanswered |= {task.client: coming.reason for task in lost}
                 state = without(state, lost)
-        elif engine.now() >= deadline and len(state.arrived) >= needed:
-            unanswered |= {task.client: "did not answer in time" for task in state.in_flight}
-            state = without(state, state.in_flight)
+        elif engine.now() >= deadline:
+            for task in state.in_flight:
+                engine.cancel(task.id)
+            if len(state.arrived) >= needed:
+                unanswered |= {task.client: "did not answer in time" for task in state.in_flight}
+                state = without(state, state.in_flight)
     if not state.arrived:
         engine.next(min(rules.pause, max(rules.until - engine.now(), 0.0)))
     return state, unanswered
@@ -226,24 +243,25 @@ def take_in(method: Method, model: Model, engine: Engine, state: State) -> tuple
     def free_energy(q: Family) -> float:
         return global_free_energy(model, engine, state.prior, q, state.seed, method.temperature)
 
-    ledger = Ledger(state.posterior, dict(enumerate(state.factors)), state.memory)
-    taken = method.aggregation.update(ledger, deltas, free_energy) if deltas else Taken(ledger, 0.0, 0, {})
+    holdings = Holdings(state.posterior, dict(enumerate(state.factors)), state.memory)
+    taken = method.aggregation.update(holdings, deltas, free_energy) if deltas else Taken(holdings, 0.0, 0, {})
     refusals |= taken.refusals
 
     accepted = set(deltas) - set(refusals) if taken.damping > 0 else set()
-    residual, age = state.residual.copy(), state.age + 1
+    residual, age, ell = state.residual.copy(), state.age + 1, state.ell.copy()
     for k, reply in replies.items():
         own = float(reply.info.residual) if taken.residual is None else taken.residual
         residual[k] = own if k in accepted else np.inf
-        age[k] = 0
+        age[k], ell[k] = 0, float(reply.info.ell)
     new = dataclasses.replace(
         state,
-        posterior=taken.ledger.posterior,
-        factors=tuple(taken.ledger.factors[k] for k in range(clients)),
-        memory=taken.ledger.memory,
+        posterior=taken.holdings.posterior,
+        factors=tuple(taken.holdings.factors[k] for k in range(clients)),
+        memory=taken.holdings.memory,
         versions=tuple(version + (k in accepted) for k, version in enumerate(state.versions)),
         residual=residual,
         age=age,
+        ell=ell,
         arrived=(),
         turn=state.turn + 1,
         updates=state.updates + bool(accepted),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from partita.aggregation.base import Aggregation, FreeEnergy, Ledger, Taken
+from partita.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken
 from partita.aggregation.product import Damped
 from partita.families import Family
 from partita.objective import Factor
@@ -22,16 +22,16 @@ class Anticipating(Aggregation):
 
     aggregation: Aggregation = Damped()
 
-    def init(self, prior: Family, clients: int) -> Ledger:
-        ledger = self.aggregation.init(prior, clients)
-        return ledger._replace(memory=(ledger.memory, np.zeros(clients, bool)))
+    def init(self, prior: Family, clients: int) -> Holdings:
+        holdings = self.aggregation.init(prior, clients)
+        return holdings._replace(memory=(holdings.memory, np.zeros(clients, bool)))
 
-    def update(self, ledger: Ledger, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
-        memory, heard = ledger.memory
-        taken = self.aggregation.update(ledger._replace(memory=memory), deltas, free_energy)
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+        memory, heard = holdings.memory
+        taken = self.aggregation.update(holdings._replace(memory=memory), deltas, free_energy)
         heard = heard.copy()
         heard[[k for k in deltas if k not in taken.refusals]] = True
-        posterior, factors = taken.ledger.posterior, dict(taken.ledger.factors)
+        posterior, factors = taken.holdings.posterior, dict(taken.holdings.factors)
         unheard = np.flatnonzero(~heard).tolist()
         if heard.any() and unheard:
             known = [factors[k] for k in np.flatnonzero(heard).tolist()]
@@ -40,4 +40,4 @@ class Anticipating(Aggregation):
             if moved.is_proper():
                 posterior = moved
                 factors |= dict.fromkeys(unheard, estimate)
-        return taken._replace(ledger=Ledger(posterior, factors, (taken.ledger.memory, heard)))
+        return taken._replace(holdings=Holdings(posterior, factors, (taken.holdings.memory, heard)))

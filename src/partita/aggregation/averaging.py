@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from partita.aggregation.base import Aggregation, FreeEnergy, Ledger, Taken, begin
+from partita.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken, begin
 from partita.compiled import Compiled
 from partita.errors import InputError, unknown
 from partita.families import Family
@@ -43,32 +43,32 @@ class Averaging(Aggregation):
         if self.over not in ("all", "answered"):
             raise unknown("mean", self.over, ("all", "answered"))
 
-    def init(self, prior: Family, clients: int) -> Ledger:
+    def init(self, prior: Family, clients: int) -> Holdings:
         posterior, part = begin(prior, self.start, clients)
         answers = dict.fromkeys(range(clients), posterior)
-        return Ledger(posterior, dict.fromkeys(range(clients), part), Averages(answers, posterior, posterior))
+        return Holdings(posterior, dict.fromkeys(range(clients), part), Averages(answers, posterior, posterior))
 
-    def update(self, ledger: Ledger, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
-        factors, (answers, mean, product) = dict(ledger.factors), ledger.memory
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+        factors, (answers, mean, product) = dict(holdings.factors), holdings.memory
         answers, clients = dict(answers), len(factors)
         mixing = 1 / (1 + self.penalty * clients) if self.mixing is None else self.mixing
         residuals = []
         for client, delta in deltas.items():
             before = (answers[client], factors[client], mean, product)
-            after = respond(ledger.posterior, delta, self.step * self.penalty, clients, *before)
+            after = respond(holdings.posterior, delta, self.step * self.penalty, clients, *before)
             answers[client], factors[client], mean, product, away = after
             residuals.append(away)
         if self.over == "answered":
             total = functools.reduce(operator.mul, (delta.natural for delta in deltas.values()))
-            centre = ledger.posterior * total ** (1 / len(deltas))
+            centre = holdings.posterior * total ** (1 / len(deltas))
         else:
             centre = mean
-        posterior, proper, moved = mix(ledger.posterior, centre, product, mixing)
+        posterior, proper, moved = mix(holdings.posterior, centre, product, mixing)
         if not proper:
             reason = f"would make the posterior improper with mixing {mixing:.2g}"
-            return Taken(ledger, 0.0, 0, dict.fromkeys(deltas, reason))
+            return Taken(holdings, 0.0, 0, dict.fromkeys(deltas, reason))
         residual = float(np.max([moved, *residuals]))
-        return Taken(Ledger(posterior, factors, Averages(answers, mean, product)), 1.0, 0, {}, residual)
+        return Taken(Holdings(posterior, factors, Averages(answers, mean, product)), 1.0, 0, {}, residual)
 
 
 class Averages(NamedTuple):

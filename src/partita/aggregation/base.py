@@ -11,7 +11,7 @@ from partita.families import Family
 from partita.objective import Factor
 
 
-class Ledger(NamedTuple):
+class Holdings(NamedTuple):
     """What the server holds: the posterior, every client's factor, and whatever the aggregation remembers."""
 
     posterior: Family
@@ -20,9 +20,9 @@ class Ledger(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What became of some answers: the ledger after them, or why they were refused."""
+    """What became of some answers: the holdings after them, or why they were refused."""
 
-    ledger: Ledger
+    holdings: Holdings
     damping: float
     """The damping ρ taken; 0 when nothing was taken in."""
     trials: int
@@ -39,13 +39,13 @@ FreeEnergy = Callable[[Family], float]
 class Aggregation(eqx.Module):
     """Takes clients' undamped changes into the posterior and their factors."""
 
-    def init(self, prior: Family, clients: int) -> Ledger:
-        """The ledger before the first answer: t_m = 1 for every client and q = p."""
-        return Ledger(prior, dict.fromkeys(range(clients), Factor.one(prior)))
+    def init(self, prior: Family, clients: int) -> Holdings:
+        """The holdings before the first answer: t_m = 1 for every client and q = p."""
+        return Holdings(prior, dict.fromkeys(range(clients), Factor.one(prior)))
 
     @abc.abstractmethod
-    def update(self, ledger: Ledger, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
-        """The ledger after the changes `deltas` of some clients. A refusal leaves everything as it was."""
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+        """The holdings after the changes `deltas` of some clients. A refusal leaves everything as it was."""
 
 
 def begin(prior: Family, start: Family | None, clients: int) -> tuple[Family, Factor]:

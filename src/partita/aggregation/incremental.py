@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from partita.aggregation.base import Aggregation, FreeEnergy, Ledger, Taken, begin
+from partita.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken, begin
 from partita.aggregation.server_optimiser import optimiser_step
 from partita.compiled import Compiled
 from partita.errors import InputError
@@ -50,26 +50,26 @@ class Incremental(Aggregation):
         if not 0 <= self.gain <= 1:
             raise InputError(f"The gain is a number from 0 to 1, not {self.gain}.")
 
-    def init(self, prior: Family, clients: int) -> Ledger:
+    def init(self, prior: Family, clients: int) -> Holdings:
         posterior, _ = begin(prior, self.start, clients)
         optimiser = self.optimiser(self.learning_rate).init(posterior.unconstrained())
         memory = Tracked(optimiser, prior, prior.one(), np.zeros(clients, bool))
-        return Ledger(posterior, dict.fromkeys(range(clients), Factor.one(prior)), memory)
+        return Holdings(posterior, dict.fromkeys(range(clients), Factor.one(prior)), memory)
 
-    def update(self, ledger: Ledger, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
-        clients, heard = len(ledger.factors), ledger.memory.heard.copy()
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+        clients, heard = len(holdings.factors), holdings.memory.heard.copy()
         heard[list(deltas)] = True
         weight = max(1.0, self.gain * clients / len(deltas))
-        factors, changes = [ledger.factors[k] for k in deltas], list(deltas.values())
+        factors, changes = [holdings.factors[k] for k in deltas], list(deltas.values())
         moved, factors, optimiser, evidence, proper, residual = track(
-            self, ledger.posterior, factors, changes, ledger.memory, weight, clients / int(heard.sum())
+            self, holdings.posterior, factors, changes, holdings.memory, weight, clients / int(heard.sum())
         )
         if not proper:
             reason = "would make the posterior improper at this learning rate"
-            return Taken(ledger, 0.0, 0, dict.fromkeys(deltas, reason))
-        memory = Tracked(optimiser, ledger.memory.prior, evidence, heard)
-        changed = {**ledger.factors, **dict(zip(deltas, factors, strict=True))}
-        return Taken(Ledger(moved, changed, memory), 1.0, 0, {}, float(residual) if heard.all() else np.inf)
+            return Taken(holdings, 0.0, 0, dict.fromkeys(deltas, reason))
+        memory = Tracked(optimiser, holdings.memory.prior, evidence, heard)
+        changed = {**holdings.factors, **dict(zip(deltas, factors, strict=True))}
+        return Taken(Holdings(moved, changed, memory), 1.0, 0, {}, float(residual) if heard.all() else np.inf)
 
 
 class Tracked(NamedTuple):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from partita.aggregation.base import Aggregation, FreeEnergy, Ledger, Taken
+from partita.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken
 from partita.compiled import Compiled
 from partita.errors import InputError
 from partita.families import Family
@@ -28,9 +28,9 @@ class Damped(Aggregation):
     def __check_init__(self) -> None:
         check_damping(self.damping)
 
-    def update(self, ledger: Ledger, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
-        damping = 1 / len(ledger.factors) if self.damping is None else self.damping
-        return attempt(ledger, deltas, damping)
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+        damping = 1 / len(holdings.factors) if self.damping is None else self.damping
+        return attempt(holdings, deltas, damping)
 
 
 class Backtracking(Aggregation):
@@ -46,44 +46,44 @@ class Backtracking(Aggregation):
     def __check_init__(self) -> None:
         check_damping(self.damping)
 
-    def update(self, ledger: Ledger, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
-        damping = 1 / len(ledger.factors) if self.damping is None else self.damping
-        before = free_energy(ledger.posterior) if self.watch_free_energy else 0.0
-        rounding = 8 * float(jnp.finfo(jax.tree.leaves(ledger.posterior)[0].dtype).eps) * (1 + abs(before))
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+        damping = 1 / len(holdings.factors) if self.damping is None else self.damping
+        before = free_energy(holdings.posterior) if self.watch_free_energy else 0.0
+        rounding = 8 * float(jnp.finfo(jax.tree.leaves(holdings.posterior)[0].dtype).eps) * (1 + abs(before))
         trials = int(self.watch_free_energy)
         reason = ""
         for _ in range(self.halvings + 1):
-            taken = attempt(ledger, deltas, damping)
+            taken = attempt(holdings, deltas, damping)
             if taken.damping == 0:
                 reason = "would make the posterior improper"
             elif not self.watch_free_energy:
                 return taken
             else:
                 trials += 1
-                if free_energy(taken.ledger.posterior) >= before - rounding:
+                if free_energy(taken.holdings.posterior) >= before - rounding:
                     return taken._replace(trials=trials)
                 reason = "would lower the free energy"
             damping /= 2
         reason = f"{reason} even with damping {2 * damping:.2g}"
-        return Taken(ledger, 0.0, trials, dict.fromkeys(deltas, reason))
+        return Taken(holdings, 0.0, trials, dict.fromkeys(deltas, reason))
 
 
-def attempt(ledger: Ledger, deltas: Mapping[int, Factor], damping: float) -> Taken:
+def attempt(holdings: Holdings, deltas: Mapping[int, Factor], damping: float) -> Taken:
     """The product with one damping, without those whose change alone makes the posterior improper; they are refused."""
-    posterior, factors = ledger.posterior, dict(ledger.factors)
+    posterior, factors = holdings.posterior, dict(holdings.factors)
     for client, delta in deltas.items():
         posterior, factors[client], proper = take(posterior, factors[client], delta, damping)
     if proper:
-        return Taken(ledger._replace(posterior=posterior, factors=factors), damping, 0, {})
-    alone = [k for k, delta in deltas.items() if not take(ledger.posterior, ledger.factors[k], delta, damping)[2]]
+        return Taken(holdings._replace(posterior=posterior, factors=factors), damping, 0, {})
+    alone = [k for k, delta in deltas.items() if not take(holdings.posterior, holdings.factors[k], delta, damping)[2]]
     reason = f"would make the posterior improper with damping {damping:.2g}"
     others = {k: delta for k, delta in deltas.items() if k not in alone}
     if alone and others:
-        rest = attempt(ledger, others, damping)
+        rest = attempt(holdings, others, damping)
         return rest._replace(refusals=rest.refusals | dict.fromkeys(alone, reason))
     if not alone:
         reason = f"{reason} together with the others"
-    return Taken(ledger, 0.0, 0, dict.fromkeys(deltas, reason))
+    return Taken(holdings, 0.0, 0, dict.fromkeys(deltas, reason))
 
 
 def _take(posterior: Family, factor: Factor, delta: Factor, damping: float) -> tuple[Family, Factor, Bool[Array, ""]]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from partita.aggregation.base import Aggregation, FreeEnergy, Ledger, Taken, begin
+from partita.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken, begin
 from partita.compiled import Compiled
 from partita.errors import InputError
 from partita.families import Family
@@ -33,19 +33,19 @@ class ServerOptimiser(Aggregation):
         if not self.learning_rate > 0:
             raise InputError(f"The learning rate is a number above 0, not {self.learning_rate}.")
 
-    def init(self, prior: Family, clients: int) -> Ledger:
+    def init(self, prior: Family, clients: int) -> Holdings:
         posterior, part = begin(prior, self.start, clients)
         memory = self.optimiser(self.learning_rate).init(posterior.unconstrained())
-        return Ledger(posterior, dict.fromkeys(range(clients), part), memory)
+        return Holdings(posterior, dict.fromkeys(range(clients), part), memory)
 
-    def update(self, ledger: Ledger, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
-        changes, factors = list(deltas.values()), [ledger.factors[k] for k in deltas]
-        moved, factors, memory, proper, residual = ascend(self, ledger.posterior, factors, changes, ledger.memory)
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+        changes, factors = list(deltas.values()), [holdings.factors[k] for k in deltas]
+        moved, factors, memory, proper, residual = ascend(self, holdings.posterior, factors, changes, holdings.memory)
         if not proper:
             reason = "would make the posterior improper at this learning rate"
-            return Taken(ledger, 0.0, 0, dict.fromkeys(deltas, reason))
-        changed = {**ledger.factors, **dict(zip(deltas, factors, strict=True))}
-        return Taken(Ledger(moved, changed, memory), 1.0, 0, {}, float(residual))
+            return Taken(holdings, 0.0, 0, dict.fromkeys(deltas, reason))
+        changed = {**holdings.factors, **dict(zip(deltas, factors, strict=True))}
+        return Taken(Holdings(moved, changed, memory), 1.0, 0, {}, float(residual))
 
 
 def _ascend(

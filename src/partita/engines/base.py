@@ -2,7 +2,7 @@
 
 import abc
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -21,6 +21,8 @@ class Task(NamedTuple):
     id: str
     """What tells it from every other task; an answer names it."""
     client: int
+    name: str
+    """The client's name."""
     prior: Family
     posterior: Family
     factor: Factor
@@ -68,8 +70,17 @@ class Engine(abc.ABC):
         """Σ_k ell_k(q) over all clients."""
 
     @abc.abstractmethod
-    def away(self) -> Bool[np.ndarray, " m"]:
-        """Which clients cannot be sent anything now."""
+    def cancel(self, task: str) -> None:
+        """Forgets that a task is under way. Its answer may still come."""
+
+    @property
+    @abc.abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """The clients that there are."""
+
+    @abc.abstractmethod
+    def away(self, names: Sequence[str]) -> Bool[np.ndarray, " m"]:
+        """Which of these clients cannot be sent anything now."""
 
     @abc.abstractmethod
     def now(self) -> float:

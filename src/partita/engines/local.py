@@ -68,8 +68,18 @@ class LocalEngine(Engine):
     def now(self) -> float:
         return self._now
 
-    def away(self) -> Bool[np.ndarray, " m"]:
-        return np.zeros(len(self.partition), bool)
+    def cancel(self, task: str) -> None:
+        for pending in [pending for pending in self._pending if pending.task == task]:
+            pending.work.cancel()
+            self._pending.remove(pending)
+        heapq.heapify(self._pending)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.partition.names
+
+    def away(self, names: Sequence[str]) -> Bool[np.ndarray, " m"]:
+        return np.zeros(len(names), bool)
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:

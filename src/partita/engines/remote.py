@@ -1,0 +1,139 @@
+"""Clients elsewhere: tasks become messages over a link, which may lose, repeat, delay and reorder them."""
+
+import abc
+import collections
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Bool
+
+from partita.client import Recipe
+from partita.engines.base import Answer, Engine, Failure, Task
+from partita.engines.site import ell_message, read_reply, update_message
+from partita.errors import InputError
+from partita.families import Family
+from partita.journal import Journal
+from partita.models import Model
+from partita.objective import Factor
+from partita.wire import Message
+
+
+class Letter(NamedTuple):
+    """A message from a client, by the name that the link vouches for; without one, the client cannot be reached."""
+
+    name: str
+    message: Message | None
+    reason: str = ""
+    """Why there is none."""
+
+
+class Link(abc.ABC):
+    """Carries messages to named clients and back."""
+
+    @abc.abstractmethod
+    def post(self, name: str, message: Message) -> None:
+        """Sends without blocking; whether it arrives is another matter."""
+
+    @abc.abstractmethod
+    def poll(self, timeout: float) -> Letter | None:
+        """What came first, or None when nothing came for so many seconds."""
+
+    @abc.abstractmethod
+    def present(self) -> Sequence[str]:
+        """The clients that can be sent something now."""
+
+    @abc.abstractmethod
+    def now(self) -> float:
+        """The time in seconds, from any beginning."""
+
+
+class RemoteEngine(Engine):
+    """Runs clients wherever a link has them. Whatever comes back is checked before it counts as an answer."""
+
+    def __init__(
+        self,
+        link: Link,
+        prior: Family,
+        rows: Mapping[str, int],
+        journal: Journal | None = None,
+        patience: float = 600.0,
+    ) -> None:
+        self.link, self.rows, self.journal = link, dict(rows), journal or Journal()
+        self._factor = Factor.one(prior)
+        self.patience = patience
+        """How long to wait for everybody's expected log-likelihood, in seconds."""
+        self._under_way: dict[str, Task] = {}
+        self._come: collections.deque[Answer | Failure] = collections.deque()
+
+    def submit(self, task: Task, recipe: Recipe) -> None:
+        if task.id not in self._under_way:
+            self._under_way[task.id] = task
+            self.link.post(task.name, update_message(task, self.rows[task.name] / sum(self.rows.values())))
+
+    def next(self, timeout: float = np.inf) -> Answer | Failure | None:
+        until = self.now() + timeout
+        while not self._come:
+            letter = self.link.poll(max(until - self.now(), 0.0))
+            if letter is not None:
+                self._read(letter)
+            elif self.now() >= until:
+                return None
+        return self._come.popleft()
+
+    def cancel(self, task: str) -> None:
+        self._under_way.pop(task, None)
+
+    def ell(self, model: Model, q: Family, key: jax.Array) -> float:
+        """Asks everybody; NaN where somebody does not answer."""
+        missing, total, until = {f"ell.{name}": name for name in self.names}, 0.0, self.now() + self.patience
+        for task, name in missing.items():
+            self.link.post(name, ell_message(task, q, key))
+        while missing and self.now() < until:
+            letter = self.link.poll(until - self.now())
+            header = letter.message.header if letter and letter.message else {}
+            if letter and missing.get(header.get("task", "")) == letter.name and "ell" in header:
+                del missing[header["task"]]
+                total += float(header["ell"])
+            elif letter:
+                self._read(letter)
+        return float("nan") if missing else total
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.rows)
+
+    def away(self, names: Sequence[str]) -> Bool[np.ndarray, " m"]:
+        return ~np.isin(np.asarray(names), list(self.link.present()))
+
+    def now(self) -> float:
+        return self.link.now()
+
+    def _read(self, letter: Letter) -> None:
+        """Puts the answer in a letter, or the failure, in line; what belongs to no task under way is only noted."""
+        if letter.message is None:
+            for task in [task for task in self._under_way.values() if task.name == letter.name]:
+                self._fail(task, letter.reason)
+            return
+        header = letter.message.header
+        answered = self._under_way.get(str(header.get("task")))
+        if answered is None or answered.name != letter.name:
+            self.journal.note(letter.name, "late", f"an answer to task {header.get('task')!r}")
+            return
+        try:
+            if header.get("kind") != "update":
+                raise InputError(str(header.get("reason", "sent something else than an answer")))
+            if header.get("version") != answered.version:
+                raise InputError(f"answered version {header.get('version')!r} of its factor, not {answered.version}")
+            reply = read_reply(letter.message, self._factor)
+        except InputError as error:
+            self._fail(answered, str(error))
+            return
+        del self._under_way[answered.id]
+        self._come.append(Answer(answered.id, reply, self.now()))
+
+    def _fail(self, task: Task, reason: str) -> None:
+        del self._under_way[task.id]
+        self.journal.note(task.name, "failed", reason)
+        self._come.append(Failure(task.id, reason, self.now()))

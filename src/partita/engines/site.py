@@ -1,0 +1,89 @@
+"""A client's end of a federation: its rows, and what it makes of messages. It remembers nothing between them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from partita.client import Info, Recipe, Reply, client_update
+from partita.engines.base import Task
+from partita.engines.local import client_key, shard_ell
+from partita.errors import InputError
+from partita.families import Family
+from partita.objective import Factor
+from partita.partition.shard import Shard
+from partita.wire import Message, flatten, unflatten
+
+
+class Site:
+    """Answers tasks with what `client_update` makes of the rows. What leaves it has the size of the posterior."""
+
+    def __init__(self, name: str, recipe: Recipe, prior: Family, shard: Shard) -> None:
+        self.name, self.recipe, self.prior, self.shard = name, recipe, prior, shard
+        self._factor = Factor.one(prior)
+
+    def handle(self, message: Message) -> Message:
+        """The answer to a message; what cannot be answered is said in a sentence that quotes no row."""
+        about = {"name": self.name, "task": str(message.header.get("task", ""))}
+        try:
+            return self._answer(message, about)
+        except InputError as error:
+            return Message({**about, "kind": "error", "reason": str(error)}, {})
+        except Exception as error:
+            return Message({**about, "kind": "error", "reason": f"failed with {type(error).__name__}"}, {})
+
+    def _answer(self, message: Message, about: dict[str, Any]) -> Message:
+        kind, header = message.header.get("kind"), message.header
+        q = unflatten(_under("q", message), self.prior, "The message")
+        if kind == "ell":
+            key = jax.random.wrap_key_data(jnp.asarray(header["key"], jnp.uint32))
+            ell = shard_ell(self.recipe.model, q, self.shard, key)
+            return Message({**about, "kind": "ell", "ell": float(ell)}, {})
+        if kind != "update":
+            raise InputError(f"A message of kind {kind!r} is not known: use the same version as the server.")
+        factor = unflatten(_under("t", message), self._factor, "The message")
+        key = client_key(header["seed"], header["client"], header["version"])
+        reply = client_update(self.recipe, self.prior, q, factor, self.shard, header["share"], key)
+        info = {name: value.item() for name, value in vars(jax.device_get(reply.info)).items()}
+        return Message({**about, "kind": "update", "version": header["version"], "info": info}, flatten(reply.delta))
+
+
+def update_message(task: Task, share: float) -> Message:
+    """A task as it is sent."""
+    header = {
+        "kind": "update",
+        "task": task.id,
+        "client": task.client,
+        "version": task.version,
+        "seed": task.seed,
+        "share": share,
+    }
+    arrays = {f"q{name}": array for name, array in flatten(task.posterior).items()}
+    return Message(header, arrays | {f"t{name}": array for name, array in flatten(task.factor).items()})
+
+
+def read_reply(message: Message, like: Factor) -> Reply:
+    """An answer as it came; what has other shapes or kinds of numbers than a factor is refused."""
+    delta = unflatten(message.arrays, like, "The answer")
+    info = message.header.get("info")
+    if not isinstance(info, dict) or set(info) != set(Info.__dataclass_fields__):
+        raise InputError("The answer lacks the numbers that go with it.")
+    if len(message.arrays) != len(jax.tree.leaves(delta)):
+        raise InputError("The answer holds more than a change of a factor.")
+    for name, value in info.items():
+        wanted = bool if name == "finite" else int if name in ("steps", "outcome") else float
+        if type(value) is not wanted:
+            raise InputError(f"The answer's {name} is {value!r}, which is no {wanted.__name__}.")
+    finite = info["finite"] and bool(delta.natural.is_finite()) and np.isfinite(delta.log_scale).item()
+    return Reply(delta, Info(**{**info, "finite": finite}))
+
+
+def ell_message(task: str, q: Family, key: jax.Array) -> Message:
+    """A question for a client's expected log-likelihood."""
+    header = {"kind": "ell", "task": task, "key": np.asarray(jax.random.key_data(key)).tolist()}
+    return Message(header, {f"q{name}": array for name, array in flatten(q).items()})
+
+
+def _under(prefix: str, message: Message) -> dict[str, Any]:
+    return {name[1:]: array for name, array in message.arrays.items() if name.startswith(prefix)}

@@ -1,0 +1,1 @@
+"""A federation: clients on their own machines, and a server that loses nothing."""

@@ -1,0 +1,244 @@
+"""All that the server knows in one SQLite file: one transaction for every answer, so that no kill loses one.
+
+Others may read the file while the server writes it.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from partita.client import Info, Reply
+from partita.engines.base import Task
+from partita.errors import InputError, unknown
+from partita.history import History
+from partita.journal import Journal
+from partita.membership import join, leave, retire
+from partita.objective import Factor
+from partita.server import State
+from partita.wire import Message, equal, flatten, pack, unflatten, unpack
+
+_FORMAT = 1
+_SCHEMA = """
+CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE arrays (key TEXT PRIMARY KEY, value BLOB NOT NULL);
+CREATE TABLE clients (
+    k INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, version INTEGER NOT NULL, residual REAL NOT NULL,
+    age INTEGER NOT NULL, ell REAL NOT NULL, gone INTEGER NOT NULL, factor BLOB NOT NULL);
+CREATE TABLE posteriors (updates INTEGER PRIMARY KEY, posterior BLOB NOT NULL);
+CREATE TABLE tasks (
+    id TEXT PRIMARY KEY, place INTEGER NOT NULL, client INTEGER NOT NULL, version INTEGER NOT NULL,
+    updates INTEGER NOT NULL, sent REAL NOT NULL, factor BLOB, info TEXT, reply BLOB);
+CREATE TABLE history (place INTEGER PRIMARY KEY, row TEXT NOT NULL);
+CREATE TABLE events (
+    place INTEGER PRIMARY KEY, time REAL NOT NULL, name TEXT NOT NULL, event TEXT NOT NULL, text TEXT NOT NULL);
+CREATE TABLE requests (place INTEGER PRIMARY KEY, name TEXT NOT NULL, what TEXT NOT NULL);
+"""
+_CHANGES = {"leave": leave, "retire": retire, "join": join}
+_NUMBERS = ("turn", "updates", "answers", "communications", "gradient_steps", "synchronous_steps", "clock")
+
+
+class Ledger(Journal):
+    """A journal in a file. What has not changed since the last state is not written again."""
+
+    def __init__(self, path: str | os.PathLike[str], durable: bool = True) -> None:
+        self.path = Path(path)
+        self._kept: State | None = None
+        self._rows = 0
+        self._db = connect(self.path)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
+
+    def load(self, fresh: State) -> tuple[State, History]:
+        with self._transaction() as db:
+            if not db.execute("SELECT name FROM sqlite_master WHERE name = 'about'").fetchone():
+                for statement in _SCHEMA.strip().split(";")[:-1]:
+                    db.execute(statement)
+                self._write(db, "format", _FORMAT)
+                self._write(db, "seed", fresh.seed)
+                db.execute("INSERT INTO arrays VALUES ('prior', ?)", [_packed(fresh.prior)])
+                self._differences(db, fresh)
+                self._kept = fresh
+                return fresh, History()
+        state, history = read(self._db, fresh, str(self.path))
+        self._kept, self._rows = state, len(history)
+        return state, history
+
+    def keep(self, state: State) -> None:
+        with self._transaction() as db:
+            self._differences(db, state)
+        self._kept = state
+
+    def close(self, state: State, history: History, last: bool) -> None:
+        with self._transaction() as db:
+            self._differences(db, state)
+            for place in range(self._rows, len(history)):
+                db.execute("INSERT INTO history VALUES (?, ?)", [place, json.dumps(history.rows[place])])
+        self._kept, self._rows = state, len(history)
+
+    def note(self, name: str, event: str, text: str = "") -> None:
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO events (time, name, event, text) VALUES (?, ?, ?, ?)", [time.time(), name, event, text]
+            )
+
+    def request(self, name: str, change: Literal["leave", "retire", "join"]) -> None:
+        """Asks the server, which may be another process, for a change of a client's membership at its next step."""
+        if change not in _CHANGES:
+            raise unknown("change of membership", change, _CHANGES)
+        with self._transaction() as db:
+            db.execute("INSERT INTO requests VALUES (NULL, ?, ?)", [name, change])
+
+    def amend(self, state: State) -> State:
+        wanted = self._db.execute("SELECT place, name, what FROM requests ORDER BY place").fetchall()
+        for place, name, change in wanted:
+            try:
+                state, text = _CHANGES[change](state, name), ""
+            except InputError as error:
+                text = str(error)
+            with self._transaction() as db:
+                self._differences(db, state)
+                db.execute("DELETE FROM requests WHERE place = ?", [place])
+            self._kept = state
+            self.note(name, f"could not {change}" if text else change, text)
+        return state
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._db
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def _write(self, db: sqlite3.Connection, key: str, value: Any) -> None:
+        db.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", [key, json.dumps(value)])
+
+    def _differences(self, db: sqlite3.Connection, state: State) -> None:
+        """Writes what sets a state apart from the one kept last."""
+        kept = self._kept
+        for k, name in enumerate(state.names):
+            row = [name, state.versions[k], state.residual[k], int(state.age[k]), state.ell[k], int(state.gone[k])]
+            if kept is None or k >= len(kept.names) or kept.factors[k] is not state.factors[k]:
+                db.execute(
+                    "INSERT OR REPLACE INTO clients VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    [k, *row, _packed(state.factors[k])],
+                )
+            else:
+                db.execute(
+                    "UPDATE clients SET name = ?, version = ?, residual = ?, age = ?, ell = ?, gone = ? WHERE k = ?",
+                    [*row, k],
+                )
+        if kept is None or kept.posterior is not state.posterior:
+            db.execute("INSERT OR REPLACE INTO posteriors VALUES (?, ?)", [state.updates, _packed(state.posterior)])
+        if kept is None or kept.memory is not state.memory:
+            db.execute("INSERT OR REPLACE INTO arrays VALUES ('memory', ?)", [_packed(state.memory)])
+        self._tasks(db, state)
+        self._write(db, "numbers", {name: getattr(state, name) for name in _NUMBERS} | {"refused": list(state.refused)})
+
+    def _tasks(self, db: sqlite3.Connection, state: State) -> None:
+        """Writes what has become of tasks; one whose factor is still its client's does without a copy of it."""
+        before = {} if self._kept is None else _tasks(self._kept)
+        now = _tasks(state)
+        for id in before.keys() - now.keys():
+            db.execute("DELETE FROM tasks WHERE id = ?", [id])
+        for place, (id, (task, reply)) in enumerate(now.items()):
+            if id not in before:
+                row = [id, place, task.client, task.version, task.updates, task.sent]
+                db.execute("INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?, NULL, NULL, NULL)", row)
+            if task.factor is not state.factors[task.client]:
+                db.execute("UPDATE tasks SET factor = ? WHERE id = ?", [_packed(task.factor), id])
+            if reply is not None and (id not in before or before[id][1] is None):
+                info = {name: np.asarray(value).item() for name, value in vars(jax.device_get(reply.info)).items()}
+                row = [place, json.dumps(info), _packed(reply.delta), id]
+                db.execute("UPDATE tasks SET place = ?, info = ?, reply = ? WHERE id = ?", row)
+        used = {state.updates, *(task.updates for task, _ in now.values())}
+        db.execute(f"DELETE FROM posteriors WHERE updates NOT IN ({', '.join(map(str, used))})")
+
+
+def _tasks(state: State) -> dict[str, tuple[Task, Reply | None]]:
+    """The tasks that are not done with by their ids, with the answers that have come; those under way come first."""
+    waiting: dict[str, tuple[Task, Reply | None]] = {task.id: (task, None) for task in state.in_flight}
+    return waiting | {task.id: (task, reply) for task, reply in state.arrived}
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """The file as a data base."""
+    try:
+        return sqlite3.connect(path, isolation_level=None, timeout=60.0)
+    except sqlite3.OperationalError as error:
+        raise InputError(f"{path} cannot be opened as a ledger ({error}): choose another place.") from None
+
+
+def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, History]:
+    """The state and history in a ledger; `like` is the federation's initial state, which they must fit."""
+    try:
+        db.execute("BEGIN")
+        about = {key: json.loads(value) for key, value in db.execute("SELECT key, value FROM about")}
+        if about["format"] != _FORMAT:
+            raise InputError(f"{source} has format {about['format']} where this version reads {_FORMAT}: start anew.")
+        arrays = dict(db.execute("SELECT key, value FROM arrays"))
+        blobs = dict(db.execute("SELECT updates, posterior FROM posteriors"))
+        clients = db.execute(
+            "SELECT name, version, residual, age, ell, gone, factor FROM clients ORDER BY k"
+        ).fetchall()
+        tasks = db.execute(
+            "SELECT id, client, version, updates, sent, factor, info, reply FROM tasks ORDER BY place"
+        ).fetchall()
+        rows = [json.loads(row) for (row,) in db.execute("SELECT row FROM history ORDER BY place")]
+    except (sqlite3.DatabaseError, KeyError, ValueError) as error:
+        raise InputError(f"{source} is not a ledger of partita's, or is damaged: {error}.") from None
+    finally:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+    if about["seed"] != like.seed:
+        raise InputError(f"{source} belongs to a run with another seed: choose another ledger.")
+    prior = unflatten(unpack(arrays["prior"]).arrays, like.prior, source)
+    if not equal(prior, like.prior):
+        raise InputError(f"{source} belongs to a run with another prior: choose another ledger.")
+    names, versions, residual, age, ell, gone, factors = (list(column) for column in zip(*clients, strict=True))
+    one = Factor.one(prior)
+    posteriors = {n: unflatten(unpack(blob).arrays, prior, source) for n, blob in blobs.items()}
+    held = tuple(unflatten(unpack(factor).arrays, one, source) for factor in factors)
+
+    def task(id: str, client: int, version: int, updates: int, sent: float, factor: bytes | None) -> Task:
+        own = held[client] if factor is None else unflatten(unpack(factor).arrays, one, source)
+        return Task(id, client, names[client], prior, posteriors[updates], own, version, like.seed, updates, sent)
+
+    numbers = about["numbers"]
+    state = dataclasses.replace(
+        like,
+        names=tuple(names),
+        prior=prior,
+        posterior=posteriors[numbers["updates"]],
+        factors=held,
+        versions=tuple(versions),
+        residual=np.array(residual),
+        age=np.array(age, int),
+        ell=np.array(ell),
+        gone=np.array(gone, bool),
+        memory=unflatten(unpack(arrays["memory"]).arrays, like.memory, source),
+        in_flight=tuple(task(*row[:6]) for row in tasks if row[7] is None),
+        arrived=tuple(
+            (task(*row[:6]), Reply(unflatten(unpack(row[7]).arrays, one, source), Info(**json.loads(row[6]))))
+            for row in tasks
+            if row[7] is not None
+        ),
+        refused=tuple(numbers["refused"]),
+        **{name: numbers[name] for name in _NUMBERS},
+    )
+    return state, History(rows)
+
+
+def _packed(tree: Any) -> bytes:
+    return pack(Message({}, flatten(tree)))

@@ -1,0 +1,94 @@
+"""Named arrays and JSON as bytes, without pickle: what is sent, and what the ledger keeps."""
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from partita.errors import InputError
+
+_MAGIC = b"partita\x01"
+_KINDS = frozenset(np.dtype(kind).str for kind in ("<f4", "<f8", "<i4", "<i8", "<u4", "<u8", "?"))
+"""Numbers and truth values; nothing that could hold an object."""
+
+
+class Message(NamedTuple):
+    """A header that JSON can hold, and arrays by name."""
+
+    header: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+    @property
+    def size(self) -> int:
+        """How many bytes its arrays have."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+def pack(message: Message) -> bytes:
+    """The message as bytes: a JSON table of contents, then the arrays one after another."""
+    arrays = {name: np.asarray(array) for name, array in message.arrays.items()}
+    arrays = {name: array.astype(array.dtype.newbyteorder("<"), copy=False) for name, array in arrays.items()}
+    for name, array in arrays.items():
+        if array.dtype.str not in _KINDS:
+            raise InputError(f"{name} is an array of {array.dtype}, which is not sent: give numbers.")
+    contents = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
+    head = json.dumps({"header": message.header, "arrays": contents}).encode()
+    bodies = [np.ascontiguousarray(array).data.cast("B") if array.size else b"" for array in arrays.values()]
+    return b"".join([_MAGIC, struct.pack("<I", len(head)), head, *bodies])
+
+
+def unpack(data: bytes) -> Message:
+    """The message that `pack` made; anything else is refused."""
+    try:
+        view = memoryview(data)
+        if view[: len(_MAGIC)] != _MAGIC:
+            raise ValueError("it begins otherwise")
+        (length,) = struct.unpack_from("<I", view, len(_MAGIC))
+        start = len(_MAGIC) + 4
+        head = json.loads(bytes(view[start : start + length]))
+        place, arrays = start + length, {}
+        for name, kind, shape in head["arrays"]:
+            if kind not in _KINDS or any(type(side) is not int or side < 0 for side in shape):
+                raise ValueError(f"{name} is {kind}{shape}")
+            dtype = np.dtype(kind)
+            count = int(np.prod(shape, dtype=np.int64))
+            arrays[str(name)] = np.frombuffer(view, dtype, count, place).reshape(shape)
+            place += count * dtype.itemsize
+        if place != len(view):
+            raise ValueError(f"{len(view) - place} bytes are left over")
+        if not isinstance(head["header"], dict):
+            raise ValueError("its header is not a table")
+    except (ValueError, TypeError, KeyError, struct.error) as error:
+        raise InputError(f"This is not a message of partita's, or is damaged: {error}.") from None
+    return Message(head["header"], arrays)
+
+
+def flatten(tree: Any) -> dict[str, np.ndarray]:
+    """The leaves of a pytree by their paths."""
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in paths}
+
+
+def unflatten(arrays: Mapping[str, np.ndarray], like: Any, source: str) -> Any:
+    """The pytree whose leaves were flattened; they must have the shapes and kinds of those of `like`."""
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(like)
+    found = []
+    for key, leaf in leaves:
+        array = arrays.get(jax.tree_util.keystr(key))
+        if array is None or array.shape != leaf.shape or array.dtype != leaf.dtype:
+            what = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
+            raise InputError(
+                f"{source} holds {what} at {jax.tree_util.keystr(key)} where {leaf.dtype}{list(leaf.shape)} is needed."
+            )
+        found.append(array if isinstance(leaf, np.ndarray) else jnp.asarray(array))
+    return jax.tree.unflatten(treedef, found)
+
+
+def equal(first: Any, second: Any) -> bool:
+    """Whether two pytrees of one structure have the same numbers."""
+    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)

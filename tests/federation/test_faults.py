@@ -1,0 +1,111 @@
+"""Crashes, loss, repetition, delay and reordering: after each, nothing is lost and nothing counted twice."""
+
+import contextlib
+import functools
+import operator
+
+import numpy as np
+import pytest
+
+import partita as pt
+from federation.weather import Fragile, Fuse, Killed, Weather
+from partita.engines.remote import RemoteEngine
+from partita.engines.site import Site
+from partita.federation.ledger import Ledger
+from partita.server import Rules
+
+GENERATOR = np.random.default_rng(0)
+X = GENERATOR.normal(size=(40, 2))
+PARTS = pt.split(pt.Table(X, X @ [1.0, -2.0] + GENERATOR.normal(size=40)), pt.splits.equal_random(40, 3))
+MODEL, PRIOR = pt.LinearRegression(), pt.FullGaussian.standard_normal(2)
+METHODS = {
+    "sequential": pt.methods.sequential(pt.Conjugate()),
+    "random": pt.methods.sequential(pt.Conjugate(), "random"),
+    "residual": pt.methods.sequential(pt.Conjugate(), "residual"),
+    "synchronous": pt.methods.synchronous(pt.Conjugate(), damping=1.0),
+    "subset": pt.Method(pt.Conjugate(), pt.RandomSubset(2), pt.Damped(1.0)),
+    "asynchronous": pt.methods.asynchronous(pt.Conjugate(), damping=1.0),
+}
+EXACT = np.linalg.inv(np.eye(2) + X.T @ X)
+
+
+def sites(method):
+    return {
+        name: Site(name, method.recipe(MODEL), PRIOR, shard)
+        for name, shard in zip(PARTS.names, PARTS.shards, strict=True)
+    }
+
+
+def serve(method, link, ledger, **rules):
+    """One life of a server."""
+    rows = dict(zip(PARTS.names, PARTS.sizes, strict=True))
+    engine = RemoteEngine(link, PRIOR, rows, ledger)
+    limits = Rules(**{"deadline": 10.0, "quorum": 0.5, "until": 5000.0} | rules)
+    return pt.run(
+        method,
+        MODEL,
+        PRIOR,
+        engine=engine,
+        journal=ledger,
+        rules=limits,
+        evaluate_every=0,
+        tolerance=1e-12,
+        progress=False,
+    )
+
+
+def assert_product(state):
+    """`q == prior · Π factors`, to the rounding of sums of a few numbers below a hundred."""
+    product = PRIOR * functools.reduce(operator.mul, (factor.natural for factor in state.factors))
+    np.testing.assert_allclose(state.posterior.precision, product.precision, atol=1e-12)
+    np.testing.assert_allclose(state.posterior.precision_mean, product.precision_mean, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_in_fair_weather_it_is_the_run_in_one_process(name, tmp_path):
+    method = METHODS[name]
+    there = serve(method, Weather(sites(method)), Ledger(tmp_path / "ledger"))
+    here = pt.run(method, MODEL, PRIOR, PARTS, evaluate_every=0, tolerance=1e-12)
+    np.testing.assert_allclose(there.posterior.q.precision, here.posterior.q.precision, rtol=1e-14)
+    np.testing.assert_allclose(there.posterior.mean, here.posterior.mean, rtol=1e-12)
+    assert there.status is here.status is pt.Status.CONVERGED
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("group", range(6))
+def test_random_weather_changes_nothing_in_the_end(name, group, tmp_path):
+    """Thirty random schedules a case: 1,080 in all, each with clients and a server that crash."""
+    method, there = METHODS[name], sites(METHODS[name])
+    for index in range(30):
+        generator = np.random.default_rng([group, index])
+        loss, repeat, crash = generator.random(3) * [0.4, 0.4, 0.2]
+        link = Weather(there, [group, index], loss, repeat, generator.exponential(5.0), crash)
+        link.calm = 1000.0
+        path = tmp_path / f"{index}"
+        result = None
+        while result is None:
+            link.fuse = Fuse(generator.integers(1, 60) if link.time < link.calm else np.inf)
+            with contextlib.suppress(Killed):
+                result = serve(method, link, Fragile(path, link.fuse))
+        assert_product(result.state)
+        assert result.status is pt.Status.CONVERGED, result.message
+        np.testing.assert_allclose(np.linalg.inv(result.posterior.q.precision), EXACT, rtol=1e-10)
+        assert len(result.history) == len({row["step"] for row in result.history})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_server_killed_at_any_operation_goes_on_to_the_same_end(name, tmp_path):
+    method, there = METHODS[name], sites(METHODS[name])
+    link = Weather(there)
+    undisturbed = serve(method, link, Fragile(tmp_path / "undisturbed", link.fuse))
+    for operations in range(link.fuse.burnt):
+        path = tmp_path / f"{operations}"
+        link = Weather(there, fuse=Fuse(operations))
+        with pytest.raises(Killed):
+            serve(method, link, Fragile(path, link.fuse))
+        link.fuse = Fuse()
+        result = serve(method, link, Fragile(path, link.fuse))
+        assert_product(result.state)
+        # answers that were under way may come in another order
+        np.testing.assert_allclose(result.posterior.q.precision, undisturbed.posterior.q.precision, rtol=1e-13)
+        assert result.state.answers == undisturbed.state.answers
