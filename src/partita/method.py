@@ -9,7 +9,7 @@ from partita.errors import InputError
 from partita.families import Family
 from partita.models import Model
 from partita.objective import Cavity, Context
-from partita.schedules import Schedule, Sequential
+from partita.schedules import Schedule, Sequential, Turns
 from partita.solvers import Solver
 
 
@@ -41,6 +41,11 @@ class Method(eqx.Module):
         self.schedule.check(clients)
         if self.start is not None:
             self.start.fitting(prior, "start")
+
+    def answers(self, clients: int) -> int:
+        """How many answers the server takes in at a time."""
+        first = Turns(0, np.full(clients, np.inf), np.zeros(clients, int), np.zeros(clients, bool), 0)
+        return self.schedule.awaits or len(self.schedule.select(first))
 
     def recipe(self, model: Model) -> Recipe:
         """What the clients need to know of it."""

@@ -17,7 +17,6 @@ from partita.method import Method
 from partita.methods import named
 from partita.partition.shard import Partition
 from partita.predict import Posterior
-from partita.schedules import Turns
 from partita.server import global_free_energy, init
 
 SHORT, LONG = 5, 20
@@ -67,7 +66,7 @@ def forecasts(plan: Plan, problem: Problem, setting: Setting) -> list[Forecast]:
         pace, steps = paces[kind], int(method.solver.max_steps)
         members = 1 if pooled or alone else len(setting.clients)
         budget = min(first.run.communications, (method.passes or math.inf) * members)
-        answers = _answers(method, members)
+        answers = method.answers(members)
         turns = math.ceil(budget / answers) * (len(setting.clients) if alone else 1)
         visits, evaluations = turns * answers, math.ceil(turns / first.run.evaluate_every)
         seconds = visits * (pace.visit + steps * pace.step) + evaluations * evaluation
@@ -148,10 +147,3 @@ def _evaluation(setting: Setting) -> float:
         global_free_energy(setting.model, engine, setting.prior, q, 0)
         setting.metrics(Posterior(setting.model, q))
     return time.perf_counter() - began
-
-
-def _answers(method: Method, clients: int) -> int:
-    """How many answers the server takes in at a time."""
-    first = Turns(0, np.full(clients, np.inf), np.zeros(clients, int), np.zeros(clients, bool), 0)
-    selected = len(method.schedule.select(first))
-    return selected if method.schedule.awaits is None else method.schedule.awaits

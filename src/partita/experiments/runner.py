@@ -28,7 +28,7 @@ from partita.engines.local import cores
 from partita.errors import InputError
 from partita.experiments.config import Experiment, Problem, Run, file_name
 from partita.experiments.problem import Setting, optimiser, prepare, solver, solver_settings
-from partita.methods import NAMED, fit
+from partita.methods import NAMED, fit, named
 from partita.pvi import Result
 
 COLUMNS = (
@@ -253,7 +253,7 @@ def run_batch(plan: Plan, cells: list[Cell]) -> list[Cell]:
 
 def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, Any]], list[str]]:
     """The evaluated rows of a cell's history, and how it ended; for "alone", a row and an ending per client."""
-    run = cell.run
+    run, settings = cell.run, method_settings(plan, cell, setting)
     checkpoint = cell.path(plan.folder).with_suffix(f".{plan.digest(cell)}.npz")
     go = functools.partial(
         fit,
@@ -261,7 +261,7 @@ def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, A
         setting.model,
         setting.prior,
         setting.clients,
-        method_settings(plan, cell, setting),
+        settings,
         communications=run.communications,
         seed=cell.seed,
         metrics=setting.metrics,
@@ -275,11 +275,12 @@ def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, A
         ]
         return rows, [result.status.value for result in results]
     speeds = None if run.method == "pooled" else setting.speeds
+    answers = named(run.method, **settings).answers(1 if run.method == "pooled" else len(setting.clients))
     result = go(
         speeds=speeds,
         evaluate_every=run.evaluate_every,
         checkpoint=checkpoint,
-        checkpoint_every=max(1, run.communications // 20),
+        checkpoint_every=max(1, run.communications // (20 * answers)),
     )
     checkpoint.unlink(missing_ok=True)
     return [_kept(row) for row in result.history if "nll" in row], [result.status.value]
