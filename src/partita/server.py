@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int, PyTree
 
+from partita.admission import Admission
 from partita.aggregation import Aggregation, Damped, Holdings, Taken
 from partita.client import Reply
 from partita.engines import Answer, Engine, Failure, Task
@@ -93,6 +94,8 @@ class Rules(NamedTuple):
     """How long to wait before clients that failed are asked again."""
     until: float = np.inf
     """When to stop waiting at all."""
+    admission: Admission = Admission()
+    """What an answer must keep to."""
 
     def check(self) -> None:
         """Raises an `InputError` for a setting that makes no sense."""
@@ -100,6 +103,7 @@ class Rules(NamedTuple):
             raise InputError(f"A deadline ({self.deadline}) and a pause ({self.pause}) are times above 0.")
         if not 0 <= self.quorum <= 1:
             raise InputError(f"The quorum is a part of the clients from 0 to 1, not {self.quorum}.")
+        self.admission.check()
 
 
 def init(prior: Family, clients: int | Sequence[str], seed: int = 0, aggregation: Aggregation | None = None) -> State:
@@ -136,12 +140,15 @@ def step(
     journal: Journal | None = None,
 ) -> tuple[State, Event]:
     """One pass through the body of `alg:vmp`. Raises nothing for what a client answers: a bad answer is refused."""
-    journal = journal or Journal()
+    journal, rules = journal or Journal(), rules or Rules()
     state = dispatch(method, state, engine.away(state.names))
     journal.keep(state)
-    state, unanswered = gather(method, model, engine, state, rules or Rules(), journal)
-    state, event = take_in(method, model, engine, state)
-    return state, dataclasses.replace(event, unanswered=unanswered)
+    state, unanswered = gather(method, model, engine, state, rules, journal)
+    new, event = take_in(method, model, engine, state, rules.admission)
+    for task, _ in state.arrived:
+        if task.client in event.refusals:
+            engine.tell(task, event.refusals[task.client])
+    return new, dataclasses.replace(event, unanswered=unanswered)
 
 
 def dispatch(method: Method, state: State, away: Bool[np.ndarray, " m"]) -> State:
@@ -233,11 +240,11 @@ def without(state: State, tasks: Sequence[Task]) -> State:
     return dataclasses.replace(state, in_flight=tuple(task for task in state.in_flight if task.id not in gone))
 
 
-def take_in(method: Method, model: Model, engine: Engine, state: State) -> tuple[State, Event]:
+def take_in(method: Method, model: Model, engine: Engine, state: State, admission: Admission) -> tuple[State, Event]:
     """③ Server: take the changes in, damped."""
     clients = len(state.factors)
     replies = {task.client: Reply(reply.delta, jax.device_get(reply.info)) for task, reply in state.arrived}
-    refusals = {k: "is not finite" for k, reply in replies.items() if not reply.info.finite}
+    refusals = admission.refusals([(task, replies[task.client]) for task, _ in state.arrived])
     deltas = {k: replies[k].delta for k in sorted(replies) if k not in refusals}
 
     def free_energy(q: Family) -> float:

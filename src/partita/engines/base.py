@@ -86,6 +86,10 @@ class Engine(abc.ABC):
     def now(self) -> float:
         """The time on the engine's clock."""
 
+    @abc.abstractmethod
+    def tell(self, task: Task, refusal: str) -> None:
+        """Tells a client why its answer was refused, if there is anybody to tell."""
+
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
         """Whatever should hold, or be cleaned up afterwards, while a run goes on."""

@@ -68,6 +68,9 @@ class LocalEngine(Engine):
     def now(self) -> float:
         return self._now
 
+    def tell(self, task: Task, refusal: str) -> None:
+        """Nobody: the history has it."""
+
     def cancel(self, task: str) -> None:
         for pending in [pending for pending in self._pending if pending.task == task]:
             pending.work.cancel()

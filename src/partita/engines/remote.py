@@ -82,6 +82,9 @@ class RemoteEngine(Engine):
                 return None
         return self._come.popleft()
 
+    def tell(self, task: Task, refusal: str) -> None:
+        self.link.post(task.name, Message({"kind": "refused", "task": task.id, "reason": refusal}, {}))
+
     def cancel(self, task: str) -> None:
         self._under_way.pop(task, None)
 
@@ -93,11 +96,13 @@ class RemoteEngine(Engine):
         while missing and self.now() < until:
             letter = self.link.poll(until - self.now())
             header = letter.message.header if letter and letter.message else {}
-            if letter and missing.get(header.get("task", "")) == letter.name and "ell" in header:
+            if letter and missing.get(header.get("task", "")) == letter.name:
                 del missing[header["task"]]
-                total += float(header["ell"])
+                total += float(header.get("ell", "nan"))
             elif letter:
                 self._read(letter)
+                missing = {task: name for task, name in missing.items() if letter.message or name != letter.name}
+                total = total if letter.message else float("nan")
         return float("nan") if missing else total
 
     @property
@@ -117,6 +122,8 @@ class RemoteEngine(Engine):
                 self._fail(task, letter.reason)
             return
         header = letter.message.header
+        if header.get("kind") == "noted":
+            return
         answered = self._under_way.get(str(header.get("task")))
         if answered is None or answered.name != letter.name:
             self.journal.note(letter.name, "late", f"an answer to task {header.get('task')!r}")

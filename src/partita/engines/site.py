@@ -1,5 +1,6 @@
 """A client's end of a federation: its rows, and what it makes of messages. It remembers nothing between them."""
 
+import logging
 from typing import Any
 
 import jax
@@ -14,6 +15,8 @@ from partita.families import Family
 from partita.objective import Factor
 from partita.partition.shard import Shard
 from partita.wire import Message, flatten, unflatten
+
+_LOG = logging.getLogger("partita")
 
 
 class Site:
@@ -35,6 +38,9 @@ class Site:
 
     def _answer(self, message: Message, about: dict[str, Any]) -> Message:
         kind, header = message.header.get("kind"), message.header
+        if kind == "refused":
+            _LOG.warning("%s: an answer was refused: it %s", self.name, header.get("reason"))
+            return Message({**about, "kind": "noted"}, {})
         q = unflatten(_under("q", message), self.prior, "The message")
         if kind == "ell":
             key = jax.random.wrap_key_data(jnp.asarray(header["key"], jnp.uint32))

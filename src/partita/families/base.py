@@ -152,6 +152,10 @@ class Family(eqx.Module):
         ]
         return ends[0], ends[1]
 
+    def precision_range(self, other: Self) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """Its precision over that of another, proper, member: the least and the greatest ratio in any direction."""
+        raise InputError(f"A {type(self).__name__} has no precision in every direction: check changes by KL alone.")
+
     def fitting(self, other: Self, name: str) -> Self:
         """The member, called `name`, in the precision of another; it must be proper, and of its family and shape."""
         _same(other, self)

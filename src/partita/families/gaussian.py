@@ -130,6 +130,10 @@ class MeanFieldGaussian(Gaussian):
         positive = [jnp.all(p > 0) for p in jax.tree.leaves(self.precision)]
         return self.is_finite() & jnp.all(jnp.array(positive))
 
+    def precision_range(self, other: Self) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        ratios = jax.tree.leaves(jax.tree.map(jnp.divide, self.precision, other.precision))
+        return jnp.min(jnp.array([r.min() for r in ratios])), jnp.max(jnp.array([r.max() for r in ratios]))
+
     def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Theta:
         leaves, treedef = jax.tree.flatten(self.precision)
         keys = jax.tree.unflatten(treedef, list(jax.random.split(key, len(leaves))))
@@ -255,6 +259,11 @@ class FullGaussian(Gaussian):
     def log_normaliser(self) -> Float[Array, ""]:
         half_log_det = jnp.sum(jnp.log(jnp.diagonal(self._cholesky())))
         return self.precision_mean @ self._vector_mean() / 2 - half_log_det + self.precision_mean.size * _LOG_2PI / 2
+
+    def precision_range(self, other: Self) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        half = jsp.linalg.solve_triangular(other._cholesky(), self.precision, lower=True)
+        ratios = jnp.linalg.eigvalsh(jsp.linalg.solve_triangular(other._cholesky(), half.T, lower=True))
+        return ratios[0], ratios[-1]
 
     def is_proper(self) -> Bool[Array, ""]:
         return self.is_finite() & jnp.all(jnp.isfinite(self._cholesky()))

@@ -66,6 +66,10 @@ class Product(Family):
         terms = [family.kl(other.components[name]) for name, family in self.components.items()]
         return sum(terms[1:], start=terms[0])
 
+    def precision_range(self, other: Self) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        ranges = [family.precision_range(other[name]) for name, family in self.components.items()]
+        return jnp.min(jnp.array([low for low, _ in ranges])), jnp.max(jnp.array([high for _, high in ranges]))
+
     def moments(self) -> tuple[Theta, Theta]:
         return self._pair(lambda family: family.moments())
 

@@ -1,0 +1,90 @@
+"""Clients on the workers of one's own Dask cluster: one trust domain, for Dask moves pickled Python. Ours is bytes."""
+
+import queue
+import time
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+
+from partita.engines.remote import Letter, Link, RemoteEngine
+from partita.engines.site import Site
+from partita.errors import InputError
+from partita.families import Family
+from partita.journal import Journal
+from partita.method import Method
+from partita.models import Model
+from partita.partition.shard import Partition
+from partita.wire import Message, pack, unpack
+
+try:
+    from distributed import Client, Future, Worker, WorkerPlugin
+except ImportError:
+    raise InputError("Dask is not installed: pip install 'partita[dask]'.") from None
+
+
+class Precision(WorkerPlugin):
+    """Gives a worker the server's precision before anything arrives that would be rounded."""
+
+    name = "partita-precision"
+
+    def __init__(self, double: bool) -> None:
+        self.double = double
+
+    def setup(self, worker: Worker) -> None:
+        """Runs as the worker starts."""
+        jax.config.update("jax_enable_x64", self.double)
+
+
+class DaskLink(Link):
+    """Every client's rows are kept by a worker; the scheduler puts them elsewhere when that is gone."""
+
+    def __init__(self, cluster: Client, sites: Mapping[str, Site]) -> None:
+        self.cluster, self.sites = cluster, dict(sites)
+        self._homes: dict[str, Future] = {}
+        self._come: queue.SimpleQueue[tuple[str, Future]] = queue.SimpleQueue()
+        cluster.register_plugin(Precision(bool(jax.config.read("jax_enable_x64"))))
+
+    def post(self, name: str, message: Message) -> None:
+        if name not in self._homes:
+            # a task and not `scatter`: what was scattered is not restored, and tasks on it wait for ever
+            self._homes[name] = self.cluster.submit(_settle, self.sites[name], pure=False)
+        answer = self.cluster.submit(_handle, self._homes[name], pack(message), pure=False)
+        answer.add_done_callback(lambda future: self._come.put((name, future)))
+
+    def poll(self, timeout: float) -> Letter | None:
+        try:
+            name, answer = self._come.get(timeout=timeout if np.isfinite(timeout) else None)
+        except queue.Empty:
+            return None
+        if answer.status == "finished":
+            return Letter(name, unpack(answer.result()))
+        self._homes.pop(name, None)
+        error = answer.exception() if answer.status == "error" else None
+        return Letter(name, None, f"was lost with its worker ({error or answer.status})")
+
+    def present(self) -> Sequence[str]:
+        return list(self.sites)
+
+    def now(self) -> float:
+        return time.monotonic()
+
+
+def dask_engine(
+    cluster: Client, method: Method, model: Model, prior: Family, partition: Partition, journal: Journal | None = None
+) -> RemoteEngine:
+    """An engine for `run` whose clients are spread over a cluster's workers: the same numbers as in one process."""
+    recipe = method.recipe(model)
+    shards = zip(partition.names, partition.shards, strict=True)
+    sites = {name: Site(name, recipe, prior, shard) for name, shard in shards}
+    rows = dict(zip(partition.names, partition.sizes, strict=True))
+    return RemoteEngine(DaskLink(cluster, sites), prior, rows, journal)
+
+
+def _settle(site: Site) -> Site:
+    return site
+
+
+def _handle(site: Site, message: bytes) -> bytes:
+    """What a worker runs."""
+    return pack(site.handle(unpack(message)))

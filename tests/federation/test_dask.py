@@ -1,0 +1,65 @@
+"""The same numbers on a Dask cluster."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+import partita as pt
+from test_pvi import MODEL, PARTS, PRIOR, SOLVER
+
+distributed = pytest.importorskip("distributed")
+from partita.engines.dask import dask_engine  # noqa: E402
+
+METHODS = {"sequential": pt.methods.sequential(SOLVER), "synchronous": pt.methods.synchronous(SOLVER)}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as local,
+        distributed.Client(local) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_numbers_are_those_of_one_process(name, cluster):
+    method = METHODS[name]
+    there = pt.run(method, MODEL, PRIOR, engine=dask_engine(cluster, method, MODEL, PRIOR, PARTS), rounds=40)
+    here = pt.run(method, MODEL, PRIOR, PARTS, rounds=40)
+    assert there.status is here.status is pt.Status.CONVERGED
+    np.testing.assert_allclose(there.posterior.q.precision, here.posterior.q.precision, rtol=1e-8)
+    np.testing.assert_allclose(there.posterior.mean, here.posterior.mean, rtol=1e-8)
+    assert there.free_energy == pytest.approx(here.free_energy, abs=1e-9)
+
+
+def test_answers_in_any_order_lead_to_the_same_posterior(cluster):
+    method = pt.methods.asynchronous(SOLVER)
+    there = pt.run(method, MODEL, PRIOR, engine=dask_engine(cluster, method, MODEL, PRIOR, PARTS), rounds=60)
+    here = pt.run(method, MODEL, PRIOR, PARTS, rounds=60)
+    assert there.status is here.status is pt.Status.CONVERGED
+    # the runs end within 1e-6 nats of one fixed point
+    assert there.free_energy == pytest.approx(here.free_energy, abs=1e-5)
+
+
+def test_a_worker_killed_at_work_is_replaced(cluster):
+    method = pt.methods.synchronous(SOLVER)
+    engine = dask_engine(cluster, method, MODEL, PRIOR, PARTS)
+    kills = iter([3, 7])
+    next_kill = next(kills)
+
+    def kill(posterior):
+        nonlocal next_kill, steps
+        steps += 1
+        if steps == next_kill:
+            os.kill(next(iter(cluster.run(os.getpid).values())), signal.SIGKILL)
+            next_kill = next(kills, None)
+        return {}
+
+    steps = 0
+    there = pt.run(method, MODEL, PRIOR, engine=engine, rounds=40, metrics=kill)
+    here = pt.run(method, MODEL, PRIOR, PARTS, rounds=40)
+    assert steps > 7
+    np.testing.assert_allclose(there.posterior.mean, here.posterior.mean, rtol=1e-8)
