@@ -99,6 +99,27 @@ class Encoding(NamedTuple):
             names += [f"{column}={level}" for level in self.levels[column]] if column in self.levels else [column]
         return tuple(names)
 
+    def to_dict(self) -> dict[str, Any]:
+        """The encoding as lists, texts and numbers, for JSON."""
+        return {
+            "columns": list(self.columns),
+            "levels": {column: list(levels) for column, levels in self.levels.items()},
+            **{name: getattr(self, name).tolist() for name in ("mean", "rest", "sd")},
+        }
+
+    @classmethod
+    def from_dict(cls, contents: Mapping[str, Any]) -> "Encoding":
+        """The encoding that `to_dict` made; anything else is refused."""
+        try:
+            scales = [np.array(contents[name], dtype=float) for name in ("mean", "rest", "sd")]
+            levels = {str(column): tuple(map(str, some)) for column, some in contents["levels"].items()}
+            found = cls(tuple(map(str, contents["columns"])), levels, *scales)
+            if any(scale.shape != (len(found.names) - 1,) for scale in scales):
+                raise ValueError("its columns and scales do not match")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(f"This is not an encoding ({error!r}): send what Encoding.to_dict made.") from None
+        return found
+
     def encode(self, frame: "Frame") -> Table:
         """An intercept, then numbers and one-hot codes, all standardised; a missing number becomes the mean."""
         for column in (*self.columns, *frame.columns):

@@ -2,15 +2,14 @@
 
 import dataclasses
 import re
-import tomllib
-import typing
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from partita.errors import InputError, unknown
 from partita.methods import NAMED
+from partita.settings import build, parse
 
 NAMES = (
     "uci",
@@ -26,7 +25,6 @@ NAMES = (
 
 Metric = Literal["error", "nll", "pruned"]
 Axis = Literal["communications", "synchronous_steps"]
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,13 +132,10 @@ def load(name: str, path: Path | None = None) -> Experiment:
     if name not in NAMES:
         raise unknown("experiment", name, NAMES)
     source = resources.files("partita.experiments").joinpath(f"{name}.toml") if path is None else path
-    try:
-        contents = tomllib.loads(source.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{source} is not a TOML file: {error}.") from None
+    contents = parse(source.read_bytes(), str(source))
     if "name" in contents:
         raise InputError(f"{source} gives the experiment a name of its own: leave {name!r} to the command.")
-    experiment = _read(Experiment, {"name": name, **contents}, str(source))
+    experiment = build(Experiment, {"name": name, **contents}, str(source))
     _check(experiment, str(source))
     return experiment
 
@@ -177,40 +172,3 @@ def _check(experiment: Experiment, source: str) -> None:
             raise InputError(f"{source} needs at least one {kind} and each only once, not {list(used)}.")
     if experiment.seeds < 1 or experiment.quick.seeds < 1 or not experiment.quick.problems:
         raise InputError(f"{source} needs at least one seed and, for the smoke run, one seed and one problem.")
-
-
-def _read(kind: type[T], contents: Mapping[str, Any], source: str) -> T:
-    """A dataclass from a table; a key too many or too few is named."""
-    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    word = "an experiment" if kind is Experiment else f"a {kind.__name__.lower()}"
-    for key in contents:
-        if key not in fields:
-            raise unknown(f"setting of {kind.__name__.lower()} in {source}", key, fields)
-    for name, field in fields.items():
-        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if needed and name not in contents:
-            raise InputError(f"{source} has {word} without {name!r}: add it.")
-    hints = typing.get_type_hints(kind)
-    return kind(**{key: _value(key, value, hints[key], source) for key, value in contents.items()})
-
-
-def _value(key: str, value: Any, hint: Any, source: str) -> Any:
-    """The value as its field's type asks: tables become dataclasses, lists tuples, whole numbers floats."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, dict):
-        return _read(hint, value, source)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_value(key, item, arguments[0], source) for item in value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if origin is Literal and value in arguments:
-        return value
-    if origin is Mapping and isinstance(value, dict):
-        return value
-    if isinstance(hint, type) and type(value) is hint:
-        return value
-    expected = f"one of {', '.join(map(str, arguments))}" if origin is Literal else _WORDS.get(hint, "a list or table")
-    raise InputError(f"{source} has {value!r} for {key!r}, where {expected} is expected.")
-
-
-_WORDS: Mapping[Any, str] = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}

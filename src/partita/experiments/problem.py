@@ -3,7 +3,7 @@
 import functools
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,15 +21,10 @@ from partita.models import LogisticRegression, Model, NetworkClassifier, Table
 from partita.partition import federate, splits
 from partita.partition.shard import Partition
 from partita.predict import Posterior, Predictive
-from partita.solvers import LBFGS, Gradient, Newton, Solver
+from partita.settings import call
+from partita.solvers import Solver
+from partita.solvers import named as solver_named
 
-T = TypeVar("T")
-
-SOLVERS: Mapping[str, Callable[..., Solver]] = {
-    "newton": Newton,
-    "lbfgs": LBFGS,
-    "adam": functools.partial(Gradient, optax.adam),
-}
 OPTIMISERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {"adam": optax.adam, "agile_adam": agile_adam}
 """What a server's optimiser may be."""
 
@@ -89,7 +84,7 @@ def divide(problem: Problem, source: Source, limit: int | None) -> Division:
     }
     if kind not in kinds:
         raise unknown("kind of split", kind, ("given", *kinds))
-    indices = _made(kinds[kind], settings, f"split of {problem.name}")
+    indices = call(kinds[kind], settings, f"split of {problem.name}")
     return Division([used[some] for some in indices], None, held_out)
 
 
@@ -110,10 +105,7 @@ def _chosen(problem: Problem, rows: int) -> tuple[Indices, Indices | None]:
 def solver(experiment: Experiment, name: str) -> Solver:
     """The solver of this name in the experiment's configuration."""
     settings = solver_settings(experiment, name)
-    kind = settings.pop("kind")
-    if kind not in SOLVERS:
-        raise unknown("kind of solver", kind, SOLVERS)
-    return _made(SOLVERS[kind], settings, f"solver {name}")
+    return solver_named(settings.pop("kind"), settings, f"solver {name}")
 
 
 def solver_settings(experiment: Experiment, name: str) -> dict[str, Any]:
@@ -153,14 +145,6 @@ def sizes_and_labels(setting: Setting) -> list[dict[str, Any]]:
         | ({"positive": float(y.mean())} if binary else {})
         for name, y in zip(clients.names, found, strict=True)
     ]
-
-
-def _made(function: Callable[..., T], settings: Mapping[str, Any], what: str) -> T:
-    """The function's result with these settings; one that it does not know is the user's mistake."""
-    try:
-        return function(**settings)
-    except TypeError as error:
-        raise InputError(f"The {what} has a setting that does not fit: {error}.") from None
 
 
 def _model(problem: Problem, columns: int, classes: int) -> tuple[Model, MeanFieldGaussian, np.dtype]:

@@ -57,12 +57,15 @@ class Ledger(Journal):
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
 
-    def load(self, fresh: State) -> tuple[State, History]:
         with self._transaction() as db:
             if not db.execute("SELECT name FROM sqlite_master WHERE name = 'about'").fetchone():
                 for statement in _SCHEMA.strip().split(";")[:-1]:
                     db.execute(statement)
                 self._write(db, "format", _FORMAT)
+
+    def load(self, fresh: State) -> tuple[State, History]:
+        with self._transaction() as db:
+            if not db.execute("SELECT key FROM arrays WHERE key = 'prior'").fetchone():
                 self._write(db, "seed", fresh.seed)
                 db.execute("INSERT INTO arrays VALUES ('prior', ?)", [_packed(fresh.prior)])
                 self._differences(db, fresh)
@@ -89,6 +92,16 @@ class Ledger(Journal):
             db.execute(
                 "INSERT INTO events (time, name, event, text) VALUES (?, ?, ?, ?)", [time.time(), name, event, text]
             )
+
+    def say(self, key: str, value: Any) -> None:
+        """Keeps something that JSON can hold."""
+        with self._transaction() as db:
+            self._write(db, key, value)
+
+    def said(self, key: str) -> Any:
+        """What was kept under a key; None if nothing was."""
+        found = self._db.execute("SELECT value FROM about WHERE key = ?", [key]).fetchone()
+        return None if found is None else json.loads(found[0])
 
     def request(self, name: str, change: Literal["leave", "retire", "join"]) -> None:
         """Asks the server, which may be another process, for a change of a client's membership at its next step."""

@@ -4,6 +4,7 @@ from partita.solvers.base import Outcome, Solution, Solver
 from partita.solvers.blockwise import Blockwise
 from partita.solvers.fixed_point import Conjugate, FixedPoint, NaturalGradient
 from partita.solvers.gradient import LBFGS, Gradient
+from partita.solvers.named import named
 from partita.solvers.newton import Newton
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "Outcome",
     "Solution",
     "Solver",
+    "named",
 ]

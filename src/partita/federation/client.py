@@ -1,0 +1,60 @@
+"""A client of a federation: its file of rows, and what it makes of the server's messages."""
+
+from pathlib import Path
+from typing import Any
+
+from partita.datasets.frame import Frame
+from partita.engines.site import Site
+from partita.errors import InputError
+from partita.federation import rows
+from partita.federation.config import Federation
+from partita.partition import federate
+from partita.preprocess import Encoding, summarise
+from partita.wire import Message
+
+
+class Client:
+    """Says who it is and what its columns hold, and answers tasks once everybody has agreed on an encoding."""
+
+    def __init__(self, name: str, federation: Federation, path: Path) -> None:
+        self.name, self.federation, self.path = name, federation, path
+        self._frame: Frame | None = None
+        self._sites: dict[str, Site] = {}
+
+    def handle(self, message: Message) -> Message:
+        """The answer to a message; what cannot be answered is said in a sentence that quotes no row."""
+        about = {"name": self.name, "task": str(message.header.get("task", ""))}
+        try:
+            if message.header.get("kind") == "hello":
+                return Message({**about, "kind": "hello", **self._introduction(message.header)}, {})
+            return self._site(message.header).handle(message)
+        except InputError as error:
+            return Message({**about, "kind": "error", "reason": str(error)}, {})
+
+    def _introduction(self, header: dict[str, Any]) -> dict[str, Any]:
+        """How many rows there are, and sums of their columns."""
+        if header.get("digest") != self.federation.digest:
+            raise InputError(
+                "The client's federation.toml differs from the server's in columns, model, method, prior or seed: "
+                "get the same file."
+            )
+        frame = self._rows()
+        return {"rows": frame.size, "summary": summarise(frame).to_dict()}
+
+    def _rows(self) -> Frame:
+        if self._frame is None:
+            self._frame = rows.read(self.path, self.federation.data)
+        return self._frame
+
+    def _site(self, header: dict[str, Any]) -> Site:
+        contents = header.get("encoding")
+        key = repr(contents)
+        if key not in self._sites:
+            encoding = Encoding.from_dict(contents or {})
+            table = encoding.encode(self._rows())
+            model = self.federation.built_model(len(encoding.names))
+            model.check(table)
+            prior = self.federation.built_prior(model, len(encoding.names))
+            recipe = self.federation.built_method().recipe(model)
+            self._sites = {key: Site(self.name, recipe, prior, federate([table], names=[self.name]).shards[0])}
+        return self._sites[key]

@@ -1,0 +1,197 @@
+"""What a federation is: a TOML file that a person can read, the same for the server and every client."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from partita.admission import Admission
+from partita.errors import InputError, unknown
+from partita.families import Family, FullGaussian, MeanFieldGaussian
+from partita.method import Method
+from partita.methods import NAMED
+from partita.methods import named as method_named
+from partita.models import (
+    LinearRegression,
+    LogisticRegression,
+    Model,
+    NetworkClassifier,
+    NetworkRegressor,
+    PoissonRegression,
+    ProbitRegression,
+)
+from partita.settings import build, parse
+from partita.solvers import named as solver_named
+
+FILE = "federation.toml"
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Which columns a client's file must have."""
+
+    response: str
+    numbers: tuple[str, ...] = ()
+    """Columns of numbers; a missing value becomes the mean of all clients."""
+    categories: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Columns of categories with their levels; without levels, those that clients name before the first round."""
+    positive: tuple[str, ...] = ()
+    """The values of the response that count as 1, where it is not written in numbers; all others count as 0."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Likelihood:
+    """What is p(y ∣ θ)?"""
+
+    kind: Literal["linear", "logistic", "probit", "poisson", "classifier", "regressor"]
+    noise: float = 1.0
+    """The standard deviation of the response, for linear models and regressors."""
+    hidden: tuple[int, ...] = ()
+    """Widths of a network's hidden layers."""
+    classes: int = 2
+    """How many classes a classifier tells apart."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prior:
+    """N(0, scale²) for every parameter, and the family of the posterior."""
+
+    family: Literal["mean-field", "full"] = "mean-field"
+    scale: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """When to stop, and how long to wait for clients, in seconds."""
+
+    rounds: float = 20.0
+    tolerance: float = 1e-6
+    deadline: float = 600.0
+    """How long clients have for an answer."""
+    quorum: float = 0.5
+    """What part of the clients asked must have answered for a round to go on without the others."""
+    assemble: float = 600.0
+    """How long to wait for everybody before the first round; then it begins with those who are there."""
+    timeout: float = 86400.0
+    """After how long the server stops in any case."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """What an answer must keep to; 0 for no bound. See `Admission`."""
+
+    change: float = 0.0
+    dominance: float = 0.0
+    deficit: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+    """Where clients find the server."""
+
+    address: str = "127.0.0.1:9092"
+    secure: bool = False
+    """Whether messages are encrypted and clients show keys; needed unless everything is on one machine."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Federation:
+    """Everything on which server and clients agree."""
+
+    name: str
+    clients: tuple[str, ...]
+    data: Data
+    model: Likelihood
+    method: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"name": "sequential"})
+    solver: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"kind": "newton"})
+    prior: Prior = Prior()
+    run: Run = Run()
+    admission: Bounds = Bounds()
+    server: Server = Server()
+    seed: int = 0
+
+    @property
+    def digest(self) -> str:
+        """A digest of all that answers depend on, by which a client with another file is told apart."""
+        about = dataclasses.asdict(self)
+        agreed = {key: about[key] for key in ("name", "data", "model", "method", "solver", "prior", "seed")}
+        return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()[:16]
+
+    def built_model(self, columns: int) -> Model:
+        """The likelihood for so many encoded columns."""
+        about = self.model
+        if about.kind == "linear":
+            return LinearRegression(about.noise)
+        if about.kind == "classifier":
+            return NetworkClassifier((columns, *about.hidden, about.classes))
+        if about.kind == "regressor":
+            return NetworkRegressor((columns, *about.hidden, 1), about.noise)
+        return _PLAIN[about.kind]()
+
+    def built_prior(self, model: Model, columns: int) -> Family:
+        """The prior over the model's parameters."""
+        kind = MeanFieldGaussian if self.prior.family == "mean-field" else FullGaussian
+        template = model.template() if isinstance(model, NetworkClassifier | NetworkRegressor) else columns
+        return kind.standard_normal(template, self.prior.scale)
+
+    def built_method(self) -> Method:
+        """The method with its solver."""
+        settings = dict(self.method)
+        name = settings.pop("name")
+        solver = dict(self.solver)
+        return method_named(name, **settings, solver=solver_named(solver.pop("kind"), solver))
+
+    def built_admission(self) -> Admission:
+        """The bounds on answers."""
+        bounds = {key: value for key, value in dataclasses.asdict(self.admission).items() if value}
+        return Admission(**bounds)
+
+
+_PLAIN: Mapping[str, Any] = {
+    "logistic": LogisticRegression,
+    "probit": ProbitRegression,
+    "poisson": PoissonRegression,
+}
+
+
+def load(folder: Path) -> Federation:
+    """The federation whose file is in the folder."""
+    path = folder / FILE
+    try:
+        contents = path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"There is no {path}: `partita federation init {folder}` makes one.") from None
+    return read(contents, str(path))
+
+
+def read(contents: bytes, source: str) -> Federation:
+    """The federation that a file describes; what does not fit is named."""
+    federation = build(Federation, parse(contents, source), source)
+    _check(federation, source)
+    return federation
+
+
+def _check(federation: Federation, source: str) -> None:
+    names = federation.clients
+    if not names or len(set(names)) < len(names) or not all(names):
+        raise InputError(f"{source} needs at least one client and every name only once, not {list(names)}.")
+    for table, key in ((federation.method, "name"), (federation.solver, "kind")):
+        if key not in table:
+            raise InputError(f"{source} has a method or a solver without {key!r}: add it.")
+    if federation.method["name"] not in NAMED or federation.method["name"] in ("pooled", "alone"):
+        raise unknown(
+            f"method in {source}",
+            federation.method["name"],
+            [name for name in NAMED if name not in ("pooled", "alone")],
+        )
+    data = federation.data
+    columns = [*data.numbers, *data.categories, data.response]
+    if len(set(columns)) < len(columns) or len(columns) < 2:
+        raise InputError(f"{source} needs at least one column beside the response, and each only once: {columns}.")
+    for column, levels in data.categories.items():
+        if not isinstance(levels, list) or not all(isinstance(level, str) for level in levels):
+            raise InputError(f"{source} has {levels!r} as the levels of {column!r}, where a list of texts is expected.")
+    federation.built_method()
+    federation.built_admission().check()

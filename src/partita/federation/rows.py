@@ -1,0 +1,82 @@
+"""A client's file of rows: CSV or parquet, checked column by column against what the federation expects."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partita.datasets.frame import Frame
+from partita.errors import InputError
+from partita.federation.config import Data
+
+
+def read(path: Path, data: Data) -> Frame:
+    """The rows of the columns that the federation uses. Everything that does not fit is told at once, by column."""
+    table = _table(path)
+    problems: list[str] = []
+    missing = [column for column in (*data.numbers, *data.categories, data.response) if column not in table.columns]
+    problems += [f"column {column!r} is missing" for column in missing]
+    columns: dict[str, np.ndarray] = {}
+    for column in data.numbers:
+        if column not in missing:
+            columns[column] = _numbers(table[column], column, problems)
+    for column, levels in data.categories.items():
+        if column not in missing:
+            columns[column] = _categories(table[column], column, tuple(levels), problems)
+    response = None if data.response in missing else _response(table[data.response], data, problems)
+    if problems:
+        raise InputError(f"{path.name} does not fit the federation: {'; '.join(problems)}.")
+    if not len(table):
+        raise InputError(f"{path.name} has no rows: give it at least one.")
+    levels = {column: tuple(levels) for column, levels in data.categories.items() if levels}
+    return Frame.build(columns, np.asarray(response), levels)
+
+
+def _table(path: Path) -> Any:
+    try:
+        import polars
+    except ImportError:
+        raise InputError("Files of rows are read by polars: pip install 'partita[flower]'.") from None
+    if not path.is_file():
+        raise InputError(f"There is no file {path}.")
+    try:
+        if path.suffix == ".parquet":
+            return polars.read_parquet(path)
+        return polars.read_csv(path, infer_schema_length=None, null_values=["", "?", "NA"])
+    except (polars.exceptions.PolarsError, OSError) as error:
+        raise InputError(f"{path.name} cannot be read as a table: {str(error).splitlines()[0]}") from None
+
+
+def _numbers(values: Any, column: str, problems: list[str]) -> np.ndarray:
+    if not values.dtype.is_numeric():
+        problems.append(f"column {column!r} has texts where numbers are expected")
+        return np.empty(0)
+    return values.cast(float).fill_null(float("nan")).to_numpy().astype(float)
+
+
+def _categories(values: Any, column: str, levels: tuple[str, ...], problems: list[str]) -> np.ndarray:
+    if values.null_count():
+        problems.append(f"column {column!r} has {values.null_count()} rows without a category")
+        return np.empty(0, str)
+    texts = np.array([_text(value) for value in values.to_list()], dtype=str)
+    strange = sorted(set(texts.tolist()) - set(levels)) if levels else []
+    if strange:
+        problems.append(f"column {column!r} has categories that are not declared, such as {strange[0]!r}")
+    return texts
+
+
+def _text(value: Any) -> str:
+    """A category as a text; 2.0 is written 2, as files differ in that."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _response(values: Any, data: Data, problems: list[str]) -> np.ndarray:
+    if values.null_count():
+        problems.append(f"column {data.response!r} has {values.null_count()} rows without a response")
+        return np.empty(0)
+    if data.positive:
+        return np.array([_text(value) in data.positive for value in values.to_list()], dtype=float)
+    if not values.dtype.is_numeric():
+        problems.append(f"column {data.response!r} has texts where numbers are expected: say which are `positive`")
+        return np.empty(0)
+    return values.cast(float).to_numpy().astype(float)

@@ -1,0 +1,65 @@
+"""Settings that a person writes: TOML tables read into dataclasses, strictly."""
+
+import dataclasses
+import tomllib
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar
+
+from partita.errors import InputError, unknown
+
+T = TypeVar("T")
+
+
+def parse(contents: bytes, source: str) -> dict[str, Any]:
+    """The tables of a TOML file."""
+    try:
+        return tomllib.loads(contents.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{source} is not a TOML file: {error}.") from None
+
+
+def call(function: Callable[..., T], settings: Mapping[str, Any], what: str) -> T:
+    """The function's result with these settings; one that it does not know is the user's mistake."""
+    try:
+        return function(**settings)
+    except TypeError as error:
+        raise InputError(f"The {what} has a setting that does not fit: {error}.") from None
+
+
+def build(kind: type[T], contents: Mapping[str, Any], source: str) -> T:
+    """A dataclass from a table; a key too many or too few is named."""
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    word = kind.__name__.lower()
+    article = "an" if word[0] in "aeiou" else "a"
+    for key in contents:
+        if key not in fields:
+            raise unknown(f"setting of {word} in {source}", key, fields)
+    for name, field in fields.items():
+        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if needed and name not in contents:
+            raise InputError(f"{source} has {article} {word} without {name!r}: add it.")
+    hints = typing.get_type_hints(kind)
+    return kind(**{key: _value(key, value, hints[key], source) for key, value in contents.items()})
+
+
+def _value(key: str, value: Any, hint: Any, source: str) -> Any:
+    """The value as its field's type asks: tables become dataclasses, lists tuples, whole numbers floats."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return build(hint, value, source)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_value(key, item, arguments[0], source) for item in value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if origin is Literal and value in arguments:
+        return value
+    if origin is Mapping and isinstance(value, dict):
+        return value
+    if isinstance(hint, type) and type(value) is hint:
+        return value
+    expected = f"one of {', '.join(map(str, arguments))}" if origin is Literal else _WORDS.get(hint, "a list or table")
+    raise InputError(f"{source} has {value!r} for {key!r}, where {expected} is expected.")
+
+
+_WORDS: Mapping[Any, str] = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}

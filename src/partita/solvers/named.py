@@ -1,0 +1,29 @@
+"""Solvers by name, as configurations call them."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optax
+
+from partita.errors import unknown
+from partita.settings import call
+from partita.solvers.base import Solver
+from partita.solvers.fixed_point import Conjugate, FixedPoint
+from partita.solvers.gradient import LBFGS, Gradient
+from partita.solvers.newton import Newton
+
+KINDS: Mapping[str, Callable[..., Solver]] = {
+    "newton": Newton,
+    "lbfgs": LBFGS,
+    "adam": functools.partial(Gradient, optax.adam),
+    "conjugate": Conjugate,
+    "fixed_point": FixedPoint,
+}
+
+
+def named(kind: str, settings: Mapping[str, Any], what: str = "solver") -> Solver:
+    """The solver of this kind with these settings."""
+    if kind not in KINDS:
+        raise unknown("kind of solver", kind, KINDS)
+    return call(KINDS[kind], settings, what)

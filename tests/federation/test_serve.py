@@ -1,0 +1,155 @@
+"""A federation from its file and its clients' files to its posterior."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+import partita as pt
+from federation.weather import Weather
+from partita import wire
+from partita.datasets.frame import Frame
+from partita.federation import config
+from partita.federation.client import Client
+from partita.federation.ledger import Ledger
+from partita.federation.serve import LEDGER, assemble, serve
+from partita.preprocess import Encoding, federated
+
+TOML = """
+name = "clinics"
+clients = ["east", "north", "west"]
+
+[data]
+response = "ill"
+numbers = ["age", "pressure"]
+categories = { pain = ["none", "some", "much"], site = [] }
+positive = ["yes"]
+
+[model]
+kind = "logistic"
+
+[run]
+rounds = 8
+"""
+COLUMNS = ("age", "pressure", "pain", "site", "ill", "surname")
+
+
+def clinic(seed, rows=30):
+    """The rows of a clinic as its file has them; a column that is nobody's business is among them."""
+    generator = np.random.default_rng(seed)
+    age, pressure = generator.normal(60, 9, rows), generator.normal(130, 15, rows)
+    pain = generator.choice(["none", "some", "much"], rows)
+    ill = np.where(generator.logistic(size=rows) < (age - 60) / 5 + (pain == "much"), "yes", "no")
+    site = generator.choice(["left", "right"], rows)
+    return list(zip(np.round(age, 1), np.round(pressure, 1), pain, site, ill, ["Doe"] * rows, strict=True))
+
+
+def write(path, rows, columns=COLUMNS):
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(rows)
+
+
+@pytest.fixture
+def clinics(tmp_path):
+    """A federation and its clients, by name."""
+    federation = config.read(TOML.encode(), "federation.toml")
+    for seed, name in enumerate(federation.clients):
+        write(tmp_path / f"{name}.csv", clinic(seed))
+    return federation, {name: Client(name, federation, tmp_path / f"{name}.csv") for name in federation.clients}
+
+
+def in_one_process(federation):
+    frames = []
+    for seed, _ in enumerate(federation.clients):
+        age, pressure, pain, site, ill, _ = zip(*clinic(seed), strict=True)
+        columns = {"age": np.array(age), "pressure": np.array(pressure), "pain": np.array(pain), "site": np.array(site)}
+        frames.append(Frame.build(columns, np.array(ill) == "yes", {"pain": ("none", "some", "much")}))
+    agreed = federated(frames)
+    parts = pt.federate([agreed.encode(frame) for frame in frames], names=federation.clients)
+    model = federation.built_model(len(agreed.names))
+    prior = federation.built_prior(model, len(agreed.names))
+    return pt.run(federation.built_method(), model, prior, parts, rounds=8, evaluate_every=0)
+
+
+def test_it_is_the_run_in_one_process(clinics, tmp_path):
+    federation, clients = clinics
+    there, here = serve(tmp_path, federation, Weather(clients)), in_one_process(federation)
+    np.testing.assert_allclose(there.posterior.q.precision, here.posterior.q.precision, rtol=1e-8)
+    np.testing.assert_allclose(there.posterior.mean, here.posterior.mean, rtol=1e-8)
+    assert (tmp_path / "posterior.npz").exists()
+    with (tmp_path / "summary.csv").open() as file:
+        names = [row["name"] for row in csv.DictReader(file)]
+    assert names[:3] == ["intercept", "age", "pressure"]
+    assert json.loads((tmp_path / "result.json").read_text())["status"] == there.status.value
+
+
+def test_what_leaves_a_client_does_not_grow_with_its_rows_and_quotes_none(clinics, tmp_path):
+    federation, _ = clinics
+    sizes = []
+    for rows in (30, 60):
+        folder = tmp_path / f"{rows}"
+        folder.mkdir()
+        for seed, name in enumerate(federation.clients):
+            write(folder / f"{name}.csv", clinic(seed, 30) * (rows // 30))
+        link = Weather({name: Client(name, federation, folder / f"{name}.csv") for name in federation.clients})
+        serve(folder, federation, link)
+        tasks = [message for message in link.sent if b'"kind": "update"' in message]
+        sizes.append({round(len(message), -2) for message in tasks})
+        assert not any(b"Doe" in message for message in link.sent)
+        for message in map(wire.unpack, link.sent):
+            # q and a factor, or a change of a factor: nothing has a row's length
+            assert all(max(array.shape, default=0) == 8 or array.shape == () for array in message.arrays.values())
+    assert sizes[0] == sizes[1]
+
+
+def test_a_file_that_does_not_fit_is_told_to_both_sides_by_column(clinics, tmp_path):
+    federation, clients = clinics
+    rows = [(age, "high", "some", site, ill, name) for age, _, _, site, ill, name in clinic(1)]
+    rows[0] = (*rows[0][:2], "terrible", *rows[0][3:])
+    write(tmp_path / "north.csv", [row[1:] for row in rows], COLUMNS[1:])
+    answer = clients["north"].handle(wire.Message({"kind": "hello", "digest": federation.digest}, {}))
+    for part in ("north.csv", "'age' is missing", "'pressure' has texts", "'pain' has categories", "'terrible'"):
+        assert part in answer.header["reason"]
+    link, ledger = Weather(clients), Ledger(tmp_path / LEDGER)
+    assert list(assemble(federation, link, ledger)["rows"]) == ["east", "west"]
+    events = ledger._db.execute("SELECT text FROM events WHERE name = 'north' AND event = 'unfit'").fetchall()
+    assert "'pressure' has texts" in events[0][0]
+
+
+def test_another_federations_client_is_told(clinics):
+    _, clients = clinics
+    answer = clients["east"].handle(wire.Message({"kind": "hello", "digest": "another"}, {}))
+    assert "get the same file" in answer.header["reason"]
+
+
+def test_a_server_that_starts_again_keeps_the_encoding_agreed_on(clinics, tmp_path):
+    federation, clients = clinics
+    first = assemble(federation, Weather(clients), Ledger(tmp_path / LEDGER))
+    again = assemble(federation, Weather({}), Ledger(tmp_path / LEDGER))
+    assert first == again
+    assert Encoding.from_dict(again["encoding"]).names[-1] == "site=right"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('kind = "logistic"', 'kind = "logstic"', "one of linear, logistic"),
+        ('kind = "logistic"', "", "without 'kind'"),
+        ('clients = ["east", "north", "west"]', 'clients = ["east", "east"]', "every name only once"),
+        ('response = "ill"', 'response = "age"', "each only once"),
+        ("rounds = 8", "round = 8", "no setting of run in federation.toml named 'round'"),
+        ("rounds = 8", 'rounds = "many"', "'many' for 'rounds', where a number"),
+        ("site = []", "site = [1]", "levels of 'site'"),
+        ("[run]", '[method]\nname = "pooled"\n[run]', "no method in federation.toml named 'pooled'"),
+        ("[run]", '[method]\nname = "sequential"\ndampening = 1\n[run]', "setting of sequential named 'dampening'"),
+        ("[run]", "[admission]\nchange = -1.0\n[run]", "not negative"),
+        ("[run]", "[run", "not a TOML file"),
+    ],
+)
+def test_a_mistake_in_the_file_is_told(old, new, message):
+    assert old in TOML
+    with pytest.raises(pt.InputError, match=message):
+        config.read(TOML.replace(old, new).encode(), "federation.toml")
