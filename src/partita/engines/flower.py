@@ -1,0 +1,162 @@
+"""Clients of other organisations, by Flower: the only module that knows it.
+
+Flower starts the two apps below in processes of its own: the server's once for a run, the client's for every message.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from partita.engines.remote import Letter, Link
+from partita.errors import InputError
+from partita.wire import Message
+
+try:
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
+    from flwr.app import Message as Envelope
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+except ImportError:
+    raise InputError("Flower is not installed: pip install 'partita[flower]'.") from None
+
+PULL = 0.2
+"""Seconds between two looks for answers."""
+ASK = 10.0
+"""Seconds after which a node that has not said who it is is asked again."""
+LARGEST = 2**31
+"""Bytes of arrays beyond which a message is not read."""
+
+
+def to_records(message: Message) -> RecordDict:
+    """A message as Flower carries it: arrays in its own records, and a header of JSON."""
+    arrays = ArrayRecord({name: Array(np.asarray(array)) for name, array in message.arrays.items()})
+    return RecordDict({"header": ConfigRecord({"json": json.dumps(message.header)}), "arrays": arrays})
+
+
+def from_records(records: RecordDict) -> Message:
+    """The message in Flower's records; anything else is refused."""
+    try:
+        found = records.array_records["arrays"]
+        size = sum(len(array.data) for array in found.values())
+        if size > LARGEST:
+            raise InputError(f"The message has {size} bytes, where {LARGEST} are allowed.")
+        header = json.loads(str(records.config_records["header"]["json"]))
+        arrays = {str(name): array.numpy() for name, array in found.items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"This is not a message of partita's, or too long: {error}.") from None
+    return Message(header if isinstance(header, dict) else {}, arrays)
+
+
+class FlowerLink(Link):
+    """Finds out which node is which client, and asks again after every error: a node may come back as another."""
+
+    def __init__(self, grid: Grid, names: Sequence[str], ttl: float = 3600.0) -> None:
+        self.grid, self.names, self.ttl = grid, frozenset(names), ttl
+        self._nodes: dict[str, int] = {}
+        self._asked: dict[int, float] = {}
+        self._posted: dict[str, tuple[int, str | None]] = {}
+        """The node and the client, or None for a question who it is, by the id of the envelope."""
+        self._looked = -np.inf
+        self._bounced: list[str] = []
+
+    def post(self, name: str, message: Message) -> None:
+        if name in self._nodes:
+            self._push(self._nodes[name], message, "train.partita", name)
+        else:
+            self._bounced.append(name)
+
+    def poll(self, timeout: float) -> Letter | None:
+        until = self.now() + timeout
+        while True:
+            if self._bounced:
+                return Letter(self._bounced.pop(), None, "is not there")
+            self._look_around()
+            for envelope in self.grid.pull_messages(list(self._posted)) if self._posted else ():
+                letter = self._open(envelope)
+                if letter is not None:
+                    return letter
+            if self.now() >= until:
+                return None
+            time.sleep(min(PULL, max(until - self.now(), 0.0)))
+
+    def present(self) -> Sequence[str]:
+        self._look_around()
+        return list(self._nodes)
+
+    def now(self) -> float:
+        return time.time()
+
+    def _push(self, node: int, message: Message, kind: str, name: str | None) -> None:
+        envelope = Envelope(to_records(message), dst_node_id=node, message_type=kind, ttl=self.ttl)
+        for identity in self.grid.push_messages([envelope]):
+            self._posted[identity] = (node, name)
+
+    def _look_around(self) -> None:
+        """Asks nodes that are not known who they are."""
+        if self.now() < self._looked + 1.0:
+            return
+        self._looked = self.now()
+        known = set(self._nodes.values())
+        for node in self.grid.get_node_ids():
+            if node not in known and self.now() >= self._asked.get(node, -np.inf) + ASK:
+                self._asked[node] = self.now()
+                self._push(node, Message({"kind": "name"}, {}), "query.partita", None)
+
+    def _open(self, envelope: Envelope) -> Letter | None:
+        node, name = self._posted.pop(envelope.metadata.reply_to_message_id, (0, None))
+        if envelope.has_error():
+            self._asked.pop(node, None)
+            if name is None:
+                return None
+            self._nodes.pop(name, None)
+            return Letter(name, None, "cannot be reached")
+        try:
+            message = from_records(envelope.content)
+        except InputError as error:
+            return Letter(name, Message({"kind": "error", "reason": str(error)}, {})) if name else None
+        if name is not None:
+            return Letter(name, message)
+        claimed = message.header.get("name")
+        if claimed in self.names:
+            self._nodes[claimed] = node
+        return None
+
+
+server_app = ServerApp()
+client_app = ClientApp()
+
+
+@server_app.main()
+def _serve(grid: Grid, context: Context) -> None:
+    """What Flower runs on the server: the folder of the federation is in the run's configuration."""
+    from partita.federation import config
+    from partita.federation.serve import serve
+
+    jax.config.update("jax_enable_x64", True)
+    folder = Path(str(context.run_config["folder"]))
+    federation = config.load(folder)
+    serve(folder, federation, FlowerLink(grid, federation.clients))
+
+
+@client_app.query("partita")
+def _name(envelope: Envelope, context: Context) -> Envelope:
+    """Says which client this node is."""
+    answer = Message({"kind": "name", "name": str(context.node_config["client"])}, {})
+    return Envelope(to_records(answer), reply_to=envelope)
+
+
+@client_app.train("partita")
+def _answer(envelope: Envelope, context: Context) -> Envelope:
+    """Answers a message with the rows of the file in the node's configuration."""
+    from partita.federation import config
+    from partita.federation.client import Client
+
+    jax.config.update("jax_enable_x64", True)
+    about: Any = context.node_config
+    client = Client(str(about["client"]), config.load(Path(str(about["folder"]))), Path(str(about["data"])))
+    return Envelope(to_records(client.handle(from_records(envelope.content))), reply_to=envelope)
