@@ -22,7 +22,7 @@ from partita.models import Model
 from partita.partition.shard import Partition
 from partita.predict import Posterior
 from partita.progress import Progress
-from partita.server import Event, Rules, State, global_free_energy, init, step
+from partita.server import Event, Rules, State, divergence, global_free_energy, init, step
 from partita.solvers import Outcome
 
 
@@ -95,10 +95,11 @@ def run(
     Clients run in this process, on the rows of `partition`, or wherever the `engine` has them. A round is as many
     answers as there are clients; without any budget it is 100 rounds, and never more than the method's own number of
     passes. The residual is the largest KL(q_k ‖ q) among the clients' latest answers, unless the aggregation has one of
-    its own. Global free energy and `metrics` are computed every `evaluate_every` steps and at the end, 0 for never.
-    With `checkpoint` the run is saved every so many steps, and goes on from that file when it exists, to the same
-    numbers as if it had not been interrupted, provided that method, model and data are the same: that is up to the
-    caller. A `journal` may keep more. `progress` is shown on a terminal unless switched off.
+    its own. Global free energy and `metrics` are computed every `evaluate_every` steps and at the end, 0 for never: the
+    free energy is then what clients have reported with their last answers, which costs nothing and lags behind. With
+    `checkpoint` the run is saved every so many steps, and goes on from that file when it exists, to the same numbers
+    as if it had not been interrupted, provided that method, model and data are the same: that is up to the caller. A
+    `journal` may keep more. `progress` is shown on a terminal unless switched off.
     """
     engine = _engine(partition, engine, speeds)
     method.check(prior, len(engine.names))
@@ -142,6 +143,8 @@ def run(
                 row["free_energy"] = global_free_energy(model, engine, prior, state.posterior, seed)
                 found = metrics(Posterior(model, state.posterior)) if metrics else {}
                 row |= {name: float(value) for name, value in found.items()}
+            elif not evaluate_every and np.isfinite(state.ell).all():
+                row["reported_free_energy"] = state.ell.sum() - float(divergence(state.posterior, prior))
             row["seconds"] = before + time.perf_counter() - started
             history.append(row)
             ending = ending or _ending(state, history, first, budget, whole, tolerance)

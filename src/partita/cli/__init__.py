@@ -1,4 +1,4 @@
-"""The command line: `partita demo` and `partita experiment`."""
+"""The command line: `partita demo`, `partita experiment`, and the commands of a federation."""
 
 import sys
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from partita.cli.federation import client, federation, result, resume, server, status
 from partita.errors import InputError
 
 app = typer.Typer(
@@ -92,6 +93,11 @@ def experiment(
 
     settings = Settings(name, output, config, data, solver, seeds, workers, tuple(problem or ()), quick, plan)
     run_experiment(settings, json)
+
+
+app.add_typer(federation, name="federation")
+for command in (server, client, status, resume, result):
+    app.command()(command)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import ipaddress
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -195,3 +196,14 @@ def _check(federation: Federation, source: str) -> None:
             raise InputError(f"{source} has {levels!r} as the levels of {column!r}, where a list of texts is expected.")
     federation.built_method()
     federation.built_admission().check()
+    host = federation.server.address.rpartition(":")[0]
+    if not federation.server.secure and not loopback(host):
+        raise InputError(f"{source} has a server at {host} without encryption: set secure = true, or use 127.0.0.1.")
+
+
+def loopback(host: str) -> bool:
+    """Whether only this machine can reach a host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

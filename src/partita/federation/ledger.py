@@ -84,7 +84,11 @@ class Ledger(Journal):
         with self._transaction() as db:
             self._differences(db, state)
             for place in range(self._rows, len(history)):
-                db.execute("INSERT INTO history VALUES (?, ?)", [place, json.dumps(history.rows[place])])
+                row = history.rows[place]
+                db.execute("INSERT INTO history VALUES (?, ?)", [place, json.dumps(row)])
+                for name in row["clients"]:
+                    reason = row["refused"].get(name, "")
+                    self._note(db, name, "refused" if reason else "accepted", reason)
         self._kept, self._rows = state, len(history)
 
     def note(self, name: str, event: str, text: str = "") -> None:
@@ -133,6 +137,9 @@ class Ledger(Journal):
             self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
+
+    def _note(self, db: sqlite3.Connection, name: str, event: str, text: str) -> None:
+        db.execute("INSERT INTO events VALUES (NULL, ?, ?, ?, ?)", [time.time(), name, event, text])
 
     def _write(self, db: sqlite3.Connection, key: str, value: Any) -> None:
         db.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", [key, json.dumps(value)])

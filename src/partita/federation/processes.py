@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -125,7 +126,9 @@ def serve(folder: Path, federation: Federation, log: Path | None = None) -> str:
     ledger.say("ended", None)
     command = [program("flower-superlink"), "--host", host, "--port", str(port), *security]
     with running(command, env, logs) as link:
-        _await_health(local, federation.server.secure, link, logs)
+        _await_health(local, federation.server.secure, folder, link, logs)
+        if federation.server.secure:
+            _register(folder, federation, env)
         _submit(app, folder, env)
         while True:
             ended = ledger.said("ended")
@@ -178,12 +181,16 @@ def _client_security(folder: Path, federation: Federation, name: str) -> list[st
     return ["--root-certificates", str(folder / "ca.crt"), "--auth-supernode-private-key", str(key)]
 
 
-def _await_health(address: str, secure: bool, link: subprocess.Popen[bytes], log: Path, patience: float = 60.0) -> None:
+def _await_health(
+    address: str, secure: bool, folder: Path, link: subprocess.Popen[bytes], log: Path, patience: float = 60.0
+) -> None:
     """Waits until Flower's server is ready."""
     until = time.monotonic() + patience
+    trust = ssl.create_default_context(cafile=str(folder / "ca.crt")) if secure else None
+    url = f"http{'s' if secure else ''}://{address}/health"
     while time.monotonic() < until and link.poll() is None:
         try:
-            with urllib.request.urlopen(f"http{'s' if secure else ''}://{address}/health", timeout=2.0) as answer:
+            with urllib.request.urlopen(url, timeout=2.0, context=trust) as answer:
                 if answer.status == 200:
                     return
         except (urllib.error.URLError, OSError):
@@ -191,11 +198,23 @@ def _await_health(address: str, secure: bool, link: subprocess.Popen[bytes], log
     raise InputError(f"Flower's server did not start at {address}: {log} says why; is the port in use?")
 
 
+def _register(folder: Path, federation: Federation, env: Mapping[str, str]) -> None:
+    """Tells Flower's server whose keys to accept."""
+    for name in federation.clients:
+        key = folder / "keys" / f"{name}.pub"
+        _flwr(["supernode", "register", str(key), "partita", "--name", name], env, f"the key of {name}")
+
+
 def _submit(app: Path, folder: Path, env: Mapping[str, str]) -> None:
     """Starts the run."""
-    command = [program("flwr"), "run", str(app), "partita", "--format", "json"]
-    command += ["--run-config", f"folder={json.dumps(str(folder.resolve()))}"]
+    config = f"folder={json.dumps(str(folder.resolve()))}"
+    _flwr(["run", str(app), "partita", "--format", "json", "--run-config", config], env, "the run")
+
+
+def _flwr(arguments: list[str], env: Mapping[str, str], what: str) -> None:
+    """One of Flower's commands."""
+    command = [program("flwr"), *arguments]
     done = subprocess.run(command, env=dict(env), capture_output=True, text=True, check=False, timeout=120)
     if done.returncode != 0:
         last = (done.stderr or done.stdout).strip().splitlines()[-1:]
-        raise InputError(f"Flower did not take the run: {' '.join(last)}")
+        raise InputError(f"Flower did not take {what}: {' '.join(last)}")

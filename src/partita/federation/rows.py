@@ -12,7 +12,7 @@ from partita.federation.config import Data
 
 def read(path: Path, data: Data) -> Frame:
     """The rows of the columns that the federation uses. Everything that does not fit is told at once, by column."""
-    table = _table(path)
+    table = whole(path)
     problems: list[str] = []
     missing = [column for column in (*data.numbers, *data.categories, data.response) if column not in table.columns]
     problems += [f"column {column!r} is missing" for column in missing]
@@ -32,7 +32,8 @@ def read(path: Path, data: Data) -> Frame:
     return Frame.build(columns, np.asarray(response), levels)
 
 
-def _table(path: Path) -> Any:
+def whole(path: Path) -> Any:
+    """All columns of a file, as a polars frame."""
     try:
         import polars
     except ImportError:
@@ -58,14 +59,14 @@ def _categories(values: Any, column: str, levels: tuple[str, ...], problems: lis
     if values.null_count():
         problems.append(f"column {column!r} has {values.null_count()} rows without a category")
         return np.empty(0, str)
-    texts = np.array([_text(value) for value in values.to_list()], dtype=str)
+    texts = np.array([text(value) for value in values.to_list()], dtype=str)
     strange = sorted(set(texts.tolist()) - set(levels)) if levels else []
     if strange:
         problems.append(f"column {column!r} has categories that are not declared, such as {strange[0]!r}")
     return texts
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
     """A category as a text; 2.0 is written 2, as files differ in that."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
@@ -75,7 +76,7 @@ def _response(values: Any, data: Data, problems: list[str]) -> np.ndarray:
         problems.append(f"column {data.response!r} has {values.null_count()} rows without a response")
         return np.empty(0)
     if data.positive:
-        return np.array([_text(value) in data.positive for value in values.to_list()], dtype=float)
+        return np.array([text(value) in data.positive for value in values.to_list()], dtype=float)
     if not values.dtype.is_numeric():
         problems.append(f"column {data.response!r} has texts where numbers are expected: say which are `positive`")
         return np.empty(0)

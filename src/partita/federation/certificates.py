@@ -1,0 +1,85 @@
+"""A certificate authority for one federation: encrypted links, and a key by which every client is known."""
+
+import datetime
+import ipaddress
+from pathlib import Path
+
+from partita import atomic
+from partita.errors import InputError
+
+try:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+except ImportError:
+    raise InputError("Certificates are made by cryptography: pip install 'partita[flower]'.") from None
+
+YEARS = 2
+"""How long certificates hold."""
+
+
+def make_authority(folder: Path, host: str) -> None:
+    """Writes ca.crt, server.pem and server.key for a server at this host."""
+    authority = ec.generate_private_key(ec.SECP384R1())
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "partita federation")])
+    root = _certificate(issuer, issuer, authority.public_key()).add_extension(
+        x509.BasicConstraints(ca=True, path_length=0), critical=True
+    )
+    server = ec.generate_private_key(ec.SECP384R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
+    leaf = (
+        _certificate(subject, issuer, server.public_key())
+        .add_extension(x509.SubjectAlternativeName(_names(host)), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    )
+    signed = [builder.sign(authority, hashes.SHA384()) for builder in (root, leaf)]
+    atomic.write_text(folder / "ca.crt", _pem(signed[0]))
+    atomic.write_text(folder / "server.pem", _pem(signed[1]))
+    _secret(folder / "server.key", server)
+
+
+def make_key(folder: Path, name: str) -> None:
+    """Writes a client's key, and its public half beside it."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    _secret(folder / name, key, serialization.PrivateFormat.OpenSSH)
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    atomic.write_text(folder / f"{name}.pub", public.decode() + "\n")
+
+
+def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=365 * YEARS))
+    )
+
+
+def _names(host: str) -> list[x509.GeneralName]:
+    """The names by which a server may be called: its own, and that of its own machine."""
+    found: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return [*found, x509.DNSName(host)] if host != "localhost" else found
+    return found if address.is_loopback or address.is_unspecified else [*found, x509.IPAddress(address)]
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _secret(
+    path: Path,
+    key: ec.EllipticCurvePrivateKey,
+    form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8,
+) -> None:
+    """Writes a private key that only its owner may read."""
+    text = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()).decode()
+    atomic.write_text(path, text)
+    path.chmod(0o600)

@@ -1,0 +1,119 @@
+"""How a federation stands, read from its ledger while the server may be writing it."""
+
+import dataclasses
+import json
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+from partita.errors import InputError
+from partita.federation.serve import LEDGER
+
+KINDS = ("accepted", "refused", "late", "failed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A client as the server sees it."""
+
+    name: str
+    state: str
+    """working, waiting, left, expected (not yet there) or unfit."""
+    rows: int | None
+    version: int
+    """How many of its answers made its factor."""
+    residual: float | None
+    accepted: int
+    refused: int
+    late: int
+    failed: int
+    last_seen: float | None
+    """Seconds ago."""
+    trouble: str
+    """What was last refused or failed, and why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """A federation at a moment."""
+
+    name: str
+    ended: str
+    """How the run ended; empty while it has not."""
+    step: int
+    rounds: float
+    communications: int
+    free_energy: float | None
+    """As clients reported it with their last answers."""
+    residual: float | None
+    traffic: int
+    """Bytes of arrays sent and received, about."""
+    members: tuple[Member, ...]
+    history: tuple[dict[str, Any], ...]
+
+
+def standing(folder: Path, name: str, clients: tuple[str, ...]) -> Standing:
+    """What the ledger in the folder says."""
+    path = folder / LEDGER
+    if not path.exists():
+        raise InputError(f"There is no {path} yet: `partita server {folder}` begins the run.")
+    db = sqlite3.connect(f"file:{path.resolve()}?mode=ro", uri=True, timeout=10.0, isolation_level=None)
+    try:
+        db.execute("BEGIN")
+        about = {key: json.loads(value) for key, value in db.execute("SELECT key, value FROM about")}
+        rows = db.execute("SELECT name, version, residual, gone, length(factor) FROM clients ORDER BY k").fetchall()
+        busy = {client for (client,) in db.execute("SELECT client FROM tasks WHERE reply IS NULL")}
+        history = [json.loads(row) for (row,) in db.execute("SELECT row FROM history ORDER BY place")]
+        events = db.execute("SELECT time, name, event, text FROM events ORDER BY place").fetchall()
+    except sqlite3.DatabaseError as error:
+        raise InputError(f"{path} is not a ledger of partita's, or is damaged: {error}.") from None
+    finally:
+        db.close()
+    known = {row[0]: (k, *row[1:]) for k, row in enumerate(rows)}
+    counted = (about.get("roster") or {}).get("rows", {})
+    members = [
+        _member(client, known.get(client), counted.get(client), busy, [event for event in events if event[1] == client])
+        for client in (*known, *(client for client in clients if client not in known))
+    ]
+    last = history[-1] if history else {}
+    numbers = about.get("numbers", {})
+    answers = int(numbers.get("answers", 0))
+    size = max((row[4] for row in rows), default=0)
+    reported = [row["reported_free_energy"] for row in history if "reported_free_energy" in row]
+    return Standing(
+        name=name,
+        ended=(about.get("ended") or {}).get("message", ""),
+        step=int(last.get("step", 0)),
+        rounds=float(last.get("rounds", 0.0)),
+        communications=int(numbers.get("communications", 0)),
+        free_energy=reported[-1] if reported else None,
+        residual=_finite(last.get("residual")),
+        traffic=3 * size * answers,
+        members=tuple(members),
+        history=tuple(history),
+    )
+
+
+def _member(name: str, row: Any, rows: int | None, busy: set[int], events: list[Any]) -> Member:
+    counts = {kind: sum(event[2] == kind for event in events) for kind in KINDS}
+    seen = [event[0] for event in events if event[2] in ("joined", "accepted", "refused", "late")]
+    trouble = [f"{event[2]}: {event[3]}" for event in events if event[2] in ("refused", "failed", "unfit")]
+    if row is None:
+        state = "unfit" if events and events[-1][2] == "unfit" else "expected"
+    else:
+        state = "left" if row[3] else "working" if row[0] in busy else "waiting"
+    return Member(
+        name=name,
+        state=state,
+        rows=rows,
+        version=0 if row is None else row[1],
+        residual=None if row is None else _finite(row[2]),
+        last_seen=time.time() - seen[-1] if seen else None,
+        trouble=trouble[-1] if trouble else "",
+        **counts,
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and abs(value) < float("inf") else None
