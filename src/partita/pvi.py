@@ -122,6 +122,7 @@ def run(
     journal = journal or (Journal() if checkpoint is None else Checkpoint(checkpoint, checkpoint_every))
 
     state, history = journal.load(init(prior, engine.names, seed, method.aggregation))
+    state = journal.amend(state)
     first = global_free_energy(model, engine, prior, prior, seed) if evaluate_every else float("nan")
     before = history.rows[-1]["seconds"] if len(history) else 0.0
     started = time.perf_counter()
@@ -129,7 +130,6 @@ def run(
     ending = _ending(state, history, first, budget, whole, tolerance)
     with engine.at_work(), Progress(label or "PVI", min(budget), progress) as bar:
         while ending is None:
-            state = journal.amend(state)
             for name in engine.names:
                 state = state if name in state.names else join(state, name)
             state, event = step(method, model, engine, state, rules, journal)
@@ -149,6 +149,7 @@ def run(
             history.append(row)
             ending = ending or _ending(state, history, first, budget, whole, tolerance)
             journal.close(state, history, ending is not None)
+            state = journal.amend(state)
             bar.update(state.answers if budget.answers < budget.communications else state.communications, row)
     status, message = ending
     return Result(Posterior(model, state.posterior), status, message, history, state)

@@ -1,0 +1,16 @@
+"""Writes the rows of two made-up clinics, east.csv and west.csv, which differ in their patients' age."""
+
+import csv
+
+import numpy as np
+
+for seed, (name, age) in enumerate({"east": 55.0, "west": 65.0}.items()):
+    generator = np.random.default_rng(seed)
+    ages = generator.normal(age, 9.0, 200)
+    pressures = generator.normal(130.0, 15.0, 200)
+    pains = generator.choice(["none", "some", "much"], 200)
+    ill = generator.logistic(size=200) < (ages - 60.0) / 5.0 + (pains == "much")
+    with open(f"{name}.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["age", "pressure", "pain", "ill"])
+        writer.writerows(zip(ages.round(1), pressures.round(1), pains, ill.astype(int), strict=True))

@@ -1,0 +1,118 @@
+"""The commands of a federation, but for those that start Flower's programs."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from federation.test_serve import clinic, write
+from federation.weather import Weather
+from partita.cli import app
+from partita.errors import InputError
+from partita.federation import config
+from partita.federation.client import Client
+from partita.federation.ledger import Ledger
+from partita.federation.serve import LEDGER, serve
+
+
+def partita(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+@pytest.fixture
+def study(tmp_path):
+    """A federation that `init` made, with its clients' files beside it."""
+    for seed, name in enumerate(("east", "west")):
+        write(tmp_path / f"{name}.csv", [row[:5] for row in clinic(seed)], ("age", "pressure", "pain", "site", "ill"))
+    folder = tmp_path / "study"
+    done = partita(
+        "federation", "init", folder, "--client", "east", "--client", "west", "--example", tmp_path / "east.csv",
+        "--response", "ill",
+    )  # fmt: skip
+    assert done.exit_code == 0
+    return folder
+
+
+def clients(study):
+    federation = config.load(study)
+    return federation, {name: Client(name, federation, study.parent / f"{name}.csv") for name in federation.clients}
+
+
+def test_init_writes_a_file_that_a_person_can_read_and_hands_every_client_a_copy(study):
+    federation = config.load(study)
+    assert federation.data.numbers == ("age", "pressure")
+    assert federation.data.categories == {"pain": ["much", "none", "some"], "site": ["left", "right"]}
+    assert federation.data.positive == ("yes",)
+    assert not federation.server.secure
+    for name in federation.clients:
+        assert config.load(study / "clients" / name).digest == federation.digest
+    text = (study / "federation.toml").read_text()
+    assert "# in nats" in text
+
+
+def test_off_this_machine_there_are_certificates_and_every_client_gets_its_own_key_only(study):
+    folder = study.parent / "far"
+    partita(
+        "federation", "init", folder, "--client", "east", "--client", "west", "--example", study.parent / "east.csv",
+        "--response", "ill", "--address", "data.example.org:9092",
+    )  # fmt: skip
+    assert config.load(folder).server.secure
+    handed = {
+        path.relative_to(folder / "clients").as_posix() for path in (folder / "clients").rglob("*") if path.is_file()
+    }
+    assert handed == {f"{n}/{file}" for n in ("east", "west") for file in ("federation.toml", "ca.crt", f"keys/{n}")}
+    for secret in (folder / "server.key", folder / "keys" / "east"):
+        assert secret.stat().st_mode & 0o077 == 0
+
+
+def test_encryption_is_not_optional_off_this_machine(study):
+    path = study / "federation.toml"
+    path.write_text(path.read_text().replace("127.0.0.1", "data.example.org"))
+    with pytest.raises(InputError, match="set secure = true"):
+        config.load(study)
+
+
+def test_status_and_result_show_what_the_ledger_and_the_run_left(study):
+    federation, there = clients(study)
+    result = serve(study, federation, Weather(there))
+    shown = json.loads(partita("status", study, "--json").output)
+    assert shown["ended"] == result.message
+    assert shown["communications"] == result.state.communications
+    assert [(member["name"], member["rows"], member["refused"]) for member in shown["members"]] == [
+        ("east", 30, 0),
+        ("west", 30, 0),
+    ]
+    assert sum(member["accepted"] for member in shown["members"]) == result.state.answers
+    assert "converged" in result.status.value
+    assert shown["free_energy"] == pytest.approx(result.history["reported_free_energy"][-1])
+    assert "east" in partita("status", study).output
+    summary = json.loads(partita("result", study, "--json").output)["summary"]
+    assert [row["name"] for row in summary][:2] == ["intercept", "age"]
+    assert (study / "result.png").stat().st_size > 10_000
+
+
+def test_a_client_that_retires_by_command_is_divided_out(study):
+    federation, there = clients(study)
+    serve(study, federation, Weather(there))
+    assert partita("federation", "retire", study, "west").exit_code == 0
+    after = serve(study, federation, Weather(there))
+    assert after.state.gone.tolist() == [False, True]
+    assert not after.state.factors[1].natural.precision.any()
+    events = Ledger(study / LEDGER)._db.execute("SELECT event FROM events WHERE name = 'west'").fetchall()
+    assert ("retire",) in events
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("status", "nowhere"), "There is no nowhere/federation.toml"),
+        (("resume", "{study}"), "There is nothing to go on with"),
+        (("status", "{study}"), "begins the run"),
+        (("result", "{study}"), "There is no result"),
+        (("federation", "retire", "{study}", "nobody"), "no client named 'nobody'"),
+        (("client", "{study}", "--name", "east", "--data", "nothing.csv"), "There is no file nothing.csv"),
+    ],
+)
+def test_a_mistake_is_told_in_a_sentence(study, arguments, message):
+    with pytest.raises(InputError, match=message):
+        partita(*(argument.format(study=study) for argument in arguments))
