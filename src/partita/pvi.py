@@ -134,8 +134,8 @@ def run(
                 state = state if name in state.names else join(state, name)
             state, event = step(method, model, engine, state, rules, journal)
             if engine.now() >= rules.until:
-                ending = Status.TIMED_OUT, "The time is up; the same command goes on."
-            elif not event.clients:
+                ending = Status.TIMED_OUT, "The time is up."
+            if not event.clients:
                 continue
             row = _row(state, event) | {"temperature": float(method.temperature)}
             last = budget.spent(state) or state.settled(tolerance)

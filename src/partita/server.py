@@ -143,7 +143,9 @@ def step(
     journal, rules = journal or Journal(), rules or Rules()
     state = dispatch(method, state, engine.away(state.names))
     journal.keep(state)
-    state, unanswered = gather(method, model, engine, state, rules, journal)
+    state, unanswered, whole = gather(method, model, engine, state, rules, journal)
+    if not whole:
+        return state, Event((), 0.0, 0, {}, {}, unanswered)
     new, event = take_in(method, model, engine, state, rules.admission)
     for task, _ in state.arrived:
         if task.client in event.refusals:
@@ -159,7 +161,8 @@ def dispatch(method: Method, state: State, away: Bool[np.ndarray, " m"]) -> Stat
     if method.schedule.awaits is None and (state.in_flight or state.arrived):
         return state
     clients = len(state.factors)
-    busy = away | state.gone | np.isin(np.arange(clients), [task.client for task in state.in_flight])
+    asked = [*state.in_flight, *(task for task, _ in state.arrived)]
+    busy = away | state.gone | np.isin(np.arange(clients), [task.client for task in asked])
     for turn in range(state.turn, state.turn + 2 * clients):
         selected = method.schedule.select(Turns(turn, state.residual, state.age, busy, state.seed))
         selected = [k for k in selected if not busy[k]]
@@ -185,11 +188,12 @@ def dispatch(method: Method, state: State, away: Bool[np.ndarray, " m"]) -> Stat
 
 def gather(
     method: Method, model: Model, engine: Engine, state: State, rules: Rules, journal: Journal
-) -> tuple[State, dict[int, str]]:
+) -> tuple[State, dict[int, str], bool]:
     """② Clients: each maximises its local free energy and replies with the change of its factor.
 
     Waits until as many have answered as the schedule awaits, or the others are beyond the deadline, or have failed, and
-    the quorum is there. Those are left out; the reasons are given. While it is not there, they are asked again.
+    the quorum is there. Those are left out; the reasons are given. While it is not there, they are asked again. Last
+    comes whether that was achieved: once the time is up, answers and tasks are left for another time.
     """
     recipe, unanswered = method.recipe(model), dict[int, str]()
     awaited = min(method.schedule.awaits or np.inf, len(state.in_flight) + len(state.arrived))
@@ -218,15 +222,16 @@ def gather(
                 state = without(state, state.in_flight)
     if not state.arrived:
         engine.next(min(rules.pause, max(rules.until - engine.now(), 0.0)))
-    return state, unanswered
+    return state, unanswered, not state.in_flight or len(state.arrived) >= awaited
 
 
 def receive(state: State, answer: Answer) -> State:
     """The state once an answer is there.
 
-    What answers no task under way is a repetition, or comes too late, and changes nothing.
+    What answers no task under way, or another version of the client's factor, is a repetition or comes too late, and
+    changes nothing.
     """
-    tasks = [task for task in state.in_flight if task.id == answer.task]
+    tasks = [task for task in state.in_flight if task.id == answer.task and task.version == state.versions[task.client]]
     return dataclasses.replace(
         without(state, tasks),
         arrived=(*state.arrived, *((task, answer.reply) for task in tasks)),

@@ -1,6 +1,7 @@
 """Crashes, loss, repetition, delay and reordering: after each, nothing is lost and nothing counted twice."""
 
 import contextlib
+import dataclasses
 import functools
 import operator
 
@@ -9,10 +10,11 @@ import pytest
 
 import partita as pt
 from federation.weather import Fragile, Fuse, Killed, Weather
+from partita.engines import LocalEngine
 from partita.engines.remote import RemoteEngine
 from partita.engines.site import Site
 from partita.federation.ledger import Ledger
-from partita.server import Rules
+from partita.server import Rules, dispatch, init, receive
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(40, 2))
@@ -109,3 +111,50 @@ def test_a_server_killed_at_any_operation_goes_on_to_the_same_end(name, tmp_path
         # answers that were under way may come in another order
         np.testing.assert_allclose(result.posterior.q.precision, undisturbed.posterior.q.precision, rtol=1e-13)
         assert result.state.answers == undisturbed.state.answers
+
+
+def test_a_client_whose_answer_waits_is_not_asked_again():
+    """After a restart between an asynchronous answer's arrival and its being taken in, it must not count twice."""
+    method = METHODS["asynchronous"]
+    state = dispatch(method, init(PRIOR, PARTS.names), np.zeros(3, bool))
+    engine = LocalEngine(PARTS)
+    for task in state.in_flight:
+        engine.submit(task, method.recipe(MODEL))
+    state = receive(state, engine.next())
+    again = dispatch(method, state, np.zeros(3, bool))
+    assert [task.client for task, _ in again.arrived] == [0]
+    assert [task.client for task in again.in_flight] == [1, 2]
+
+
+def test_an_answer_to_another_version_of_the_factor_changes_nothing():
+    method = METHODS["synchronous"]
+    state = dispatch(method, init(PRIOR, PARTS.names), np.zeros(3, bool))
+    engine = LocalEngine(PARTS)
+    engine.submit(state.in_flight[0], method.recipe(MODEL))
+    moved = dataclasses.replace(state, versions=(1, 0, 0))
+    assert receive(moved, engine.next()).arrived == ()
+
+
+def test_when_the_time_is_up_answers_are_left_for_another_time(tmp_path):
+    method = METHODS["synchronous"]
+    link = Weather(sites(method))
+    link.down["client 1"] = 100.0
+    link.bounce = 0.0
+    first = serve(method, link, Ledger(tmp_path / "ledger"), until=50.0, quorum=1.0)
+    assert first.status is pt.Status.TIMED_OUT
+    assert (first.state.answers, len(first.state.arrived), len(first.state.in_flight)) == (0, 2, 1)
+    again = serve(method, link, Ledger(tmp_path / "ledger"), quorum=1.0)
+    assert again.status is pt.Status.CONVERGED
+    np.testing.assert_allclose(np.linalg.inv(again.posterior.q.precision), EXACT, rtol=1e-10)
+
+
+def test_a_round_goes_on_without_those_who_do_not_answer_once_the_quorum_is_there(tmp_path):
+    method = METHODS["synchronous"]
+    link = Weather(sites(method))
+    link.down["client 1"] = 25.0
+    link.bounce = 0.0
+    result = serve(method, link, Ledger(tmp_path / "ledger"))
+    assert result.history.rows[0]["unanswered"] == {"client 1": "did not answer in time"}
+    assert result.history.rows[0]["clients"] == ["client 0", "client 2"]
+    assert result.status is pt.Status.CONVERGED
+    np.testing.assert_allclose(np.linalg.inv(result.posterior.q.precision), EXACT, rtol=1e-10)
