@@ -33,8 +33,8 @@ class Fragile(Ledger):
     """A ledger whose server may be killed just before or just after each of its transactions."""
 
     def __init__(self, path, fuse):
-        super().__init__(path, durable=False)
         self.fuse = fuse
+        super().__init__(path, durable=False)
 
     def _transaction(self):
         self.fuse.burn()
