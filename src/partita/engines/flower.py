@@ -135,12 +135,18 @@ client_app = ClientApp()
 def _serve(grid: Grid, context: Context) -> None:
     """What Flower runs on the server: the folder of the federation is in the run's configuration."""
     from partita.federation import config
-    from partita.federation.serve import serve
+    from partita.federation.ledger import Ledger
+    from partita.federation.serve import LEDGER, serve
 
     jax.config.update("jax_enable_x64", True)
     folder = Path(str(context.run_config["folder"]))
     federation = config.load(folder)
-    serve(folder, federation, FlowerLink(grid, federation.clients))
+    try:
+        serve(folder, federation, FlowerLink(grid, federation.clients))
+    except Exception as error:
+        failed = {"status": "failed", "message": f"The server failed: {error}"}
+        Ledger(folder / LEDGER).say("ended", failed)
+        raise
 
 
 @client_app.query("partita")

@@ -67,8 +67,8 @@ def serve(folder: Path, federation: Federation, link: Link) -> Result:
         evaluate_every=0,
         progress=False,
     )
-    ledger.say("ended", {"status": result.status.value, "message": result.message})
     write_result(folder, result, agreed.names)
+    ledger.say("ended", {"status": result.status.value, "message": result.message})
     return result
 
 
