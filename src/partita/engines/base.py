@@ -51,7 +51,6 @@ class Failure(NamedTuple):
     task: str
     reason: str
     """The end of a sentence that begins with the client's name."""
-    time: float
 
 
 class Engine(abc.ABC):

@@ -3,6 +3,7 @@
 Flower starts the two apps below in processes of its own: the server's once for a run, the client's for every message.
 """
 
+import collections
 import json
 import time
 from collections.abc import Sequence
@@ -62,24 +63,23 @@ class FlowerLink(Link):
         self._posted: dict[str, tuple[int, str | None]] = {}
         """The node and the client, or None for a question who it is, by the id of the envelope."""
         self._looked = -np.inf
-        self._bounced: list[str] = []
+        self._come: collections.deque[Letter] = collections.deque()
 
     def post(self, name: str, message: Message) -> None:
         if name in self._nodes:
             self._push(self._nodes[name], message, "train.partita", name)
         else:
-            self._bounced.append(name)
+            self._come.append(Letter(name, None, "is not there"))
 
     def poll(self, timeout: float) -> Letter | None:
         until = self.now() + timeout
         while True:
-            if self._bounced:
-                return Letter(self._bounced.pop(), None, "is not there")
             self._look_around()
-            for envelope in self.grid.pull_messages(list(self._posted)) if self._posted else ():
-                letter = self._open(envelope)
-                if letter is not None:
-                    return letter
+            # all that is pulled is opened: it does not come again
+            envelopes = self.grid.pull_messages(list(self._posted)) if self._posted else ()
+            self._come += [letter for letter in map(self._open, envelopes) if letter is not None]
+            if self._come:
+                return self._come.popleft()
             if self.now() >= until:
                 return None
             time.sleep(min(PULL, max(until - self.now(), 0.0)))

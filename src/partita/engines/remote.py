@@ -143,4 +143,4 @@ class RemoteEngine(Engine):
     def _fail(self, task: Task, reason: str) -> None:
         del self._under_way[task.id]
         self.journal.note(task.name, "failed", reason)
-        self._come.append(Failure(task.id, reason, self.now()))
+        self._come.append(Failure(task.id, reason))

@@ -93,9 +93,7 @@ class Ledger(Journal):
 
     def note(self, name: str, event: str, text: str = "") -> None:
         with self._transaction() as db:
-            db.execute(
-                "INSERT INTO events (time, name, event, text) VALUES (?, ?, ?, ?)", [time.time(), name, event, text]
-            )
+            self._note(db, name, event, text)
 
     def say(self, key: str, value: Any) -> None:
         """Keeps something that JSON can hold."""

@@ -3,11 +3,12 @@
 import csv
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from partita import atomic
-from partita.engines.remote import Link, RemoteEngine
+from partita.engines.remote import Letter, Link, RemoteEngine
 from partita.errors import InputError
 from partita.federation.config import Federation
 from partita.federation.ledger import Ledger
@@ -28,10 +29,10 @@ class Encoded(Link):
     def post(self, name: str, message: Message) -> None:
         self.link.post(name, Message(message.header | {"encoding": self.agreed}, message.arrays))
 
-    def poll(self, timeout: float) -> Any:
+    def poll(self, timeout: float) -> Letter | None:
         return self.link.poll(timeout)
 
-    def present(self) -> Any:
+    def present(self) -> Sequence[str]:
         return self.link.present()
 
     def now(self) -> float:
