@@ -64,8 +64,8 @@ def experiment(
     name: Annotated[
         str,
         typer.Argument(
-            help="uci, mortality, heart, mnist-homogeneous, mnist-early-stopping, mnist-damping, mnist-inhomogeneous "
-            "or mnist-ablation."
+            help="uci, mortality, heart, mnist-homogeneous, mnist-early-stopping, mnist-damping, mnist-inhomogeneous, "
+            "mnist-ablation or digits."
         ),
     ],
     output: Annotated[Path | None, typer.Option(help="The folder for results; by default named after the run.")] = None,

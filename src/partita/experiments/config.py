@@ -20,6 +20,7 @@ NAMES = (
     "mnist-damping",
     "mnist-inhomogeneous",
     "mnist-ablation",
+    "digits",
 )
 """The experiments that come with the package."""
 

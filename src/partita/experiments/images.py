@@ -109,6 +109,16 @@ def ablation(results: Results, clients: Clients) -> list[Part]:
     return parts
 
 
+def digits(results: Results, clients: Clients) -> list[Part]:
+    """Whether the settings found on MNIST need no change."""
+    parts: list[Part] = [*_division(clients), *common(results)]
+    for problem in results.problems:
+        runs = [run for run in results.runs if results.has(problem, run)]
+        parts += [Heading("On the way, mean ± sd over the seeds"), _on_the_way(results, problem, runs, (200, 1000))]
+        parts += [Heading("Statement"), *each(_same_error, results, problem, ("incremental_vi",))]
+    return parts
+
+
 def _division(clients: Clients) -> list[Part]:
     """How many clients there are, and how unlike."""
     rows = [

@@ -69,6 +69,7 @@ PAGES: Mapping[str, Callable[[Results, Clients], list[Part]]] = {
     "mnist-damping": images.damping,
     "mnist-inhomogeneous": images.inhomogeneous,
     "mnist-ablation": images.ablation,
+    "digits": images.digits,
 }
 
 
