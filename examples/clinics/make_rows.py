@@ -1,10 +1,10 @@
-"""Writes the rows of two made-up clinics, east.csv and west.csv, which differ in their patients' age."""
+"""Writes the rows of four made-up clinics, which differ in their patients' age: east.csv, north.csv and so on."""
 
 import csv
 
 import numpy as np
 
-for seed, (name, age) in enumerate({"east": 55.0, "west": 65.0}.items()):
+for seed, (name, age) in enumerate({"east": 55.0, "north": 60.0, "south": 62.0, "west": 65.0}.items()):
     generator = np.random.default_rng(seed)
     ages = generator.normal(age, 9.0, 200)
     pressures = generator.normal(130.0, 15.0, 200)

@@ -140,9 +140,11 @@ class MonteCarlo(Expectation):
         return False
 
     def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
-        draws = q.sample(key, (self.samples,))
-        each_row = jax.vmap(model.log_density, in_axes=(None, 0))
-        return jnp.mean(jax.vmap(each_row, in_axes=(0, None))(draws, data), axis=0)
+        def draw(key: Key[Array, ""]) -> Float[Array, " n"]:
+            return jax.vmap(model.log_density, in_axes=(None, 0))(q.sample(key), data)
+
+        # draw by draw: a batch of products of matrices is slower than the products one by one
+        return draw(key) if self.samples == 1 else jnp.mean(jax.lax.map(draw, jax.random.split(key, self.samples)), 0)
 
 
 class LocalReparameterisation(Expectation):

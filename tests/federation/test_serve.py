@@ -13,6 +13,7 @@ from partita.datasets.frame import Frame
 from partita.federation import config
 from partita.federation.client import Client
 from partita.federation.ledger import Ledger
+from partita.federation.rehearse import Rehearsal
 from partita.federation.serve import LEDGER, assemble, serve
 from partita.preprocess import Encoding, federated
 
@@ -62,6 +63,7 @@ def clinics(tmp_path):
 
 
 def in_one_process(federation):
+    """The same without a file, a message or `rehearse`."""
     frames = []
     for seed, _ in enumerate(federation.clients):
         age, pressure, pain, site, ill, _ = zip(*clinic(seed), strict=True)
@@ -77,9 +79,12 @@ def in_one_process(federation):
 def test_it_is_the_run_in_one_process(clinics, tmp_path):
     federation, clients = clinics
     there, here = serve(tmp_path, federation, Weather(clients)), in_one_process(federation)
-    np.testing.assert_allclose(there.posterior.q.precision, here.posterior.q.precision, rtol=1e-8)
-    np.testing.assert_allclose(there.posterior.mean, here.posterior.mean, rtol=1e-8)
-    assert (tmp_path / "posterior.npz").exists()
+    rehearsal = Rehearsal.read(federation, {name: tmp_path / f"{name}.csv" for name in federation.clients})
+    for other in (there, rehearsal.run()):
+        np.testing.assert_allclose(other.posterior.q.precision, here.posterior.q.precision, rtol=1e-8)
+        np.testing.assert_allclose(other.posterior.mean, here.posterior.mean, rtol=1e-8)
+    energy = rehearsal.free_energy(rehearsal.posterior(tmp_path))
+    assert energy == pytest.approx(rehearsal.free_energy(here.posterior.q), abs=1e-9)
     with (tmp_path / "summary.csv").open() as file:
         names = [row["name"] for row in csv.DictReader(file)]
     assert names[:3] == ["intercept", "age", "pressure"]
@@ -139,6 +144,7 @@ def test_a_server_that_starts_again_keeps_the_encoding_agreed_on(clinics, tmp_pa
         ('kind = "logistic"', 'kind = "logstic"', "one of linear, logistic"),
         ('kind = "logistic"', "", "without 'kind'"),
         ('clients = ["east", "north", "west"]', 'clients = ["east", "east"]', "every name only once"),
+        ('clients = ["east", "north", "west"]', 'clients = ["../east"]', "client named '../east'"),
         ('response = "ill"', 'response = "age"', "each only once"),
         ("rounds = 8", "round = 8", "no setting of run in federation.toml named 'round'"),
         ("rounds = 8", 'rounds = "many"', "'many' for 'rounds', where a number"),

@@ -34,6 +34,9 @@ def init(
     address: Annotated[
         str, typer.Option(help="Where clients find the server. Off this machine, certificates and keys are made.")
     ] = "127.0.0.1:9092",
+    secure: Annotated[
+        bool | None, typer.Option(help="Make certificates and keys; by default only off this machine.")
+    ] = None,
 ) -> None:
     """Write a folder with federation.toml, to be read and edited, and a folder to hand to every client.
 
@@ -41,7 +44,7 @@ def init(
     """
     from partita.federation.initialise import initialise
 
-    for path in initialise(folder, client, response, example, address, model, schedule):
+    for path in initialise(folder, client, response, example, address, model, schedule, secure):
         typer.echo(path)
 
 

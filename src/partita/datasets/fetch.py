@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import http.client
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -15,9 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from partita.errors import InputError
-
-if sys.platform != "win32":
-    import fcntl
+from partita.lock import hold
 
 TIMEOUT = 30.0
 """Seconds to wait for a server that says nothing."""
@@ -79,15 +76,14 @@ def fetch(remote: Remote, progress: bool | None = None) -> Path:
 
 @contextlib.contextmanager
 def _alone(target: Path) -> Iterator[None]:
-    """Lets one process at a time download a file (on Windows there is no such lock)."""
+    """Lets one process at a time download a file."""
+    lock = target.with_name(f"{target.name}.lock")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        lock = target.with_name(f"{target.name}.lock").open("ab")
+        lock.touch()
     except OSError as error:
         raise InputError(f"{target.parent} cannot be written to ({error}): set PARTITA_CACHE to a directory.") from None
-    with lock:
-        if sys.platform != "win32":
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    with hold(lock):
         yield
 
 

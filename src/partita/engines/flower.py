@@ -6,7 +6,7 @@ Flower starts the two apps below in processes of its own: the server's once for 
 import collections
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from partita.engines.remote import Letter, Link
 from partita.errors import InputError
+from partita.lock import hold
 from partita.wire import Message
 
 try:
@@ -54,10 +55,14 @@ def from_records(records: RecordDict) -> Message:
 
 
 class FlowerLink(Link):
-    """Finds out which node is which client, and asks again after every error: a node may come back as another."""
+    """Knows a node by the key that it showed, or asks it, again after every error: it may come back as another."""
 
-    def __init__(self, grid: Grid, names: Sequence[str], ttl: float = 3600.0) -> None:
+    def __init__(
+        self, grid: Grid, names: Sequence[str], registered: Mapping[str, int] | None = None, ttl: float = 3600.0
+    ) -> None:
         self.grid, self.names, self.ttl = grid, frozenset(names), ttl
+        self.registered = registered
+        """Every client's node where nodes show keys: then nobody is asked, and nobody believed."""
         self._nodes: dict[str, int] = {}
         self._asked: dict[int, float] = {}
         self._posted: dict[str, tuple[int, str | None]] = {}
@@ -97,12 +102,16 @@ class FlowerLink(Link):
             self._posted[identity] = (node, name)
 
     def _look_around(self) -> None:
-        """Asks nodes that are not known who they are."""
+        """Sees which clients are there, and asks nodes that are not known who they are."""
         if self.now() < self._looked + 1.0:
             return
         self._looked = self.now()
+        there = list(self.grid.get_node_ids())
+        if self.registered is not None:
+            self._nodes = {name: node for name, node in self.registered.items() if node in there}
+            return
         known = set(self._nodes.values())
-        for node in self.grid.get_node_ids():
+        for node in there:
             if node not in known and self.now() >= self._asked.get(node, -np.inf) + ASK:
                 self._asked[node] = self.now()
                 self._push(node, Message({"kind": "name"}, {}), "query.partita", None)
@@ -136,17 +145,18 @@ def _serve(grid: Grid, context: Context) -> None:
     """What Flower runs on the server: the folder of the federation is in the run's configuration."""
     from partita.federation import config
     from partita.federation.ledger import Ledger
-    from partita.federation.serve import LEDGER, serve
+    from partita.federation.serve import LEDGER, SERVING, serve
 
     jax.config.update("jax_enable_x64", True)
     folder = Path(str(context.run_config["folder"]))
     federation = config.load(folder)
-    try:
-        serve(folder, federation, FlowerLink(grid, federation.clients))
-    except Exception as error:
-        failed = {"status": "failed", "message": f"The server failed: {error}"}
-        Ledger(folder / LEDGER).say("ended", failed)
-        raise
+    with hold(folder / SERVING):
+        ledger = Ledger(folder / LEDGER)
+        try:
+            serve(folder, federation, FlowerLink(grid, federation.clients, ledger.said("nodes")))
+        except Exception as error:
+            ledger.say("ended", {"status": "failed", "message": f"The server failed: {error}"})
+            raise
 
 
 @client_app.query("partita")

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import ipaddress
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,8 @@ from partita.settings import build, parse
 from partita.solvers import named as solver_named
 
 FILE = "federation.toml"
+NAME = re.compile(r"\w(?:[\w.-]*\w)?")
+"""What clients may be called: their folders and keys have their names."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,6 +181,9 @@ def _check(federation: Federation, source: str) -> None:
     names = federation.clients
     if not names or len(set(names)) < len(names) or not all(names):
         raise InputError(f"{source} needs at least one client and every name only once, not {list(names)}.")
+    for name in names:
+        if not NAME.fullmatch(name):
+            raise InputError(f"{source} has a client named {name!r}: use letters, digits, '-', '_' and '.' inside.")
     for table, key in ((federation.method, "name"), (federation.solver, "kind")):
         if key not in table:
             raise InputError(f"{source} has a method or a solver without {key!r}: add it.")

@@ -27,13 +27,17 @@ def initialise(
     address: str,
     model: str,
     schedule: str,
+    secure: bool | None = None,
 ) -> list[Path]:
-    """Writes the folder of a federation whose columns are those of an example file; returns what was written."""
+    """Writes the folder of a federation whose columns are those of an example file; returns what was written.
+
+    Without `secure`, there are certificates and keys if the server can be reached from other machines.
+    """
     if (folder / FILE).exists():
         raise InputError(f"{folder / FILE} is there already: choose another folder, or edit it.")
     columns = _columns(example, response)
     host = address.rpartition(":")[0]
-    secure = not loopback(host)
+    secure = not loopback(host) if secure is None else secure
     text = _text(folder.resolve().name, clients, response, columns, model, schedule, address, secure)
     read(text.encode(), FILE)
     atomic.write_text(folder / FILE, text)

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import socket
 import ssl
 import subprocess
@@ -14,13 +13,17 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from partita import atomic
 from partita.errors import InputError
-from partita.federation.config import Federation
+from partita.federation.config import Federation, loopback
 from partita.federation.ledger import Ledger
-from partita.federation.serve import LEDGER
+from partita.federation.serve import LEDGER, SERVING
+from partita.lock import held, hold
 
+START = 120.0
+"""Seconds that a program may take to start."""
 _APP = """[build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
@@ -74,69 +77,79 @@ def program(name: str) -> str:
 
 @contextlib.contextmanager
 def running(command: list[str], env: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A program in a session of its own, with everything that it starts; all of it ends with the block."""
+    """A program and all that it starts, which ends with the block, and with this process however that ends."""
     log.parent.mkdir(parents=True, exist_ok=True)
+    kept = [sys.executable, str(Path(__file__).with_name("keeper.py")), *command]
     with log.open("ab") as file:
         process = subprocess.Popen(
-            command, env=dict(env), stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True
+            kept, env=dict(env), stdout=file, stderr=file, stdin=subprocess.PIPE, start_new_session=True
         )
     try:
         yield process
     finally:
-        stop(process)
-
-
-def stop(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
-    """Ends a program and its children: politely first."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, sign)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(patience)
-            if sign == signal.SIGTERM and not _group_alive(process.pid, 2.0):
-                return
-
-
-def _group_alive(group: int, patience: float) -> bool:
-    """Whether anybody of a group of processes is still there after a while."""
-    until = time.monotonic() + patience
-    while time.monotonic() < until:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return False
-        time.sleep(0.05)
-    return True
+        if process.stdin is not None:
+            process.stdin.close()
+        process.wait()
 
 
 def serve(folder: Path, federation: Federation, log: Path | None = None) -> str:
     """Runs the server of a federation until its run has ended; returns how."""
-    home = folder / ".flower"
-    app = home / "app"
-    atomic.write_text(app / "pyproject.toml", _APP)
-    atomic.write_text(app / "partita_federation.py", _MODULE)
-    address = federation.server.address
-    host, port = _host_and_port(address)
-    security = _server_security(folder, federation)
-    local = f"127.0.0.1:{port}" if host in ("0.0.0.0", "::") else address
-    trust = f'root-certificates = "{folder / "ca.crt"}"' if federation.server.secure else "insecure = true"
+    folder, secure = folder.resolve(), federation.server.secure
+    host, port = _host_and_port(federation.server.address)
+    home, logs = folder / ".flower", log or folder / "server.log"
+    local = f"127.0.0.1:{_free_port()}" if secure else federation.server.address
+    trust = f"root-certificates = {json.dumps(str(folder / 'ca.crt'))}" if secure else "insecure = true"
+    app = _write_app(home)
     atomic.write_text(home / "config.toml", f'[superlink.partita]\naddress = "{local}"\n{trust}\n')
-    env, logs = environment(home), log or folder / "server.log"
-    ledger = Ledger(folder / LEDGER)
-    ledger.say("ended", None)
-    command = [program("flower-superlink"), "--host", host, "--port", str(port), *security]
-    with running(command, env, logs) as link:
-        _await_health(local, federation.server.secure, folder, link, logs)
-        if federation.server.secure:
-            _register(folder, federation, env)
+    inner_host, inner_port = _host_and_port(local)
+    link = [program("flower-superlink"), "--host", inner_host, "--port", str(inner_port)]
+    env = environment(home)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(hold(folder / ".server", wait=False))
+        except BlockingIOError:
+            raise InputError(f"A server of {folder} is running already: `partita status {folder}` shows it.") from None
+        ledger = Ledger(folder / LEDGER)
+        ledger.say("ended", None)
+        started = [stack.enter_context(running([*link, *_server_security(folder, federation)], env, logs))]
+        _await_health(local, secure, folder, started, logs)
+        ledger.say("nodes", _register(folder, federation, env) if secure else None)
+        if secure:
+            started.append(stack.enter_context(running(_gate(folder, host, port, local), env, logs)))
+            _await_health(f"127.0.0.1:{port}", secure, folder, started, logs)
         _submit(app, folder, env)
-        while True:
-            ended = ledger.said("ended")
-            if ended is not None:
-                return str(ended["message"])
-            if link.poll() is not None:
-                raise InputError(f"Flower's server stopped; {logs} says why. `partita resume` goes on.")
-            time.sleep(0.2)
+        return _await_end(folder, ledger, started, logs)
+
+
+def _write_app(home: Path) -> Path:
+    """What Flower hands to the server's and to every client's process."""
+    atomic.write_text(home / "app" / "pyproject.toml", _APP)
+    atomic.write_text(home / "app" / "partita_federation.py", _MODULE)
+    return home / "app"
+
+
+def _gate(folder: Path, host: str, port: int, inner: str) -> list[str]:
+    """The program that stands before Flower's server; off this machine it listens wherever it may be reached."""
+    listen = host if loopback(host) else "0.0.0.0"
+    where = ["--host", listen, "--port", str(port), "--inner", inner]
+    return [sys.executable, "-m", "partita.federation.gate", str(folder), *where]
+
+
+def _await_end(folder: Path, ledger: Ledger, started: list[subprocess.Popen[bytes]], logs: Path) -> str:
+    """How the run ended; an error once a program is gone that should bring it there."""
+    began, until = False, time.monotonic() + START
+    while True:
+        at_work = held(folder / SERVING)
+        began = began or at_work
+        gone = any(process.poll() is not None for process in started) or (began and not at_work)
+        ended = ledger.said("ended")
+        if ended is not None and ended["status"] == "failed":
+            raise InputError(f"{ended['message']} `partita resume {folder}` goes on.")
+        if ended is not None:
+            return str(ended["message"])
+        if gone or (not began and time.monotonic() > until):
+            raise InputError(f"The server was stopped; {logs} may say why. `partita resume {folder}` goes on.")
+        time.sleep(0.2)
 
 
 def attend(folder: Path, federation: Federation, name: str, data: Path) -> None:
@@ -181,14 +194,12 @@ def _client_security(folder: Path, federation: Federation, name: str) -> list[st
     return ["--root-certificates", str(folder / "ca.crt"), "--auth-supernode-private-key", str(key)]
 
 
-def _await_health(
-    address: str, secure: bool, folder: Path, link: subprocess.Popen[bytes], log: Path, patience: float = 60.0
-) -> None:
+def _await_health(address: str, secure: bool, folder: Path, started: list[subprocess.Popen[bytes]], log: Path) -> None:
     """Waits until Flower's server is ready."""
-    until = time.monotonic() + patience
+    until = time.monotonic() + START
     trust = ssl.create_default_context(cafile=str(folder / "ca.crt")) if secure else None
     url = f"http{'s' if secure else ''}://{address}/health"
-    while time.monotonic() < until and link.poll() is None:
+    while time.monotonic() < until and all(process.poll() is None for process in started):
         try:
             with urllib.request.urlopen(url, timeout=2.0, context=trust) as answer:
                 if answer.status == 200:
@@ -198,23 +209,29 @@ def _await_health(
     raise InputError(f"Flower's server did not start at {address}: {log} says why; is the port in use?")
 
 
-def _register(folder: Path, federation: Federation, env: Mapping[str, str]) -> None:
-    """Tells Flower's server whose keys to accept."""
-    for name in federation.clients:
-        key = folder / "keys" / f"{name}.pub"
-        _flwr(["supernode", "register", str(key), "partita", "--name", name], env, f"the key of {name}")
+def _register(folder: Path, federation: Federation, env: Mapping[str, str]) -> dict[str, int]:
+    """Tells Flower's server whose keys to accept, and returns the node that each of them will be."""
+    return {
+        name: int(
+            _flwr(["supernode", "register", str(folder / "keys" / f"{name}.pub"), "partita"], env, name)["node-id"]
+        )
+        for name in federation.clients
+    }
 
 
 def _submit(app: Path, folder: Path, env: Mapping[str, str]) -> None:
     """Starts the run."""
     config = f"folder={json.dumps(str(folder.resolve()))}"
-    _flwr(["run", str(app), "partita", "--format", "json", "--run-config", config], env, "the run")
+    _flwr(["run", str(app), "partita", "--run-config", config], env, "the run")
 
 
-def _flwr(arguments: list[str], env: Mapping[str, str], what: str) -> None:
-    """One of Flower's commands."""
-    command = [program("flwr"), *arguments]
-    done = subprocess.run(command, env=dict(env), capture_output=True, text=True, check=False, timeout=120)
-    if done.returncode != 0:
-        last = (done.stderr or done.stdout).strip().splitlines()[-1:]
-        raise InputError(f"Flower did not take {what}: {' '.join(last)}")
+def _flwr(arguments: list[str], env: Mapping[str, str], what: str) -> dict[str, Any]:
+    """What one of Flower's commands answers."""
+    command = [program("flwr"), *arguments, "--format", "json"]
+    done = subprocess.run(command, env=dict(env), capture_output=True, text=True, check=False, timeout=START)
+    with contextlib.suppress(json.JSONDecodeError):
+        answer = json.loads(done.stdout)
+        if done.returncode == 0 and answer.get("success"):
+            return dict(answer)
+    last = (done.stderr or done.stdout).strip().splitlines()[-1:]
+    raise InputError(f"Flower did not take {what}: {' '.join(last)}")

@@ -18,6 +18,8 @@ from partita.server import Rules
 from partita.wire import Message
 
 LEDGER = "ledger.sqlite"
+SERVING = ".serving"
+"""A file that the server holds while it runs."""
 
 
 class Encoded(Link):

@@ -1,0 +1,87 @@
+"""The only door of a server off its own machine: clients' messages pass, and nothing else.
+
+Flower answers clients and whoever starts a run at one port, and asks only clients for keys. So its server listens on
+the machine itself, and this program before it.
+"""
+
+import contextlib
+import re
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from partita.errors import InputError
+
+try:
+    import httpx
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+except ImportError:
+    raise InputError("Flower is not installed: pip install 'partita[flower]'.") from None
+
+CALL = re.compile("[a-z][a-z-]*")
+"""The name of one of Flower's calls for clients."""
+PATIENCE = 120.0
+"""Seconds that Flower may take to answer a call."""
+_HOP_BY_HOP = {"connection", "content-encoding", "content-length", "host", "keep-alive", "transfer-encoding"}
+
+
+def gate(inner: str, authority: Path) -> Starlette:
+    """An application that hands clients' calls on to Flower at an address on this machine."""
+    client = httpx.AsyncClient(
+        base_url=f"https://{inner}", verify=ssl.create_default_context(cafile=str(authority)), timeout=PATIENCE
+    )
+
+    async def forward(request: Request) -> Response:
+        call = request.path_params.get("call")
+        if call is not None and not CALL.fullmatch(call):
+            return Response(status_code=404)
+        try:
+            answer = await client.request(
+                request.method,
+                "/health" if call is None else f"/v1/fleet/{call}",
+                content=request.stream(),
+                headers=_kept(request.headers.items()),
+            )
+        except httpx.TransportError:
+            return Response("Flower's server does not answer.", status_code=502)
+        return Response(answer.content, answer.status_code, _kept(answer.headers.items()))
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with client:
+            yield
+
+    routes = [Route("/health", forward), Route("/v1/fleet/{call}", forward, methods=["POST"])]
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+def _kept(headers: list[tuple[str, str]]) -> dict[str, str]:
+    return {name: value for name, value in headers if name.lower() not in _HOP_BY_HOP}
+
+
+def open_gate(
+    folder: Annotated[Path, typer.Argument(help="Where the certificates are.")],
+    host: Annotated[str, typer.Option(help="Where to listen.")],
+    port: Annotated[int, typer.Option(help="At which port.")],
+    inner: Annotated[str, typer.Option(help="Flower's own address on this machine.")],
+) -> None:
+    """Stands before Flower's server until it is stopped."""
+    uvicorn.run(
+        gate(inner, folder / "ca.crt"),
+        host=host,
+        port=port,
+        ssl_certfile=str(folder / "server.pem"),
+        ssl_keyfile=str(folder / "server.key"),
+        access_log=False,
+    )
+
+
+if __name__ == "__main__":
+    typer.run(open_gate)

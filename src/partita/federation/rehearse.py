@@ -1,0 +1,59 @@
+"""A federation in one process, from the files that its clients would have: what the real one must come to."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from partita.checkpoint import load_posterior
+from partita.engines.local import LocalEngine
+from partita.families import Family
+from partita.federation import rows
+from partita.federation.config import Federation
+from partita.models import Model
+from partita.partition import Partition, federate
+from partita.preprocess import federated
+from partita.pvi import Result, run
+from partita.server import Rules, global_free_energy
+
+
+@dataclasses.dataclass(frozen=True)
+class Rehearsal:
+    """Model, prior and rows as server and clients would have them together."""
+
+    federation: Federation
+    model: Model
+    prior: Family
+    partition: Partition
+
+    @classmethod
+    def read(cls, federation: Federation, files: Mapping[str, Path]) -> "Rehearsal":
+        """The rehearsal of a federation whose clients have these files."""
+        frames = [rows.read(files[name], federation.data) for name in federation.clients]
+        agreed = federated(frames)
+        model = federation.built_model(len(agreed.names))
+        prior = federation.built_prior(model, len(agreed.names))
+        parts = federate([agreed.encode(frame) for frame in frames], names=federation.clients)
+        return cls(federation, model, prior, parts)
+
+    def run(self) -> Result:
+        """Runs it without any network, with the same settings, seed and checks."""
+        return run(
+            self.federation.built_method(),
+            self.model,
+            self.prior,
+            self.partition,
+            rules=Rules(admission=self.federation.built_admission()),
+            rounds=self.federation.run.rounds,
+            tolerance=self.federation.run.tolerance,
+            seed=self.federation.seed,
+            evaluate_every=0,
+            progress=False,
+        )
+
+    def free_energy(self, q: Family) -> float:
+        """F(q) on everybody's rows."""
+        return global_free_energy(self.model, LocalEngine(self.partition), self.prior, q, self.federation.seed)
+
+    def posterior(self, folder: Path) -> Family:
+        """The posterior that the real federation has left in its folder."""
+        return load_posterior(folder / "posterior.npz", self.prior)[0]

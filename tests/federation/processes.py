@@ -1,0 +1,97 @@
+"""Servers and clients as processes of their own, as a user starts them, and ways to kill them."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from partita.errors import InputError
+from partita.federation import config
+from partita.federation.initialise import initialise
+from partita.federation.status import standing
+
+
+def federation(folder, names, rows, schedule="sequential", secure=False, rounds=None):
+    """The folder of a federation on this machine, and its clients' files; `rows` writes those of a client."""
+    files = {name: folder / f"{name}.csv" for name in names}
+    for name, path in files.items():
+        rows(path, name)
+    study = folder / "study"
+    initialise(study, names, "ill", files[names[0]], f"127.0.0.1:{free_port()}", "logistic", schedule, secure)
+    if rounds is not None:
+        for path in (study, *(study / "clients" / name for name in names)):
+            text = (path / config.FILE).read_text()
+            (path / config.FILE).write_text(text.replace("rounds = 20", f"rounds = {rounds}"))
+    return study, files
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@contextlib.contextmanager
+def partita(*arguments, log):
+    """One of the commands, interrupted in the end if it has not stopped by itself."""
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "partita", *map(str, arguments)], stdout=file, stderr=file, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(40)
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def clients(study, files):
+    with contextlib.ExitStack() as stack:
+        for name, path in files.items():
+            command = ("client", study / "clients" / name, "--name", name, "--data", path)
+            stack.enter_context(partita(*command, log=study / f"{name}.txt"))
+        yield
+
+
+def until(condition, seconds=240.0):
+    """Waits until something holds, and returns it."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.1)
+    raise TimeoutError(f"{condition} did not come true in {seconds} seconds")
+
+
+def member(study, name):
+    """How a client stands; None before there is anything to know."""
+    with contextlib.suppress(InputError):
+        about = config.load(study)
+        return next(one for one in standing(study, about.name, about.clients).members if one.name == name)
+    return None
+
+
+def of(folder, doing=""):
+    """The processes whose command line or environment names a folder, and whose command line has a word."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command, environment = (path / "cmdline").read_text(), (path / "environ").read_text()
+            if str(folder) in command + environment and doing in command and int(path.name) != os.getpid():
+                found.append(int(path.name))
+    return found
+
+
+def kill(processes):
+    """As power fails."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)

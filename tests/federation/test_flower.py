@@ -1,0 +1,93 @@
+"""The real apps of server and clients over a stand-in for Flower's link."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from federation.test_serve import TOML, clinic, write
+from partita.datasets import adult_frames
+from partita.federation import config
+from partita.federation.rehearse import Rehearsal
+from partita.partition import beta_kappa
+
+pytest.importorskip("flwr")
+from federation.grid import serve
+
+METHODS = ("sequential", "synchronous")
+ADULT = """
+name = "adult"
+clients = {clients}
+
+[data]
+response = "income"
+numbers = {numbers}
+categories = {categories}
+
+[model]
+kind = "logistic"
+
+[method]
+name = "{method}"
+
+[run]
+rounds = 2
+"""
+
+
+def check(folder, files):
+    """The posterior in the folder is that of one process."""
+    rehearsal = Rehearsal.read(config.load(folder), files)
+    there, here = rehearsal.posterior(folder), rehearsal.run().posterior.q
+    for far, near in zip(there.moments(), here.moments(), strict=True):
+        np.testing.assert_allclose(far, near, rtol=1e-8)
+
+
+@pytest.fixture
+def files(tmp_path):
+    found = {name: tmp_path / f"{name}.csv" for name in ("east", "north", "west")}
+    for seed, path in enumerate(found.values()):
+        write(path, clinic(seed))
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_numbers_are_those_of_one_process(method, tmp_path, files):
+    (tmp_path / config.FILE).write_text(TOML + f'[method]\nname = "{method}"\n')
+    serve(tmp_path, files)
+    check(tmp_path, files)
+
+
+def test_arrays_travel_in_flowers_own_records(tmp_path, files):
+    """Every array of a message is one of Flower's, of 8 numbers or one, and its header a text."""
+    (tmp_path / config.FILE).write_text(TOML)
+    grid = serve(tmp_path, files)
+    tasks = [message.content for message in grid.pushed if message.metadata.message_type == "train.partita"]
+    assert tasks
+    for content in tasks:
+        assert set(content) == {"arrays", "header"}
+        assert list(content["header"]) == ["json"]
+        assert all(array.shape in ((8,), ()) for array in content["arrays"].values())
+        assert {array.dtype for array in content["arrays"].values()} <= {"float64"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_numbers_are_those_of_one_process_on_adult(method, tmp_path):
+    """Ten clients that differ in size and class (B), twenty messages."""
+    frame = adult_frames().train
+    levels = frame.levels
+    names = [f"client{k}" for k in range(10)]
+    numbers = [column for column in frame.columns if column not in levels]
+    categories = "{ " + ", ".join(f'"{column}" = {list(some)}' for column, some in levels.items()) + " }"
+    text = ADULT.format(clients=names, numbers=numbers, categories=categories, method=method).replace("'", '"')
+    (tmp_path / config.FILE).write_text(text)
+    files = {name: tmp_path / f"{name}.csv" for name in names}
+    for path, rows in zip(files.values(), beta_kappa(frame.y, 10, 0.7, -3.0), strict=True):
+        own = frame.rows(rows)
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow([*own.columns, "income"])
+            writer.writerows(zip(*own.columns.values(), own.y, strict=True))
+    serve(tmp_path, files)
+    check(tmp_path, files)

@@ -1,0 +1,24 @@
+"""Programs end with whoever started them, and with all that they started."""
+
+import subprocess
+import sys
+
+from federation import processes
+from partita.federation import keeper
+
+
+def test_what_a_program_started_ends_once_nobody_keeps_it(tmp_path):
+    mark = tmp_path / "mark"
+    script = f"sh -c 'sleep 1000; echo {mark}' & echo started; sleep 1000; echo {mark}"
+    command = [sys.executable, keeper.__file__, "sh", "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"started\n"
+        assert len(processes.of(mark)) == 3
+        process.stdin.close()
+        assert process.wait(30) == 0
+    assert not processes.of(mark)
+
+
+def test_how_a_program_ended_is_told():
+    command = [sys.executable, keeper.__file__, "sh", "-c", "exit 3"]
+    assert subprocess.run(command, stdin=subprocess.PIPE, timeout=30, check=False).returncode == 3
