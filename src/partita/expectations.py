@@ -140,11 +140,9 @@ class MonteCarlo(Expectation):
         return False
 
     def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
-        def draw(key: Key[Array, ""]) -> Float[Array, " n"]:
-            return jax.vmap(model.log_density, in_axes=(None, 0))(q.sample(key), data)
-
+        each_row = jax.vmap(model.log_density, in_axes=(None, 0))
         # draw by draw: a batch of products of matrices is slower than the products one by one
-        return draw(key) if self.samples == 1 else jnp.mean(jax.lax.map(draw, jax.random.split(key, self.samples)), 0)
+        return jnp.mean(jax.lax.map(lambda draw: each_row(draw, data), q.sample(key, (self.samples,))), axis=0)
 
 
 class LocalReparameterisation(Expectation):

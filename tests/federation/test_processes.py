@@ -51,7 +51,7 @@ def test_with_keys_only_those_who_are_known_get_in(tmp_path, none_left):
         assert member(study, "west").state == "expected"
         address, trust = config.load(study).server.address, ssl.create_default_context(cafile=str(study / "ca.crt"))
         for path, code in (("/v1/control/list-runs", 404), ("/v1/fleet/..", 404), ("/v1/fleet/pull-messages", 401)):
-            request = urllib.request.Request(f"https://{address}{path}", b"", {"Content-Type": "application/x-protobuf"})
+            request = urllib.request.Request(f"https://{address}{path}", b"", {"Content-Type": "application/protobuf"})
             with pytest.raises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(request, context=trust)
             assert refused.value.code == code

@@ -1,0 +1,88 @@
+"""A Dask cluster whose workers and whose server are killed at work."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import partita as pt
+from federation.processes import until
+from test_pvi import MODEL, PARTS, PRIOR, SOLVER
+
+distributed = pytest.importorskip("distributed")
+from partita.engines.dask import dask_engine  # noqa: E402
+from partita.federation.ledger import Ledger  # noqa: E402
+
+METHOD = pt.methods.synchronous(SOLVER)
+SERVER = """
+import sys
+import jax
+jax.config.update("jax_enable_x64", True)
+from distributed import Client
+import partita as pt
+from federation.test_dask_killed import METHOD, MODEL, PARTS, PRIOR, dask_engine, Ledger
+
+ledger = Ledger(sys.argv[2])
+with Client(sys.argv[1]) as client:
+    engine = dask_engine(client, METHOD, MODEL, PRIOR, PARTS, ledger)
+    result = pt.run(METHOD, MODEL, PRIOR, engine=engine, journal=ledger, rounds=40, evaluate_every=0, progress=False)
+result.posterior.save(sys.argv[3])
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as local,
+        distributed.Client(local) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def here():
+    return pt.run(METHOD, MODEL, PRIOR, PARTS, rounds=40, evaluate_every=0)
+
+
+@pytest.mark.slow
+def test_a_worker_killed_at_work_is_replaced(cluster, here):
+    killed = []
+
+    def kill():
+        busy = until(lambda: next((worker for worker, tasks in cluster.processing().items() if tasks), None), 60.0)
+        killed.append(cluster.run(os.getpid, workers=[busy], nanny=False)[busy])
+        os.kill(killed[0], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    engine = dask_engine(cluster, METHOD, MODEL, PRIOR, PARTS)
+    thread.start()
+    there = pt.run(METHOD, MODEL, PRIOR, engine=engine, rounds=40, evaluate_every=0)
+    thread.join()
+    assert killed
+    np.testing.assert_allclose(there.posterior.mean, here.posterior.mean, rtol=1e-8)
+
+
+@pytest.mark.slow
+def test_a_server_killed_in_mid_round_goes_on(cluster, here, tmp_path):
+    ledger, posterior = tmp_path / "ledger.sqlite", tmp_path / "posterior.npz"
+    tests = os.pathsep.join(path for path in sys.path if path)
+    command = [sys.executable, "-c", SERVER, cluster.scheduler.address, str(ledger), str(posterior)]
+    server = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": tests})
+    until(lambda: ledger.exists() and _answers(ledger) >= 4)
+    server.kill()
+    server.wait()
+    assert not posterior.exists()
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": tests}, check=True, timeout=300)
+    q, _ = pt.checkpoint.load_posterior(posterior, PRIOR)
+    np.testing.assert_allclose(q.mean, here.posterior.mean, rtol=1e-8)
+    assert _answers(ledger) == here.state.answers
+
+
+def _answers(ledger):
+    """How many answers have been taken in."""
+    numbers = Ledger(ledger).said("numbers") or {}
+    return numbers.get("answers", 0)
