@@ -1,7 +1,6 @@
 """Commands of a federation: init, server, client, status, resume, result, leave, retire."""
 
 import contextlib
-import dataclasses
 import json as jsons
 import signal
 import time
@@ -122,24 +121,25 @@ def status(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show how a federation stands: its clients, free energy, residual, traffic."""
+    from partita.cli.standing import show
     from partita.federation.config import load
-    from partita.federation.status import standing
+    from partita.federation.status import Standing, standing, to_json
 
     about = load(folder)
 
-    def look() -> Any:
+    def look() -> Standing:
         return standing(folder, about.name, about.clients)
 
     if json:
-        typer.echo(jsons.dumps(dataclasses.asdict(look()), indent=2))
+        typer.echo(to_json(look(), indent=2))
     elif not watch:
-        Console().print(_grid(look()))
+        Console().print(show(look()))
     else:
-        with _interruptible(), Live(_grid(look()), auto_refresh=False) as live:
+        with _interruptible(), Live(show(look()), auto_refresh=False) as live:
             while not (now := look()).ended:
-                live.update(_grid(now), refresh=True)
+                live.update(show(now), refresh=True)
                 time.sleep(1.0)
-            live.update(_grid(now), refresh=True)
+            live.update(show(now), refresh=True)
 
 
 def result(
@@ -162,26 +162,6 @@ def result(
     console = Console()
     console.print(grid)
     console.print(f"Figure: {figure}", highlight=False, soft_wrap=True)
-
-
-def _grid(now: Any) -> Grid:
-    """A federation's standing as a table."""
-    energy = "" if now.free_energy is None else f", free energy {now.free_energy:,.2f} as reported"
-    residual = "" if now.residual is None else f", residual {now.residual:.2g} nats"
-    title = f"{now.name}: {now.rounds:.1f} rounds, {now.communications} communications{energy}{residual}"
-    grid = Grid(title=title, caption=now.ended or f"about {now.traffic / 1e6:.2f} MB sent and received")
-    for column in ("client", "state", "rows", "version", "residual", "accepted", "refused", "late", "failed", "seen"):
-        grid.add_column(column, justify="left" if column in ("client", "state") else "right")
-    for member in now.members:
-        seen = "" if member.last_seen is None else f"{member.last_seen:.0f} s ago"
-        near = "" if member.residual is None else f"{member.residual:.2g}"
-        counts = [str(count) for count in (member.accepted, member.refused, member.late, member.failed)]
-        rows = "" if member.rows is None else f"{member.rows:,}"
-        grid.add_row(member.name, member.state, rows, str(member.version), near, *counts, seen)
-    for member in now.members:
-        if member.trouble:
-            grid.add_row(member.name, member.trouble, *[""] * 8, style="dim")
-    return grid
 
 
 @contextlib.contextmanager
