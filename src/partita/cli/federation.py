@@ -93,8 +93,10 @@ def _serve(folder: Path) -> None:
     from partita.federation.config import load
     from partita.federation.processes import serve
 
+    about = load(folder)
+    typer.echo(f"`partita status {folder} --web` shows meanwhile how it stands.")
     with _interruptible():
-        typer.echo(serve(folder, load(folder)))
+        typer.echo(serve(folder, about))
         typer.echo(f"`partita result {folder}` shows the posterior.")
 
 
@@ -118,13 +120,18 @@ def client(
 def status(
     folder: Folder,
     watch: Annotated[bool, typer.Option("--watch", help="Go on showing it until the run has ended.")] = False,
+    web: Annotated[bool, typer.Option("--web", help="Show it on a page for browsers on this machine.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The page's port; 0 is any that is free.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show how a federation stands: its clients, free energy, residual, traffic."""
     from partita.cli.standing import show
     from partita.federation.config import load
     from partita.federation.status import Standing, standing, to_json
+    from partita.federation.web import Page
 
+    if watch + web + json > 1:
+        raise InputError("--watch, --web and --json are three ways to show it: choose one.")
     about = load(folder)
 
     def look() -> Standing:
@@ -132,6 +139,10 @@ def status(
 
     if json:
         typer.echo(to_json(look(), indent=2))
+    elif web:
+        with _interruptible(), Page(look, port) as page:
+            typer.echo(f"{page.address} shows how {about.name} stands, on this machine alone; Ctrl-C stops.")
+            page.serve_forever()
     elif not watch:
         Console().print(show(look()))
     else:
