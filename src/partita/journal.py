@@ -24,6 +24,9 @@ class Journal:
     def note(self, name: str, event: str, text: str = "") -> None:
         """Something that happened to a client's answer, and left the state as it was."""
 
+    def carried(self, size: int) -> None:
+        """So many bytes of arrays were sent or received."""
+
     def amend(self, state: "State") -> "State":
         """The state with what has been asked for from outside since the last step."""
         return state

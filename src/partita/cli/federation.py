@@ -1,7 +1,6 @@
 """Commands of a federation: init, server, client, status, resume, result, leave, retire."""
 
 import contextlib
-import dataclasses
 import json as jsons
 import signal
 import time
@@ -97,8 +96,10 @@ def _serve(folder: Path) -> None:
     from partita.federation.config import load
     from partita.federation.processes import serve
 
+    about = load(folder)
+    typer.echo(f"`partita status {folder} --web` shows meanwhile how it stands.")
     with _interruptible():
-        typer.echo(serve(folder, load(folder)))
+        typer.echo(serve(folder, about))
         typer.echo(f"`partita result {folder}` shows the posterior.")
 
 
@@ -122,27 +123,37 @@ def client(
 def status(
     folder: Folder,
     watch: Annotated[bool, typer.Option("--watch", help="Go on showing it until the run has ended.")] = False,
+    web: Annotated[bool, typer.Option("--web", help="Show it on a page for browsers on this machine.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The page's port; 0 is any that is free.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show how a federation stands: its clients, free energy, residual, traffic."""
+    from partita.cli.standing import show
     from partita.federation.config import load
-    from partita.federation.status import standing
+    from partita.federation.status import Standing, standing, to_json
+    from partita.federation.web import Page
 
+    if watch + web + json > 1:
+        raise InputError("--watch, --web and --json are three ways to show it: choose one.")
     about = load(folder)
 
-    def look() -> Any:
+    def look() -> Standing:
         return standing(folder, about.name, about.clients)
 
     if json:
-        typer.echo(jsons.dumps(dataclasses.asdict(look()), indent=2))
+        typer.echo(to_json(look(), indent=2))
+    elif web:
+        with _interruptible(), Page(look, port) as page:
+            typer.echo(f"{page.address} shows how {about.name} stands, on this machine alone; Ctrl-C stops.")
+            page.serve_forever()
     elif not watch:
-        Console().print(_grid(look()))
+        Console().print(show(look()))
     else:
-        with _interruptible(), Live(_grid(look()), auto_refresh=False) as live:
+        with _interruptible(), Live(show(look()), auto_refresh=False) as live:
             while not (now := look()).ended:
-                live.update(_grid(now), refresh=True)
+                live.update(show(now), refresh=True)
                 time.sleep(1.0)
-            live.update(_grid(now), refresh=True)
+            live.update(show(now), refresh=True)
 
 
 def result(
@@ -165,26 +176,6 @@ def result(
     console = Console()
     console.print(grid)
     console.print(f"Figure: {figure}", highlight=False, soft_wrap=True)
-
-
-def _grid(now: Any) -> Grid:
-    """A federation's standing as a table."""
-    energy = "" if now.free_energy is None else f", free energy {now.free_energy:,.2f} as reported"
-    residual = "" if now.residual is None else f", residual {now.residual:.2g} nats"
-    title = f"{now.name}: {now.rounds:.1f} rounds, {now.communications} communications{energy}{residual}"
-    grid = Grid(title=title, caption=now.ended or f"about {now.traffic / 1e6:.2f} MB sent and received")
-    for column in ("client", "state", "rows", "version", "residual", "accepted", "refused", "late", "failed", "seen"):
-        grid.add_column(column, justify="left" if column in ("client", "state") else "right")
-    for member in now.members:
-        seen = "" if member.last_seen is None else f"{member.last_seen:.0f} s ago"
-        near = "" if member.residual is None else f"{member.residual:.2g}"
-        counts = [str(count) for count in (member.accepted, member.refused, member.late, member.failed)]
-        rows = "" if member.rows is None else f"{member.rows:,}"
-        grid.add_row(member.name, member.state, rows, str(member.version), near, *counts, seen)
-    for member in now.members:
-        if member.trouble:
-            grid.add_row(member.name, member.trouble, *[""] * 8, style="dim")
-    return grid
 
 
 @contextlib.contextmanager

@@ -70,12 +70,12 @@ class RemoteEngine(Engine):
     def submit(self, task: Task, recipe: Recipe) -> None:
         if task.id not in self._under_way:
             self._under_way[task.id] = task
-            self.link.post(task.name, update_message(task, self.rows[task.name] / sum(self.rows.values())))
+            self._post(task.name, update_message(task, self.rows[task.name] / sum(self.rows.values())))
 
     def next(self, timeout: float = np.inf) -> Answer | Failure | None:
         until = self.now() + timeout
         while not self._come:
-            letter = self.link.poll(max(until - self.now(), 0.0))
+            letter = self._poll(max(until - self.now(), 0.0))
             if letter is not None:
                 self._read(letter)
             elif self.now() >= until:
@@ -83,7 +83,7 @@ class RemoteEngine(Engine):
         return self._come.popleft()
 
     def tell(self, task: Task, refusal: str) -> None:
-        self.link.post(task.name, Message({"kind": "refused", "task": task.id, "reason": refusal}, {}))
+        self._post(task.name, Message({"kind": "refused", "task": task.id, "reason": refusal}, {}))
 
     def cancel(self, task: str) -> None:
         self._under_way.pop(task, None)
@@ -92,9 +92,9 @@ class RemoteEngine(Engine):
         """Asks everybody; NaN where somebody does not answer."""
         missing, total, until = {f"ell.{name}": name for name in self.names}, 0.0, self.now() + self.patience
         for task, name in missing.items():
-            self.link.post(name, ell_message(task, q, key))
+            self._post(name, ell_message(task, q, key))
         while missing and self.now() < until:
-            letter = self.link.poll(until - self.now())
+            letter = self._poll(until - self.now())
             header = letter.message.header if letter and letter.message else {}
             if letter and missing.get(header.get("task", "")) == letter.name:
                 del missing[header["task"]]
@@ -114,6 +114,17 @@ class RemoteEngine(Engine):
 
     def now(self) -> float:
         return self.link.now()
+
+    def _post(self, name: str, message: Message) -> None:
+        if name in self.link.present():
+            self.journal.carried(message.size)
+        self.link.post(name, message)
+
+    def _poll(self, timeout: float) -> Letter | None:
+        letter = self.link.poll(timeout)
+        if letter is not None and letter.message is not None:
+            self.journal.carried(letter.message.size)
+        return letter
 
     def _read(self, letter: Letter) -> None:
         """Puts the answer in a letter, or the failure, in line; what belongs to no task under way is only noted."""

@@ -52,7 +52,7 @@ class Ledger(Journal):
     def __init__(self, path: str | os.PathLike[str], durable: bool = True) -> None:
         self.path = Path(path)
         self._kept: State | None = None
-        self._rows = 0
+        self._rows = self._traffic = 0
         self._db = connect(self.path)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
@@ -73,6 +73,7 @@ class Ledger(Journal):
                 return fresh, History()
         state, history = read(self._db, fresh, str(self.path))
         self._kept, self._rows = state, len(history)
+        self._traffic = self.said("traffic") or 0
         return state, history
 
     def keep(self, state: State) -> None:
@@ -94,6 +95,10 @@ class Ledger(Journal):
     def note(self, name: str, event: str, text: str = "") -> None:
         with self._transaction() as db:
             self._note(db, name, event, text)
+
+    def carried(self, size: int) -> None:
+        """Kept with the next state: a server that is killed forgets what it sent after the last one."""
+        self._traffic += size
 
     def say(self, key: str, value: Any) -> None:
         """Keeps something that JSON can hold."""
@@ -163,6 +168,7 @@ class Ledger(Journal):
             db.execute("INSERT OR REPLACE INTO arrays VALUES ('memory', ?)", [_packed(state.memory)])
         self._tasks(db, state)
         self._write(db, "numbers", {name: getattr(state, name) for name in _NUMBERS} | {"refused": list(state.refused)})
+        self._write(db, "traffic", self._traffic)
 
     def _tasks(self, db: sqlite3.Connection, state: State) -> None:
         """Writes what has become of tasks; one whose factor is still its client's does without a copy of it."""

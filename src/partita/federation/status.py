@@ -11,6 +11,9 @@ from partita.errors import InputError
 from partita.federation.serve import LEDGER
 
 KINDS = ("accepted", "refused", "late", "failed")
+TROUBLES = {"refused": "an answer was refused: it", "failed": "a task failed:", "unfit": "it does not fit:"}
+LONGEST = 300
+"""Characters of a client's text that are shown."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Member:
     state: str
     """working, waiting, left, expected (not yet there) or unfit."""
     rows: int | None
-    version: int
+    rounds: int
     """How many of its answers made its factor."""
     residual: float | None
     accepted: int
@@ -48,7 +51,7 @@ class Standing:
     """As clients reported it with their last answers."""
     residual: float | None
     traffic: int
-    """Bytes of arrays sent and received, about."""
+    """Bytes of arrays sent and received, up to the last answer."""
     members: tuple[Member, ...]
     history: tuple[dict[str, Any], ...]
 
@@ -62,7 +65,7 @@ def standing(folder: Path, name: str, clients: tuple[str, ...]) -> Standing:
     try:
         db.execute("BEGIN")
         about = {key: json.loads(value) for key, value in db.execute("SELECT key, value FROM about")}
-        rows = db.execute("SELECT name, version, residual, gone, length(factor) FROM clients ORDER BY k").fetchall()
+        rows = db.execute("SELECT name, version, residual, gone FROM clients ORDER BY k").fetchall()
         busy = {client for (client,) in db.execute("SELECT client FROM tasks WHERE reply IS NULL")}
         history = [json.loads(row) for (row,) in db.execute("SELECT row FROM history ORDER BY place")]
         events = db.execute("SELECT time, name, event, text FROM events ORDER BY place").fetchall()
@@ -77,19 +80,16 @@ def standing(folder: Path, name: str, clients: tuple[str, ...]) -> Standing:
         for client in (*known, *(client for client in clients if client not in known))
     ]
     last = history[-1] if history else {}
-    numbers = about.get("numbers", {})
-    answers = int(numbers.get("answers", 0))
-    size = max((row[4] for row in rows), default=0)
     reported = [row["reported_free_energy"] for row in history if "reported_free_energy" in row]
     return Standing(
         name=name,
         ended=(about.get("ended") or {}).get("message", ""),
         step=int(last.get("step", 0)),
         rounds=float(last.get("rounds", 0.0)),
-        communications=int(numbers.get("communications", 0)),
-        free_energy=reported[-1] if reported else None,
+        communications=int(about.get("numbers", {}).get("communications", 0)),
+        free_energy=_finite(reported[-1]) if reported else None,
         residual=_finite(last.get("residual")),
-        traffic=3 * size * answers,
+        traffic=about.get("traffic", 0),
         members=tuple(members),
         history=tuple(history),
     )
@@ -98,7 +98,7 @@ def standing(folder: Path, name: str, clients: tuple[str, ...]) -> Standing:
 def _member(name: str, row: Any, rows: int | None, busy: set[int], events: list[Any]) -> Member:
     counts = {kind: sum(event[2] == kind for event in events) for kind in KINDS}
     seen = [event[0] for event in events if event[2] in ("joined", "accepted", "refused", "late")]
-    trouble = [f"{event[2]}: {event[3]}" for event in events if event[2] in ("refused", "failed", "unfit")]
+    trouble = [f"{TROUBLES[event[2]]} {event[3]}" for event in events if event[2] in TROUBLES]
     if row is None:
         state = "unfit" if events and events[-1][2] == "unfit" else "expected"
     else:
@@ -107,13 +107,32 @@ def _member(name: str, row: Any, rows: int | None, busy: set[int], events: list[
         name=name,
         state=state,
         rows=rows,
-        version=0 if row is None else row[1],
+        rounds=0 if row is None else row[1],
         residual=None if row is None else _finite(row[2]),
         last_seen=time.time() - seen[-1] if seen else None,
-        trouble=trouble[-1] if trouble else "",
+        trouble=_legible(trouble[-1]) if trouble else "",
         **counts,
     )
 
 
+def to_json(now: Standing, indent: int | None = None) -> str:
+    """A standing as one JSON object, in which a number that is not finite is null."""
+    return json.dumps(_finite_throughout(dataclasses.asdict(now)), indent=indent, allow_nan=False)
+
+
+def _finite_throughout(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite_throughout(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite_throughout(part) for part in value]
+    return _finite(value) if isinstance(value, float) else value
+
+
 def _finite(value: float | None) -> float | None:
     return value if value is not None and abs(value) < float("inf") else None
+
+
+def _legible(text: str) -> str:
+    """What a client wrote, without what would move a terminal's cursor, and not without end."""
+    shown = "".join(character if character.isprintable() else " " for character in text[:LONGEST])
+    return shown if len(text) <= LONGEST else f"{shown}…"

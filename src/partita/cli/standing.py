@@ -1,0 +1,62 @@
+"""How a federation stands, for a terminal of 80 columns."""
+
+from rich.console import Group
+from rich.table import Table as Grid
+from rich.text import Text
+
+from partita.federation.status import Member, Standing
+
+_LEFT = ("client", "state")
+_COLUMNS = (*_LEFT, "seen", "rows", "rounds", "residual", "accepted", "refused", "late")
+
+
+def show(now: Standing) -> Group:
+    """What holds for all clients, a table of them, and what last went wrong with each.
+
+    Names and reasons come from others: as `Text` they are shown as they are, whatever markup they hold.
+    """
+    grid = Grid(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    for column in _COLUMNS:
+        grid.add_column(column, justify="left" if column in _LEFT else "right", no_wrap=True)
+    for member in now.members:
+        grid.add_row(*map(Text, _cells(member)))
+    troubles = [_trouble(member) for member in now.members if member.trouble]
+    return Group(*_facts(now), "", grid, *([""] if troubles else []), *troubles)
+
+
+def _facts(now: Standing) -> list[Text]:
+    energy = "" if now.free_energy is None else f"free energy {now.free_energy:,.2f} as clients reported it"
+    residual = "" if now.residual is None else f"residual {now.residual:.2g} nats"
+    lines = [
+        f"{now.rounds:.1f} rounds, {now.communications:,} communications, "
+        f"{amount(now.traffic)} of arrays sent and received",
+        ", ".join(filter(None, (energy, residual))),
+    ]
+    first = Text(f"{now.name}: the run has {f'ended. {now.ended}' if now.ended else 'not ended.'}", style="bold")
+    return [first, *(Text(line) for line in lines if line)]
+
+
+def _cells(member: Member) -> tuple[str, ...]:
+    seen = "" if member.last_seen is None else since(member.last_seen)
+    rows = "" if member.rows is None else f"{member.rows:,}"
+    residual = "" if member.residual is None else f"{member.residual:.2g}"
+    counts = (str(count) for count in (member.accepted, member.refused, member.late))
+    return member.name, member.state, seen, rows, str(member.rounds), residual, *counts
+
+
+def _trouble(member: Member) -> Text:
+    times = f" (failed {member.failed} times)" if member.failed > 1 else ""
+    return Text(f"{member.name}: {member.trouble}{times}", style="dim")
+
+
+def amount(size: int) -> str:
+    """So many bytes."""
+    return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
+
+
+def since(seconds: float) -> str:
+    """How long ago something was, in its largest unit."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit}"
+    return f"{seconds:.0f} s"

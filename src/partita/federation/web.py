@@ -1,0 +1,96 @@
+"""How a federation stands, on a page for browsers on this machine: read-only, and served to no other."""
+
+import base64
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
+from typing import Any
+
+from partita.errors import InputError
+from partita.federation.status import Standing, to_json
+
+ADDRESS = "127.0.0.1"
+HOSTS = (ADDRESS, "localhost")
+"""What browsers may call this machine; under another name, somebody else's page might be asking."""
+
+
+class Page(ThreadingHTTPServer):
+    """A page that asks again and again how the federation stands; `look` says it."""
+
+    def __init__(self, look: Callable[[], Standing], port: int = 0) -> None:
+        self.look = look
+        self.text = resources.files("partita.federation").joinpath("page.html").read_text("utf-8")
+        self.policy = _policy(self.text)
+        try:
+            super().__init__((ADDRESS, port), _Visit)
+        except OSError as error:
+            raise InputError(f"Port {port} cannot be used ({error.strerror}): choose another with --port.") from None
+
+    @property
+    def address(self) -> str:
+        """Where browsers find it."""
+        return f"http://{ADDRESS}:{self.server_port}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that leaves in the midst of an answer is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class _Visit(BaseHTTPRequestHandler):
+    """One request. Whatever is not a GET of one of two paths is refused."""
+
+    server: Page
+    timeout = 10.0
+
+    def do_GET(self) -> None:
+        """The page, or what it shows."""
+        if self.headers.get("Host", "").partition(":")[0] not in HOSTS:
+            self.send_error(HTTPStatus.MISDIRECTED_REQUEST, f"Ask for {self.server.address}")
+        elif self.path == "/":
+            self._send(HTTPStatus.OK, "text/html", self.server.text)
+        elif self.path == "/standing.json":
+            try:
+                self._send(HTTPStatus.OK, "application/json", to_json(self.server.look()))
+            except InputError as error:
+                self._send(HTTPStatus.SERVICE_UNAVAILABLE, "application/json", json.dumps({"error": str(error)}))
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+    def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def end_headers(self) -> None:
+        """Every answer forbids what the page does not need."""
+        self.send_header("Content-Security-Policy", self.server.policy)
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("Cache-Control", "no-store")
+        super().end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing: the page asks every second."""
+
+
+def _policy(page: str) -> str:
+    """The page's own script and style, known by their digests, questions to its own server, and nothing else."""
+    digests = {}
+    for tag in ("script", "style"):
+        texts = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts)
+        digests[tag] = " ".join(f"'sha256-{digest}'" for digest in hashes)
+    return (
+        f"default-src 'none'; script-src {digests['script']}; style-src {digests['style']}; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )

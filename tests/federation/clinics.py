@@ -1,0 +1,55 @@
+"""A federation of three clinics, one of which writes what it should not, stopped on its way."""
+
+import json
+
+import pytest
+
+from federation.test_serve import TOML, clinic, write
+from federation.weather import Fuse, Killed, Weather
+from partita import wire
+from partita.federation import config
+from partita.federation.client import Client
+from partita.federation.serve import serve
+from partita.federation.status import standing
+
+NAMES = ("hungarian", "switzerland", "long-beach")
+HOSTILE = "[/bold]\x1b[2J<img src=x onerror=\"document.title='caught'\">"
+
+
+class Failing:
+    """A client that once answers a task with a reason of its own choosing."""
+
+    def __init__(self, client, reason):
+        self.client, self.reason = client, reason
+
+    def handle(self, message):
+        if message.header["kind"] != "update" or not self.reason:
+            return self.client.handle(message)
+        answer = wire.Message({"kind": "error", "task": message.header["task"], "reason": self.reason}, {})
+        self.reason = ""
+        return answer
+
+
+def federate(folder, reason=HOSTILE):
+    """A federation with its file and its clients', the last of which fails once."""
+    text = TOML.replace('["east", "north", "west"]', json.dumps(NAMES))
+    (folder / "federation.toml").write_text(text)
+    federation = config.load(folder)
+    for seed, name in enumerate(NAMES):
+        write(folder / f"{name}.csv", clinic(seed))
+    clients = {name: Client(name, federation, folder / f"{name}.csv") for name in NAMES}
+    return federation, clients | {NAMES[-1]: Failing(clients[NAMES[-1]], reason)}
+
+
+def look(folder):
+    return standing(folder, "clinics", NAMES)
+
+
+def stopped(folder):
+    """A federation whose server was killed when everybody had answered, and the link with which it goes on."""
+    federation, clients = federate(folder)
+    link = Weather(clients, fuse=Fuse(26))
+    with pytest.raises(Killed):
+        serve(folder, federation, link)
+    link.fuse = Fuse()
+    return federation, link
