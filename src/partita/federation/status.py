@@ -62,7 +62,8 @@ def standing(folder: Path, name: str, clients: tuple[str, ...]) -> Standing:
     try:
         db.execute("BEGIN")
         about = {key: json.loads(value) for key, value in db.execute("SELECT key, value FROM about")}
-        rows = db.execute("SELECT name, version, residual, gone, length(factor) FROM clients ORDER BY k").fetchall()
+        rows = db.execute("SELECT name, version, residual, gone FROM clients ORDER BY k").fetchall()
+        (size,) = db.execute("SELECT coalesce(max(length(factor)), 0) FROM factors").fetchone()
         busy = {client for (client,) in db.execute("SELECT client FROM tasks WHERE reply IS NULL")}
         history = [json.loads(row) for (row,) in db.execute("SELECT row FROM history ORDER BY place")]
         events = db.execute("SELECT time, name, event, text FROM events ORDER BY place").fetchall()
@@ -79,7 +80,6 @@ def standing(folder: Path, name: str, clients: tuple[str, ...]) -> Standing:
     last = history[-1] if history else {}
     numbers = about.get("numbers", {})
     answers = int(numbers.get("answers", 0))
-    size = max((row[4] for row in rows), default=0)
     reported = [row["reported_free_energy"] for row in history if "reported_free_energy" in row]
     return Standing(
         name=name,
