@@ -109,12 +109,12 @@ def _group_alive(group: int, patience: float) -> bool:
     return True
 
 
-def serve(folder: Path, federation: Federation, log: Path | None = None) -> str:
-    """Runs the server of a federation until its run has ended; returns how."""
+def serve(folder: Path, federation: Federation, log: Path | None = None, module: str = _MODULE) -> str:
+    """Runs the server of a federation until its run has ended; returns how. The module holds Flower's two apps."""
     home = folder / ".flower"
     app = home / "app"
     atomic.write_text(app / "pyproject.toml", _APP)
-    atomic.write_text(app / "partita_federation.py", _MODULE)
+    atomic.write_text(app / "partita_federation.py", module)
     address = federation.server.address
     host, port = _host_and_port(address)
     security = _server_security(folder, federation)
@@ -147,7 +147,7 @@ def attend(folder: Path, federation: Federation, name: str, data: Path) -> None:
     about = {"client": name, "folder": str(folder.resolve()), "data": str(data.resolve())}
     config = " ".join(f"{key}={json.dumps(value)}" for key, value in about.items())
     command = [program("flower-supernode"), "--superlink", federation.server.address, "--node-config", config]
-    command += ["--port", str(_free_port()), *_client_security(folder, federation, name)]
+    command += ["--port", str(free_port()), *_client_security(folder, federation, name)]
     while True:
         with running(command, environment(home), folder / f"client-{name}.log") as node:
             node.wait()
@@ -161,7 +161,8 @@ def _host_and_port(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -208,13 +209,16 @@ def _register(folder: Path, federation: Federation, env: Mapping[str, str]) -> N
 def _submit(app: Path, folder: Path, env: Mapping[str, str]) -> None:
     """Starts the run."""
     config = f"folder={json.dumps(str(folder.resolve()))}"
-    _flwr(["run", str(app), "partita", "--format", "json", "--run-config", config], env, "the run")
+    said = json.loads(_flwr(["run", str(app), "partita", "--format", "json", "--run-config", config], env, "the run"))
+    if not said.get("success"):
+        raise InputError(f"Flower did not take the run: {str(said.get('error-message', said)).strip()}")
 
 
-def _flwr(arguments: list[str], env: Mapping[str, str], what: str) -> None:
-    """One of Flower's commands."""
+def _flwr(arguments: list[str], env: Mapping[str, str], what: str) -> str:
+    """What one of Flower's commands prints. One that prints JSON may fail and return 0 all the same."""
     command = [program("flwr"), *arguments]
     done = subprocess.run(command, env=dict(env), capture_output=True, text=True, check=False, timeout=120)
     if done.returncode != 0:
         last = (done.stderr or done.stdout).strip().splitlines()[-1:]
         raise InputError(f"Flower did not take {what}: {' '.join(last)}")
+    return done.stdout
