@@ -20,6 +20,7 @@ lint:
 bench:
 	$(PYTHON) benchmarks/global_vi_adult.py
 	$(PYTHON) benchmarks/network_step.py
+	$(PYTHON) benchmarks/messages.py
 
 demo:
 	$(PYTHON) -m partita demo

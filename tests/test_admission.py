@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.admission import Admission, measures
+from partita.admission import Admission, products_of_others, ratios
 from partita.engines import LocalEngine
 from partita.objective import Factor
 from partita.server import Rules, init, step
@@ -83,9 +83,35 @@ def test_a_product_is_measured_part_by_part():
 def test_the_first_answers_are_compared_with_each_other():
     """Against the prior alone an honest first answer looks enormous; beside as much evidence of others it does not."""
     delta = Factor(PRIOR**50.0, np.zeros(()))
-    alone = measures(PRIOR, Factor.one(PRIOR), delta, PRIOR.one())[2]
-    beside = measures(PRIOR, Factor.one(PRIOR), delta, PRIOR**99.0)[2]
+    alone = ratios(PRIOR, Factor.one(PRIOR), delta, None)[1]
+    beside = ratios(PRIOR, Factor.one(PRIOR), delta, PRIOR**99.0)[1]
     assert (float(alone), float(beside)) == (50.0, 0.5)
+
+
+def test_everybody_is_compared_with_all_others_and_not_with_itself():
+    """One of the powers is enormous, and the product of the others is exact all the same."""
+    powers = [1.0, 2.0, 1e20, 4.0, 8.0]
+    for count in range(2, 6):
+        others = products_of_others([PRIOR**power for power in powers[:count]])
+        wanted = [sum(powers[:k] + powers[k + 1 : count]) for k in range(count)]
+        assert [float(other.precision[0]) for other in others] == wanted
+    assert products_of_others([PRIOR]) == [None]
+    assert products_of_others([]) == []
+
+
+class Directionless(pt.MeanFieldGaussian):
+    """A family without precisions to compare."""
+
+    def precision_range(self, other):
+        return pt.families.Family.precision_range(self, other)
+
+
+def test_a_family_without_directions_can_be_bounded_by_the_divergence_alone():
+    prior, method = Directionless.standard_normal(3), pt.methods.synchronous(SOLVER)
+    _, (event,) = answers(method, prior, 1, rules=Rules(admission=Admission(change=1e-9)))
+    assert set(event.refusals) == {0, 1, 2}
+    with pytest.raises(pt.InputError, match="by KL alone"):
+        answers(method, prior, 1, rules=Rules(admission=Admission(deficit=0.1)))
 
 
 @pytest.mark.parametrize("bounds", [{"change": 0.0}, {"dominance": -1.0}, {"deficit": -0.1}, {"change": float("nan")}])

@@ -1,8 +1,8 @@
 """Does an answer count? What the server checks of answers before they touch the posterior."""
 
-import functools
+import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -50,44 +50,66 @@ class Admission(NamedTuple):
         tasks = {task.client: task for task, _ in arrived}
         alone = {k: self._alone(tasks[k], delta) for k, delta in deltas.items()}
         refused |= {k: reason for k, reason in alone.items() if reason}
+        if self.dominance == INFINITE:
+            return refused
         deltas = {k: delta for k, delta in deltas.items() if k not in refused}
-        together = {k: self._among(tasks[k], k, deltas) for k in deltas}
-        return refused | {k: reason for k, reason in together.items() if reason}
+        others = products_of_others([delta.natural for delta in deltas.values()])
+        among = {k: self._among(tasks[k], deltas[k], beside) for k, beside in zip(deltas, others, strict=True)}
+        return refused | {k: reason for k, reason in among.items() if reason}
 
     def _alone(self, task: Task, delta: Factor) -> str:
         """What speaks against an answer by itself."""
-        change, least, _ = (float(value) for value in measures(task.posterior, task.factor, delta, delta.natural.one()))
-        if not least >= -self.deficit:
-            return f"takes away {-least:.3g} times the precision of all others, where {self.deficit:.3g} are allowed"
-        if not change <= self.change:
-            return f"lies {change:.3g} nats from the posterior, where {self.change:.3g} are allowed"
+        if self.deficit < INFINITE:
+            least = float(ratios(task.posterior, task.factor, delta, None)[0])
+            if not least >= -self.deficit:
+                return (
+                    f"takes away {-least:.3g} times the precision of all others, where {self.deficit:.3g} are allowed"
+                )
+        if self.change < INFINITE:
+            change = float(divergence(task.posterior, delta))
+            if not change <= self.change:
+                return f"lies {change:.3g} nats from the posterior, where {self.change:.3g} are allowed"
         return ""
 
-    def _among(self, task: Task, k: int, deltas: Mapping[int, Factor]) -> str:
+    def _among(self, task: Task, delta: Factor, beside: Family | None) -> str:
         """What speaks against an answer beside those of the same round."""
-        others = [delta.natural for j, delta in deltas.items() if j != k]
-        beside = functools.reduce(operator.mul, others, task.posterior.one())
-        greatest = float(measures(task.posterior, task.factor, deltas[k], beside)[2])
+        greatest = float(ratios(task.posterior, task.factor, delta, beside)[1])
         if not greatest <= self.dominance:
             return f"has {greatest:.3g} times the precision of all others, where {self.dominance:.3g} are allowed"
         return ""
 
 
-def _measures(
-    q: Family, factor: Factor, delta: Factor, beside: Family
-) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
-    """KL(q·Δ ‖ q), and the least and the greatest ratio of the new factor's precision to that of all others.
+def products_of_others(members: Sequence[Family]) -> list[Family | None]:
+    """For every member the product of all others, if there are any: of those before it, and of those after it.
+
+    Dividing the product of all by each would cancel beside a member that is far too large.
+    """
+    if len(members) < 2:
+        return [None] * len(members)
+    before = [*itertools.accumulate(members[:-1], operator.mul)]
+    after = [*itertools.accumulate(reversed(members[1:]), operator.mul)][::-1]
+    return [after[0], *map(operator.mul, before[:-1], after[1:]), before[-1]]
+
+
+def _divergence(q: Family, delta: Factor) -> Float[Array, ""]:
+    """KL(q·Δ ‖ q)."""
+    answer = q * delta.natural
+    return jnp.where(answer.is_proper(), answer.kl(q), jnp.inf)
+
+
+def _ratios(
+    q: Family, factor: Factor, delta: Factor, beside: Family | None
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The least and the greatest ratio of the new factor's precision to that of all others.
 
     All others are the cavity and what came beside; where that is improper, as it may be on the way, the posterior takes
     its place.
     """
-    answer = q * delta.natural
-    change = jnp.where(answer.is_proper(), answer.kl(q), jnp.inf)
-    cavity = q / factor.natural * beside
+    cavity = q / factor.natural
+    cavity = cavity if beside is None else cavity * beside
     proper = cavity.is_proper()
     others = jax.tree.map(lambda a, b: jnp.where(proper, a, b), cavity, q)
-    least, greatest = (factor.natural * delta.natural).precision_range(others)
-    return change, least, greatest
+    return (factor.natural * delta.natural).precision_range(others)
 
 
-measures = Compiled(_measures)
+divergence, ratios = Compiled(_divergence), Compiled(_ratios)

@@ -193,7 +193,8 @@ def gather(
 
     Waits until as many have answered as the schedule awaits, or the others are beyond the deadline, or have failed, and
     the quorum is there. Those are left out; the reasons are given. While it is not there, they are asked again. Last
-    comes whether that was achieved: once the time is up, answers and tasks are left for another time.
+    comes whether that was achieved: once the time is up, answers and tasks are left for another time. Answers that wait
+    for others are kept on the way; the last one is kept with what the step makes of it.
     """
     recipe, unanswered = method.recipe(model), dict[int, str]()
     awaited = min(method.schedule.awaits or np.inf, len(state.in_flight) + len(state.arrived))
@@ -207,7 +208,8 @@ def gather(
         coming = engine.next(min(deadline, again, rules.until) - engine.now())
         if isinstance(coming, Answer):
             state = receive(state, coming)
-            journal.keep(state)
+            if state.in_flight and len(state.arrived) < awaited:
+                journal.keep(state)
         elif isinstance(coming, Failure):
             again = engine.now() + rules.pause
             lost = [task for task in state.in_flight if task.id == coming.task]

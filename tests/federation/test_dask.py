@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import partita as pt
+from partita.journal import Journal
 from test_pvi import MODEL, PARTS, PRIOR, SOLVER
 
 distributed = pytest.importorskip("distributed")
@@ -62,4 +63,31 @@ def test_a_worker_killed_at_work_is_replaced(cluster):
     there = pt.run(method, MODEL, PRIOR, engine=engine, rounds=40, metrics=kill)
     here = pt.run(method, MODEL, PRIOR, PARTS, rounds=40)
     assert steps > 7
+    np.testing.assert_allclose(there.posterior.mean, here.posterior.mean, rtol=1e-8)
+
+
+class Notes(Journal):
+    """Keeps what was noted of answers."""
+
+    def __init__(self):
+        self.taken = []
+
+    def note(self, name, event, text=""):
+        self.taken.append((name, event, text))
+
+
+def test_a_synchronous_round_of_a_hundred_clients_loses_nobody(cluster):
+    generator = np.random.default_rng(0)
+    x = np.column_stack([np.ones(500), generator.normal(size=(500, 2))])
+    y = (x[:, 1] + generator.logistic(size=500) > 0).astype(float)
+    parts = pt.split(pt.Table(x, y), pt.splits.equal_random(500, 100))
+    method, notes = METHODS["synchronous"], Notes()
+    engine = dask_engine(cluster, method, MODEL, PRIOR, parts, notes)
+    there = pt.run(method, MODEL, PRIOR, engine=engine, journal=notes, rounds=1)
+    here = pt.run(method, MODEL, PRIOR, parts, rounds=1)
+    (step,) = there.history
+    assert sorted(step["clients"]) == sorted(parts.names)
+    assert (step["refused"], step["unanswered"], notes.taken) == ({}, {}, [])
+    assert there.state.versions == (1,) * 100
+    np.testing.assert_allclose(there.posterior.q.precision, here.posterior.q.precision, rtol=1e-8)
     np.testing.assert_allclose(there.posterior.mean, here.posterior.mean, rtol=1e-8)

@@ -158,3 +158,11 @@ def test_a_round_goes_on_without_those_who_do_not_answer_once_the_quorum_is_ther
     assert result.history.rows[0]["clients"] == ["client 0", "client 2"]
     assert result.status is pt.Status.CONVERGED
     np.testing.assert_allclose(np.linalg.inv(result.posterior.q.precision), EXACT, rtol=1e-10)
+
+
+def test_a_step_writes_the_factor_of_nobody_but_who_answered(tmp_path):
+    method, ledger, written = METHODS["sequential"], Ledger(tmp_path / "ledger"), []
+    ledger._db.set_trace_callback(lambda statement: written.append(statement.split(",")[0]))
+    result = serve(method, Weather(sites(method)), ledger)
+    factors = [statement for statement in written if "INTO factors" in statement]
+    assert factors == [f"INSERT OR REPLACE INTO factors VALUES ({k % 3}" for k in range(3 + result.state.answers)]

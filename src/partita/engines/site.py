@@ -81,7 +81,7 @@ def read_reply(message: Message, like: Factor) -> Reply:
         wanted = bool if name == "finite" else int if name in ("steps", "outcome") else float
         if type(value) is not wanted:
             raise InputError(f"The answer's {name} is {value!r}, which is no {wanted.__name__}.")
-    finite = info["finite"] and bool(delta.natural.is_finite()) and np.isfinite(delta.log_scale).item()
+    finite = info["finite"] and all(np.isfinite(array).all() for array in message.arrays.values())
     return Reply(delta, Info(**{**info, "finite": finite}))
 
 

@@ -26,13 +26,14 @@ from partita.objective import Factor
 from partita.server import State
 from partita.wire import Message, equal, flatten, pack, unflatten, unpack
 
-_FORMAT = 1
+_FORMAT = 2
 _SCHEMA = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE arrays (key TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE clients (
     k INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, version INTEGER NOT NULL, residual REAL NOT NULL,
-    age INTEGER NOT NULL, ell REAL NOT NULL, gone INTEGER NOT NULL, factor BLOB NOT NULL);
+    age INTEGER NOT NULL, ell REAL NOT NULL, gone INTEGER NOT NULL);
+CREATE TABLE factors (k INTEGER PRIMARY KEY, factor BLOB NOT NULL);
 CREATE TABLE posteriors (updates INTEGER PRIMARY KEY, posterior BLOB NOT NULL);
 CREATE TABLE tasks (
     id TEXT PRIMARY KEY, place INTEGER NOT NULL, client INTEGER NOT NULL, version INTEGER NOT NULL,
@@ -42,6 +43,8 @@ CREATE TABLE events (
     place INTEGER PRIMARY KEY, time REAL NOT NULL, name TEXT NOT NULL, event TEXT NOT NULL, text TEXT NOT NULL);
 CREATE TABLE requests (place INTEGER PRIMARY KEY, name TEXT NOT NULL, what TEXT NOT NULL);
 """
+_CACHE = 131_072
+"""How many KiB of memory the data base may use."""
 _CHANGES = {"leave": leave, "retire": retire, "join": join}
 _NUMBERS = ("turn", "updates", "answers", "communications", "gradient_steps", "synchronous_steps", "clock")
 
@@ -54,6 +57,9 @@ class Ledger(Journal):
         self._kept: State | None = None
         self._rows = self._traffic = 0
         self._db = connect(self.path)
+        # large pages, and a cache that holds a step's: arrays are written in few pieces, and once
+        self._db.execute("PRAGMA page_size = 65536")
+        self._db.execute(f"PRAGMA cache_size = {-_CACHE}")
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
 
@@ -150,18 +156,13 @@ class Ledger(Journal):
     def _differences(self, db: sqlite3.Connection, state: State) -> None:
         """Writes what sets a state apart from the one kept last."""
         kept = self._kept
-        for k, name in enumerate(state.names):
-            row = [name, state.versions[k], state.residual[k], int(state.age[k]), state.ell[k], int(state.gone[k])]
-            if kept is None or k >= len(kept.names) or kept.factors[k] is not state.factors[k]:
-                db.execute(
-                    "INSERT OR REPLACE INTO clients VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                    [k, *row, _packed(state.factors[k])],
-                )
-            else:
-                db.execute(
-                    "UPDATE clients SET name = ?, version = ?, residual = ?, age = ?, ell = ?, gone = ? WHERE k = ?",
-                    [*row, k],
-                )
+        known = [] if kept is None else _clients(kept)
+        rows = [row for k, row in enumerate(_clients(state)) if known[k : k + 1] != [row]]
+        db.executemany("INSERT OR REPLACE INTO clients VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+        held = () if kept is None else kept.factors
+        for k, factor in enumerate(state.factors):
+            if k >= len(held) or held[k] is not factor:
+                db.execute("INSERT OR REPLACE INTO factors VALUES (?, ?)", [k, _packed(factor)])
         if kept is None or kept.posterior is not state.posterior:
             db.execute("INSERT OR REPLACE INTO posteriors VALUES (?, ?)", [state.updates, _packed(state.posterior)])
         if kept is None or kept.memory is not state.memory:
@@ -190,6 +191,12 @@ class Ledger(Journal):
         db.execute(f"DELETE FROM posteriors WHERE updates NOT IN ({', '.join(map(str, used))})")
 
 
+def _clients(state: State) -> list[tuple[int | float | str, ...]]:
+    """What is known of each client, but for its factor."""
+    columns = (state.residual.tolist(), state.age.tolist(), state.ell.tolist(), map(int, state.gone))
+    return list(zip(range(len(state.names)), state.names, state.versions, *columns, strict=True))
+
+
 def _tasks(state: State) -> dict[str, tuple[Task, Reply | None]]:
     """The tasks that are not done with by their ids, with the answers that have come; those under way come first."""
     waiting: dict[str, tuple[Task, Reply | None]] = {task.id: (task, None) for task in state.in_flight}
@@ -214,7 +221,7 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
         arrays = dict(db.execute("SELECT key, value FROM arrays"))
         blobs = dict(db.execute("SELECT updates, posterior FROM posteriors"))
         clients = db.execute(
-            "SELECT name, version, residual, age, ell, gone, factor FROM clients ORDER BY k"
+            "SELECT name, version, residual, age, ell, gone, factor FROM clients JOIN factors USING (k) ORDER BY k"
         ).fetchall()
         tasks = db.execute(
             "SELECT id, client, version, updates, sent, factor, info, reply FROM tasks ORDER BY place"

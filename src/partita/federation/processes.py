@@ -92,14 +92,14 @@ def running(command: list[str], env: Mapping[str, str], log: Path) -> Iterator[s
         process.wait()
 
 
-def serve(folder: Path, federation: Federation, log: Path | None = None) -> str:
-    """Runs the server of a federation until its run has ended; returns how."""
+def serve(folder: Path, federation: Federation, log: Path | None = None, module: str = _MODULE) -> str:
+    """Runs the server of a federation until its run has ended; returns how. The module holds Flower's two apps."""
     folder, secure = folder.resolve(), federation.server.secure
     host, port = _host_and_port(federation.server.address)
     home, logs = folder / ".flower", log or folder / "server.log"
-    local = f"127.0.0.1:{_free_port()}" if secure else federation.server.address
+    local = f"127.0.0.1:{free_port()}" if secure else federation.server.address
     trust = f"root-certificates = {json.dumps(str(folder / 'ca.crt'))}" if secure else "insecure = true"
-    app = _write_app(home)
+    app = _write_app(home, module)
     atomic.write_text(home / "config.toml", f'[superlink.partita]\naddress = "{local}"\n{trust}\n')
     inner_host, inner_port = _host_and_port(local)
     link = [program("flower-superlink"), "--host", inner_host, "--port", str(inner_port)]
@@ -121,10 +121,10 @@ def serve(folder: Path, federation: Federation, log: Path | None = None) -> str:
         return _await_end(folder, ledger, started, logs)
 
 
-def _write_app(home: Path) -> Path:
+def _write_app(home: Path, module: str) -> Path:
     """What Flower hands to the server's and to every client's process."""
     atomic.write_text(home / "app" / "pyproject.toml", _APP)
-    atomic.write_text(home / "app" / "partita_federation.py", _MODULE)
+    atomic.write_text(home / "app" / "partita_federation.py", module)
     return home / "app"
 
 
@@ -160,7 +160,7 @@ def attend(folder: Path, federation: Federation, name: str, data: Path) -> None:
     about = {"client": name, "folder": str(folder.resolve()), "data": str(data.resolve())}
     config = " ".join(f"{key}={json.dumps(value)}" for key, value in about.items())
     command = [program("flower-supernode"), "--superlink", federation.server.address, "--node-config", config]
-    command += ["--port", str(_free_port()), *_client_security(folder, federation, name)]
+    command += ["--port", str(free_port()), *_client_security(folder, federation, name)]
     while True:
         with running(command, environment(home), folder / f"client-{name}.log") as node:
             node.wait()
@@ -174,7 +174,8 @@ def _host_and_port(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -226,12 +227,13 @@ def _submit(app: Path, folder: Path, env: Mapping[str, str]) -> None:
 
 
 def _flwr(arguments: list[str], env: Mapping[str, str], what: str) -> dict[str, Any]:
-    """What one of Flower's commands answers."""
+    """What one of Flower's commands answers; it may fail and return 0 all the same."""
     command = [program("flwr"), *arguments, "--format", "json"]
     done = subprocess.run(command, env=dict(env), capture_output=True, text=True, check=False, timeout=START)
-    with contextlib.suppress(json.JSONDecodeError):
-        answer = json.loads(done.stdout)
-        if done.returncode == 0 and answer.get("success"):
-            return dict(answer)
-    last = (done.stderr or done.stdout).strip().splitlines()[-1:]
-    raise InputError(f"Flower did not take {what}: {' '.join(last)}")
+    try:
+        answer = dict(json.loads(done.stdout))
+    except ValueError:
+        answer = {"error-message": (done.stderr or done.stdout).strip().splitlines()[-1:]}
+    if not answer.get("success"):
+        raise InputError(f"Flower did not take {what}: {answer.get('error-message', 'it does not say why')}")
+    return answer

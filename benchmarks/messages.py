@@ -1,0 +1,371 @@
+"""What a message costs on each engine, whatever a client makes of it, and what the server needs to take an answer in.
+
+A message is a task and its answer: the time from `submit` to the answer that `next` hands out. The client is the same
+everywhere: a federation of one, with two rows, whose network has as many parameters as the wanted answer needs and
+whose solver takes no step. What is left of its work is timed apart, in this process, and taken off. An answer has two
+numbers of double precision for every parameter of a mean-field Gaussian; its task, with posterior and factor, twice
+that.
+
+- in process: `LocalEngine`.
+- Dask: a cluster of one worker, a process of its own.
+- Flower: its server and one client, as `partita server` and `partita client` start them, on loopback.
+
+The first message, which compiles, is reported apart; those after it are timed one by one.
+
+The server's part is a run with ten clients whose answers are there at once: reading and checking them, the product, and
+the ledger on disk. Its time is that of a step, divided by the answers in it.
+
+    python benchmarks/messages.py [--engines process dask flower] [--sizes 1e3 1.6e6 50e6] [--repeats 20] [--json]
+"""
+
+import argparse
+import contextlib
+import importlib.metadata
+import itertools
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table as Grid
+
+import partita as pt
+from partita.admission import Admission
+from partita.engines import Answer, LocalEngine
+from partita.engines.remote import Letter, Link, RemoteEngine
+from partita.federation import Ledger, config
+from partita.journal import Journal
+from partita.lock import hold
+from partita.objective import Factor
+from partita.server import Rules, dispatch, init
+from partita.wire import Message, flatten, pack, unpack
+
+ENGINES = {"process": "in process", "dask": "Dask", "flower": "Flower"}
+SIZES = (1e3, 1.6e6, 50e6)
+"""Bytes of an answer's arrays."""
+LARGE, FEWER = 10e6, 4
+"""From how many bytes on messages are repeated less often, and by what factor; Flower's always are."""
+PATIENCE = 300.0
+"""Seconds after which a message counts as lost."""
+
+NUMBERS, CLIENTS, ROUNDS = (200_000, 400_000), 10, 8
+"""Natural parameters of an answer: 200,000, and those of a mean-field Gaussian over as many weights."""
+GOAL = 10e-3
+"""Seconds in which the server should take an answer of 200,000 natural parameters in."""
+LEDGERS = ("none", "not durable", "durable")
+"""No ledger, one that the system may keep in memory for a while, and one that is on disk after every answer."""
+BOUNDS = Admission(change=1e9, dominance=1e9, deficit=0.5)
+"""All that can be checked of an answer is checked, and every answer passes."""
+
+FEDERATION = """name = "messages"
+clients = ["client"]
+data = {{ response = "y", numbers = ["x"] }}
+model = {{ kind = "classifier", hidden = [{hidden}] }}
+solver = {{ kind = "adam", max_steps = 0 }}
+server = {{ address = "127.0.0.1:{port}" }}
+"""
+ROWS = ((-1.0, 0.0), (1.0, 1.0))
+"""x and y."""
+APP = '''"""What Flower runs: partita's client, and a server that times messages."""
+
+import sys
+
+from partita.engines.flower import FlowerLink, ServerApp, client_app
+
+__all__ = ["client_app", "server_app"]
+server_app = ServerApp()
+
+
+@server_app.main()
+def _serve(grid, context):
+    sys.path.insert(0, {here!r})
+    import messages
+
+    messages.flower_server(context.run_config["folder"], lambda names: FlowerLink(grid, names), {repeats})
+'''
+
+
+def federation_text(size, port=9092):
+    """A federation whose answers have about so many bytes: a network of two inputs, hidden units and two classes."""
+    return FEDERATION.format(hidden=max(1, round((size / 16 - 2) / 5)), port=port)
+
+
+def one_client(size):
+    """The federation's method, model, prior and rows, and the first task for its client."""
+    federation = config.read(federation_text(size).encode(), "the benchmark's federation")
+    x, y = np.array(ROWS).T
+    parts = pt.federate([pt.Table(np.column_stack([np.ones(2), x]), y)], names=federation.clients)
+    model, method = federation.built_model(2), federation.built_method()
+    prior = federation.built_prior(model, 2)
+    return method, model, prior, parts, first_task(method, prior, federation.clients)
+
+
+def first_task(method, prior, names):
+    return dispatch(method, init(prior, names), np.zeros(len(names), bool)).in_flight[0]
+
+
+def message_seconds(engine, recipe, task, repeats):
+    """The time of each message, the first included."""
+    seconds = []
+    for index in range(1 + repeats):
+        start = time.perf_counter()
+        engine.submit(task._replace(id=f"message {index}"), recipe)
+        answer = engine.next(PATIENCE)
+        if not isinstance(answer, Answer):
+            raise SystemExit(f"A message was lost: {answer}.")
+        jax.block_until_ready(answer.reply)
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def in_process(size, repeats):
+    method, model, _, parts, task = one_client(size)
+    engine = LocalEngine(parts)
+    with engine.at_work():
+        return message_seconds(engine, method.recipe(model), task, repeats)
+
+
+def over_dask(size, repeats):
+    from distributed import Client, LocalCluster
+
+    from partita.engines.dask import dask_engine
+
+    method, model, prior, parts, task = one_client(size)
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        return message_seconds(dask_engine(client, method, model, prior, parts), method.recipe(model), task, repeats)
+
+
+def over_flower(size, repeats):
+    from partita.federation.processes import free_port, running, serve
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        rows, log = folder / "rows.csv", folder / "client.log"
+        (folder / config.FILE).write_text(federation_text(size, free_port()))
+        rows.write_text("x,y\n" + "".join(f"{x},{y}\n" for x, y in ROWS))
+        command = [sys.executable, "-m", "partita", "client", str(folder), "--name", "client", "--data", str(rows)]
+        app = APP.format(here=str(Path(__file__).parent), repeats=repeats)
+        with running(command, os.environ, log):
+            return json.loads(serve(folder, config.load(folder), module=app))
+
+
+def flower_server(folder, link, repeats):
+    """What the server does inside Flower: its last words are the times, or what went wrong."""
+    from partita.federation.serve import LEDGER, SERVING, Encoded, assemble
+    from partita.preprocess import Encoding
+
+    jax.config.update("jax_enable_x64", True)
+    folder = Path(folder)
+    federation, ledger = config.load(folder), Ledger(folder / LEDGER)
+    with hold(folder / SERVING):
+        try:
+            there = link(federation.clients)
+            roster = assemble(federation, there, ledger)
+            agreed = Encoding.from_dict(roster["encoding"])
+            model, method = federation.built_model(len(agreed.names)), federation.built_method()
+            prior = federation.built_prior(model, len(agreed.names))
+            engine = RemoteEngine(Encoded(there, agreed), prior, roster["rows"])
+            task = first_task(method, prior, federation.clients)
+            found = message_seconds(engine, method.recipe(model), task, repeats)
+            ledger.say("ended", {"status": "timed", "message": json.dumps(found)})
+        except (Exception, SystemExit) as error:
+            ledger.say("ended", {"status": "failed", "message": f"The messages over Flower failed: {error}"})
+
+
+def work_seconds(size, repeats):
+    """The time of the client's update by itself, in this process and compiled."""
+    method, model, _, parts, task = one_client(size)
+    engine, recipe, seconds = LocalEngine(parts), method.recipe(model), []
+    with engine.at_work():
+        for _ in range(1 + repeats):
+            start = time.perf_counter()
+            jax.block_until_ready(engine.answer(task, recipe))
+            seconds.append(time.perf_counter() - start)
+    return seconds[1:]
+
+
+TIMED = {"process": in_process, "dask": over_dask, "flower": over_flower}
+
+
+def messages(engines, sizes, repeats):
+    """What a message costs, engine by engine and size by size."""
+    found = []
+    for size in sizes:
+        task, fewer = one_client(size)[-1], max(3, repeats // FEWER)
+        often = fewer if size >= LARGE else repeats
+        seconds = {}
+        for engine in engines:
+            print(f"{ENGINES[engine]}, {size:,.0f} bytes", file=sys.stderr)
+            seconds[engine] = TIMED[engine](size, fewer if engine == "flower" else often)
+        work = quartiles(work_seconds(size, often))
+        for engine, (first, *others) in seconds.items():
+            taken = quartiles(others)
+            found.append(
+                {
+                    "engine": engine,
+                    "parameters": task.prior.size() // 2,
+                    "answer_bytes": Message({}, flatten(task.factor)).size,
+                    "messages": len(others),
+                    "message_seconds": taken,
+                    "work_seconds": work,
+                    "overhead_seconds": taken["median"] - work["median"],
+                    "first_seconds": first,
+                }
+            )
+    return found
+
+
+class Prompt(Link):
+    """Clients who answer at once, each with a change of its factor that it made beforehand."""
+
+    def __init__(self, prior, names):
+        size, self._come = prior.size() // 2, []
+        generator = np.random.default_rng(0)
+        self._changes = {}
+        for name in names:
+            mean, sd = generator.normal(size=size), 30 + generator.random(size)
+            natural = pt.MeanFieldGaussian.from_mean_sd(mean, sd)
+            self._changes[name] = pack(Message({}, flatten(Factor(natural, jax.numpy.zeros(())))))
+
+    def post(self, name, message):
+        info = {"ell": 0.0, "free_energy": 0.0, "residual": 1.0, "steps": 1, "outcome": 1, "finite": True}
+        header = {"kind": "update", "task": message.header["task"], "version": message.header["version"], "info": info}
+        self._come.append(Letter(name, Message(header, unpack(self._changes[name]).arrays)))
+
+    def poll(self, timeout):
+        return self._come.pop(0) if self._come else None
+
+    def present(self):
+        return list(self._changes)
+
+    def now(self):
+        return time.monotonic()
+
+
+def take_in_seconds(numbers, method, admission, journal):
+    """The server's time for an answer, step by step; the first round compiles, and is left out."""
+    prior = pt.MeanFieldGaussian.standard_normal(numbers // 2)
+    names = [f"client {k}" for k in range(CLIENTS)]
+    engine = RemoteEngine(Prompt(prior, names), prior, dict.fromkeys(names, 1), journal)
+    result = pt.run(
+        method,
+        pt.LogisticRegression(),
+        prior,
+        engine=engine,
+        journal=journal,
+        rules=Rules(admission=admission),
+        rounds=1 + ROUNDS,
+        evaluate_every=0,
+        progress=False,
+    )
+    if result.history.refusals or result.state.answers != CLIENTS * (1 + ROUNDS):
+        raise SystemExit("The server did not take every answer in.")
+    steps = len(result.history) // (1 + ROUNDS)
+    return np.diff(result.history["seconds"])[steps - 1 :] * steps / CLIENTS
+
+
+def server(place):
+    """What the server needs to take one answer in, with and without its ledger and bounds on answers."""
+    schedules = {"sequential": pt.methods.sequential(), "synchronous": pt.methods.synchronous()}
+    checks = {"finite": Admission(), "all": BOUNDS}
+    found = []
+    for numbers, schedule, ledger, check in itertools.product(NUMBERS, schedules, LEDGERS, checks):
+        with tempfile.TemporaryDirectory(dir=place) as folder:
+            journal = Journal() if ledger == "none" else Ledger(Path(folder) / "ledger", durable=ledger == "durable")
+            seconds = quartiles(take_in_seconds(numbers, schedules[schedule], checks[check], journal))
+        found.append({"numbers": numbers, "schedule": schedule, "ledger": ledger, "checks": check, "seconds": seconds})
+    return found
+
+
+def quartiles(values):
+    low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
+    return {"median": float(median), "low": float(low), "high": float(high)}
+
+
+def show(report):
+    def spread(value):
+        return " ".join(f"{1e3 * value[name]:,.2f}" for name in ("median", "low", "high"))
+
+    def grid(title, *columns):
+        made = Grid(title=title)
+        for index, column in enumerate(columns):
+            made.add_column(column, justify="right" if index else "left")
+        return made
+
+    console = Console()
+    table = grid(
+        "A message, in milliseconds: median and quartiles",
+        "engine",
+        "answer, bytes",
+        "messages",
+        "submit to answer",
+        "client's work",
+        "overhead",
+        "the first",
+    )
+    for row in report["messages"]:
+        table.add_row(
+            ENGINES[row["engine"]],
+            f"{row['answer_bytes']:,}",
+            str(row["messages"]),
+            spread(row["message_seconds"]),
+            spread(row["work_seconds"]),
+            f"{1e3 * row['overhead_seconds']:,.2f}",
+            f"{1e3 * row['first_seconds']:,.0f}",
+        )
+    console.print(table)
+    table = grid(
+        f"The server's part of an answer, {CLIENTS} clients, in milliseconds",
+        "schedule",
+        "natural parameters",
+        "ledger",
+        "checks",
+        "median and quartiles",
+        f"under {1e3 * GOAL:.0f} ms",
+    )
+    for row in report["server"]:
+        holds = "holds" if row["seconds"]["median"] < GOAL else "FALLS SHORT"
+        verdict = holds if row["numbers"] == NUMBERS[0] else ""
+        table.add_row(
+            row["schedule"], f"{row['numbers']:,}", row["ledger"], row["checks"], spread(row["seconds"]), verdict
+        )
+    console.print(table)
+    console.print(", ".join(f"{name} {version}" for name, version in report["versions"].items()), highlight=False)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engines", nargs="*", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--sizes", nargs="*", type=float, default=SIZES, help="bytes of an answer")
+    parser.add_argument("--repeats", type=int, default=20, help="messages of each kind; over Flower a quarter of it")
+    parser.add_argument("--folder", type=Path, default=Path(), help="where the ledger is put: on the disk in question")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    report = {
+        "messages": messages(arguments.engines, arguments.sizes, arguments.repeats),
+        "server": server(arguments.folder),
+        "versions": dict(versions()),
+    }
+    if arguments.json:
+        print(json.dumps(report, indent=2))
+    else:
+        show(report)
+
+
+def versions():
+    for name in ("partita", "jax", "distributed", "flwr"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            yield name, importlib.metadata.version(name)
+
+
+if __name__ == "__main__":
+    main()
