@@ -115,7 +115,7 @@ def digits(results: Results, clients: Clients) -> list[Part]:
     for problem in results.problems:
         runs = [run for run in results.runs if results.has(problem, run)]
         parts += [Heading("On the way, mean ± sd over the seeds"), _on_the_way(results, problem, runs, (200, 1000))]
-        parts += [Heading("Statement"), *each(_same_error, results, problem, ("incremental_vi",))]
+        parts += [Heading("Statement"), *each(_no_more_error, results, problem, ("incremental_vi",))]
     return parts
 
 
@@ -151,6 +151,15 @@ def _same_error(results: Results, problem: str, run: str) -> Statement:
     return Statement(
         f"{problem}: {label(run)} ends within 0.3 percentage points of global VI's test error.",
         bool(np.abs(gap).mean() <= NEAR_ERROR),
+        f"{spread(100 * gap)} points above it.",
+    )
+
+
+def _no_more_error(results: Results, problem: str, run: str) -> Statement:
+    gap = results.final(problem, run, "error") - results.final(problem, "global_vi", "error")
+    return Statement(
+        f"{problem}: {label(run)} ends with at most 0.3 percentage points more test error than global VI.",
+        bool(gap.mean() <= NEAR_ERROR),
         f"{spread(100 * gap)} points above it.",
     )
 
