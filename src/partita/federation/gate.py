@@ -7,7 +7,7 @@ the machine itself, and this program before it.
 import contextlib
 import re
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -62,7 +62,7 @@ def gate(inner: str, authority: Path) -> Starlette:
     return Starlette(routes=routes, lifespan=lifespan)
 
 
-def _kept(headers: list[tuple[str, str]]) -> dict[str, str]:
+def _kept(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     return {name: value for name, value in headers if name.lower() not in _HOP_BY_HOP}
 
 
