@@ -1,6 +1,6 @@
-"""All that the server knows in one SQLite file: one transaction for every answer, so that no kill loses one.
+"""All that the server knows in one SQLite file: one transaction for every answer; a kill costs at most the last.
 
-Others may read the file while the server writes it.
+A client whose answer was lost so is asked again. Others may read the file while the server writes it.
 """
 
 import contextlib
