@@ -47,6 +47,12 @@ def make_key(folder: Path, name: str) -> None:
     atomic.write_text(folder / f"{name}.pub", public.decode() + "\n")
 
 
+def public_key(folder: Path, name: str) -> bytes:
+    """The public half of a client's key, as Flower's server gives it."""
+    found = serialization.load_ssh_public_key((folder / f"{name}.pub").read_bytes())
+    return found.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
 def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
