@@ -1,38 +1,39 @@
 """Does an answer count? What the server checks of answers before they touch the posterior."""
 
 import functools
+import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from partita.aggregation import Holdings
 from partita.client import Reply
 from partita.compiled import Compiled
 from partita.engines.base import Task
 from partita.errors import InputError
 from partita.families import Family
-from partita.objective import Factor
 
 INFINITE = float("inf")
 
 
 class Admission(NamedTuple):
-    """Bounds on what a single answer may say; by default it need only be finite.
+    """Bounds on what a single client may say; by default it need only be finite.
 
     Shapes, kinds of numbers, versions and senders are checked where messages are read, and that the posterior stays
     proper where answers are taken in.
     """
 
     change: float = INFINITE
-    """How far an answer may lie from the posterior it was formed against, in nats of KL."""
-    dominance: float = INFINITE
-    """How many times the precision of prior and everybody else's factors a factor may have, in every direction.
+    """How far a client may move what prior and everybody else say, in nats of KL; about N times the mean loss of a row.
 
-    Everybody else's are those after the round: the first answers have only each other to be compared with.
+    It counts all that the client has said, and not only its last answer: many small steps lead no farther than one.
     """
+    dominance: float = INFINITE
+    """How many times the precision of prior and everybody else's factors a factor may have, in every direction."""
     deficit: float = INFINITE
     """How many times that precision a factor may take away; next to nothing where the log-likelihood is concave."""
 
@@ -42,52 +43,72 @@ class Admission(NamedTuple):
             raise InputError(f"Bounds on answers are not negative, as one of {tuple(self)} is.")
 
     def refusals(self, arrived: Sequence[tuple[Task, Reply]]) -> dict[int, str]:
-        """The clients whose answers are refused, with the reason."""
+        """The clients whose answers are refused for what they are by themselves, with the reason."""
         refused = {task.client: "is not finite" for task, reply in arrived if not reply.info.finite}
-        if self == Admission():
+        if self.deficit == INFINITE:
             return refused
-        deltas = {task.client: reply.delta for task, reply in arrived if task.client not in refused}
-        tasks = {task.client: task for task, _ in arrived}
-        alone = {k: self._alone(tasks[k], delta) for k, delta in deltas.items()}
-        refused |= {k: reason for k, reason in alone.items() if reason}
-        deltas = {k: delta for k, delta in deltas.items() if k not in refused}
-        together = {k: self._among(tasks[k], k, deltas) for k in deltas}
-        return refused | {k: reason for k, reason in together.items() if reason}
+        for task, reply in arrived:
+            if task.client not in refused:
+                one = task.posterior.one()
+                least = float(ratios(task.posterior, task.factor.natural, reply.delta.natural, one)[0])
+                if not least >= -self.deficit:
+                    taken = f"takes away {-least:.3g} times the precision of all others"
+                    refused[task.client] = f"{taken}, where {self.deficit:.3g} are allowed"
+        return refused
 
-    def _alone(self, task: Task, delta: Factor) -> str:
-        """What speaks against an answer by itself."""
-        change, least, _ = (float(value) for value in measures(task.posterior, task.factor, delta, delta.natural.one()))
-        if not least >= -self.deficit:
-            return f"takes away {-least:.3g} times the precision of all others, where {self.deficit:.3g} are allowed"
-        if not change <= self.change:
-            return f"lies {change:.3g} nats from the posterior, where {self.change:.3g} are allowed"
-        return ""
+    def worst(self, before: Holdings, after: Holdings, judged: Collection[int]) -> tuple[int, str] | None:
+        """Of the clients judged, the one that is farthest beyond a bound beside all others, with the reason, if any."""
+        if min(self.change, self.dominance) == INFINITE:
+            return None
+        changes = {
+            k: after.factors[k].natural / before.factors[k].natural
+            for k in after.factors
+            if after.factors[k] is not before.factors[k]
+        }
+        found = [(*self._excess(before, changes, k), k) for k in judged]
+        excess, reason, k = max(found, default=(0.0, "", -1))
+        return (k, reason) if excess > 1 else None
 
-    def _among(self, task: Task, k: int, deltas: Mapping[int, Factor]) -> str:
-        """What speaks against an answer beside those of the same round."""
-        others = [delta.natural for j, delta in deltas.items() if j != k]
-        beside = functools.reduce(operator.mul, others, task.posterior.one())
-        greatest = float(measures(task.posterior, task.factor, deltas[k], beside)[2])
-        if not greatest <= self.dominance:
-            return f"has {greatest:.3g} times the precision of all others, where {self.dominance:.3g} are allowed"
-        return ""
+    def _excess(self, before: Holdings, changes: Mapping[int, Family], k: int) -> tuple[float, str]:
+        """How many times a bound a client's factor has, after a step that changes some factors, and in what."""
+        one = before.posterior.one()
+        beside = functools.reduce(operator.mul, (change for j, change in changes.items() if j != k), one)
+        about = (before.posterior, before.factors[k].natural, changes.get(k, one), beside)
+        found = [(0.0, "")]
+        if self.change < INFINITE:
+            nats = float(divergence(*about))
+            reason = f"lies {nats:.3g} nats from all others, where {self.change:.3g} are allowed"
+            found.append((_times(nats, self.change), reason))
+        if self.dominance < INFINITE:
+            greatest = float(ratios(*about)[1])
+            reason = f"has {greatest:.3g} times the precision of all others, where {self.dominance:.3g} are allowed"
+            found.append((_times(greatest, self.dominance), reason))
+        return max(found)
 
 
-def _measures(
-    q: Family, factor: Factor, delta: Factor, beside: Family
-) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
-    """KL(q·Δ ‖ q), and the least and the greatest ratio of the new factor's precision to that of all others.
+def _divergence(q: Family, factor: Family, change: Family, beside: Family) -> Float[Array, ""]:
+    """How far a factor, once changed, moves what all others say: KL of the posterior with it from that without."""
+    others = _others(q, factor, beside)
+    together = others * factor * change
+    return jnp.where(together.is_proper(), together.kl(others), jnp.inf)
 
-    All others are the cavity and what came beside; where that is improper, as it may be on the way, the posterior takes
-    its place.
-    """
-    answer = q * delta.natural
-    change = jnp.where(answer.is_proper(), answer.kl(q), jnp.inf)
-    cavity = q / factor.natural * beside
+
+def _ratios(q: Family, factor: Family, change: Family, beside: Family) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The least and the greatest ratio of a factor's precision, once changed, to that of all others."""
+    return (factor * change).precision_range(_others(q, factor, beside))
+
+
+def _others(q: Family, factor: Family, beside: Family) -> Family:
+    """The cavity and what changed beside; where that is improper, as it may be on the way, the posterior."""
+    cavity = q / factor * beside
     proper = cavity.is_proper()
-    others = jax.tree.map(lambda a, b: jnp.where(proper, a, b), cavity, q)
-    least, greatest = (factor.natural * delta.natural).precision_range(others)
-    return change, least, greatest
+    return jax.tree.map(lambda a, b: jnp.where(proper, a, b), cavity, q)
 
 
-measures = Compiled(_measures)
+divergence = Compiled(_divergence)
+ratios = Compiled(_ratios)
+
+
+def _times(value: float, bound: float) -> float:
+    """How many times a bound a value is; what is no number is beyond it."""
+    return INFINITE if math.isnan(value) else value / bound
