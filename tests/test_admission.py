@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.admission import Admission, products_of_others, ratios
+from partita.admission import Admission, divergence, products_of_others, ratios
 from partita.engines import LocalEngine
-from partita.objective import Factor
 from partita.server import Rules, init, step
 from test_pvi import MODEL, PARTS, PRIOR, SOLVER
 
@@ -82,21 +81,65 @@ def test_a_product_is_measured_part_by_part():
 
 def test_the_first_answers_are_compared_with_each_other():
     """Against the prior alone an honest first answer looks enormous; beside as much evidence of others it does not."""
-    delta = Factor(PRIOR**50.0, np.zeros(()))
-    alone = ratios(PRIOR, Factor.one(PRIOR), delta, None)[1]
-    beside = ratios(PRIOR, Factor.one(PRIOR), delta, PRIOR**99.0)[1]
-    assert (float(alone), float(beside)) == (50.0, 0.5)
+    alone = (PRIOR, PRIOR.one(), PRIOR**50.0, PRIOR.one())
+    beside = (PRIOR, PRIOR.one(), PRIOR**50.0, PRIOR**99.0)
+    assert (float(ratios(*alone)[1]), float(ratios(*beside)[1])) == (50.0, 0.5)
+    assert float(divergence(*beside)) < float(divergence(*alone))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_change_is_the_divergence_of_the_posterior_with_a_client_from_that_without(family):
+    prior = family.standard_normal(3)
+    factor, change, beside = prior**2.0, prior**0.5, prior**4.0
+    q = prior * factor
+    assert float(divergence(q, factor, change, beside)) == pytest.approx(
+        float((prior * factor * change * beside).kl(prior * beside)), rel=1e-12
+    )
+
+
+def test_many_small_steps_lead_no_farther_than_one():
+    """The mean is pushed a little in every round, which no bound on a single answer would notice."""
+
+    def push(reply):
+        return eqx.tree_at(lambda r: r.delta.natural.precision_mean, reply, replace_fn=lambda b: 0 * b + 3.0)
+
+    method = pt.methods.synchronous(SOLVER)
+    state, events = answers(method, PRIOR, 60, push, Rules(admission=Admission(change=2.0)))
+    held = state.factors[1].natural
+    assert float(divergence(state.posterior, held, held.one(), held.one())) <= 2.0
+    assert events[-1].refusals.keys() == {1}
+    assert not events[0].refusals
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_first_answer_of_a_sequential_run_is_judged_once_others_have_been_heard(first):
+    """The attacker, alone with the prior when it answers, is divided out later; an honest first client is not."""
+    engine, state, events = LocalEngine(PARTS), init(PRIOR, 3), []
+    honest, attacker = engine.answer, 0 if first else 2
+
+    def answer(task, recipe):
+        reply = honest(task, recipe)
+        return eqx.tree_at(lambda r: r.delta, reply, reply.delta**1e4) if task.client == attacker else reply
+
+    engine.answer = answer
+    for _ in range(9):
+        state, event = step(pt.methods.sequential(SOLVER), MODEL, engine, state, Rules(admission=STRICT))
+        events.append(event)
+    assert {k for event in events for k in event.refusals} == {attacker}
+    assert not np.any(state.factors[attacker].natural.precision)
+    others = [k for k in range(3) if k != attacker]
+    product = PRIOR * state.factors[others[0]].natural * state.factors[others[1]].natural
+    np.testing.assert_allclose(state.posterior.precision, product.precision, rtol=1e-12)
+    np.testing.assert_allclose(state.posterior.precision_mean, product.precision_mean, rtol=1e-10)
 
 
 def test_everybody_is_compared_with_all_others_and_not_with_itself():
     """One of the powers is enormous, and the product of the others is exact all the same."""
     powers = [1.0, 2.0, 1e20, 4.0, 8.0]
     for count in range(2, 6):
-        others = products_of_others([PRIOR**power for power in powers[:count]])
+        others = products_of_others([*(PRIOR**power for power in powers[:count]), PRIOR.one()])
         wanted = [sum(powers[:k] + powers[k + 1 : count]) for k in range(count)]
-        assert [float(other.precision[0]) for other in others] == wanted
-    assert products_of_others([PRIOR]) == [None]
-    assert products_of_others([]) == []
+        assert [float(other.precision[0]) for other in others] == [*wanted, sum(powers[:count])]
 
 
 class Directionless(pt.MeanFieldGaussian):

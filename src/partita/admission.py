@@ -1,38 +1,39 @@
 """Does an answer count? What the server checks of answers before they touch the posterior."""
 
 import itertools
+import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from partita.aggregation import Holdings
 from partita.client import Reply
 from partita.compiled import Compiled
 from partita.engines.base import Task
 from partita.errors import InputError
 from partita.families import Family
-from partita.objective import Factor
 
 INFINITE = float("inf")
 
 
 class Admission(NamedTuple):
-    """Bounds on what a single answer may say; by default it need only be finite.
+    """Bounds on what a single client may say; by default it need only be finite.
 
     Shapes, kinds of numbers, versions and senders are checked where messages are read, and that the posterior stays
     proper where answers are taken in.
     """
 
     change: float = INFINITE
-    """How far an answer may lie from the posterior it was formed against, in nats of KL."""
-    dominance: float = INFINITE
-    """How many times the precision of prior and everybody else's factors a factor may have, in every direction.
+    """How far a client may move what prior and everybody else say, in nats of KL; about N times the mean loss of a row.
 
-    Everybody else's are those after the round: the first answers have only each other to be compared with.
+    It counts all that the client has said, and not only its last answer: many small steps lead no farther than one.
     """
+    dominance: float = INFINITE
+    """How many times the precision of prior and everybody else's factors a factor may have, in every direction."""
     deficit: float = INFINITE
     """How many times that precision a factor may take away; next to nothing where the log-likelihood is concave."""
 
@@ -42,74 +43,92 @@ class Admission(NamedTuple):
             raise InputError(f"Bounds on answers are not negative, as one of {tuple(self)} is.")
 
     def refusals(self, arrived: Sequence[tuple[Task, Reply]]) -> dict[int, str]:
-        """The clients whose answers are refused, with the reason."""
+        """The clients whose answers are refused for what they are by themselves, with the reason."""
         refused = {task.client: "is not finite" for task, reply in arrived if not reply.info.finite}
-        if self == Admission():
+        if self.deficit == INFINITE:
             return refused
-        deltas = {task.client: reply.delta for task, reply in arrived if task.client not in refused}
-        tasks = {task.client: task for task, _ in arrived}
-        alone = {k: self._alone(tasks[k], delta) for k, delta in deltas.items()}
-        refused |= {k: reason for k, reason in alone.items() if reason}
-        if self.dominance == INFINITE:
-            return refused
-        deltas = {k: delta for k, delta in deltas.items() if k not in refused}
-        others = products_of_others([delta.natural for delta in deltas.values()])
-        among = {k: self._among(tasks[k], deltas[k], beside) for k, beside in zip(deltas, others, strict=True)}
-        return refused | {k: reason for k, reason in among.items() if reason}
+        for task, reply in arrived:
+            if task.client not in refused:
+                one = task.posterior.one()
+                least = float(ratios(task.posterior, task.factor.natural, reply.delta.natural, one)[0])
+                if not least >= -self.deficit:
+                    taken = f"takes away {-least:.3g} times the precision of all others"
+                    refused[task.client] = f"{taken}, where {self.deficit:.3g} are allowed"
+        return refused
 
-    def _alone(self, task: Task, delta: Factor) -> str:
-        """What speaks against an answer by itself."""
-        if self.deficit < INFINITE:
-            least = float(ratios(task.posterior, task.factor, delta, None)[0])
-            if not least >= -self.deficit:
-                return (
-                    f"takes away {-least:.3g} times the precision of all others, where {self.deficit:.3g} are allowed"
-                )
+    def worst(self, before: Holdings, after: Holdings, judged: Collection[int]) -> tuple[int, str] | None:
+        """Of the clients judged, the one that is farthest beyond a bound beside all others, with the reason, if any."""
+        if min(self.change, self.dominance) == INFINITE:
+            return None
+        changes = {
+            k: after.factors[k].natural / before.factors[k].natural
+            for k in after.factors
+            if after.factors[k] is not before.factors[k]
+        }
+        one = before.posterior.one()
+        *others, everybody = products_of_others([*changes.values(), one])
+        beside = dict(zip(changes, others, strict=True))
+        found = [
+            (
+                *self._excess(
+                    before.posterior, before.factors[k].natural, changes.get(k, one), beside.get(k, everybody)
+                ),
+                k,
+            )
+            for k in judged
+        ]
+        excess, reason, k = max(found, default=(0.0, "", -1))
+        return (k, reason) if excess > 1 else None
+
+    def _excess(self, q: Family, factor: Family, change: Family, beside: Family) -> tuple[float, str]:
+        """How many times a bound a client's factor has, after a step that changes it and others, and in what."""
+        about = (q, factor, change, beside)
+        found = [(0.0, "")]
         if self.change < INFINITE:
-            change = float(divergence(task.posterior, delta))
-            if not change <= self.change:
-                return f"lies {change:.3g} nats from the posterior, where {self.change:.3g} are allowed"
-        return ""
-
-    def _among(self, task: Task, delta: Factor, beside: Family | None) -> str:
-        """What speaks against an answer beside those of the same round."""
-        greatest = float(ratios(task.posterior, task.factor, delta, beside)[1])
-        if not greatest <= self.dominance:
-            return f"has {greatest:.3g} times the precision of all others, where {self.dominance:.3g} are allowed"
-        return ""
+            nats = float(divergence(*about))
+            reason = f"lies {nats:.3g} nats from all others, where {self.change:.3g} are allowed"
+            found.append((_times(nats, self.change), reason))
+        if self.dominance < INFINITE:
+            greatest = float(ratios(*about)[1])
+            reason = f"has {greatest:.3g} times the precision of all others, where {self.dominance:.3g} are allowed"
+            found.append((_times(greatest, self.dominance), reason))
+        return max(found)
 
 
-def products_of_others(members: Sequence[Family]) -> list[Family | None]:
-    """For every member the product of all others, if there are any: of those before it, and of those after it.
+def products_of_others(members: Sequence[Family]) -> list[Family]:
+    """For every member, the last of which is 1, the product of all others: of those before it and of those after it.
 
     Dividing the product of all by each would cancel beside a member that is far too large.
     """
-    if len(members) < 2:
-        return [None] * len(members)
-    before = [*itertools.accumulate(members[:-1], operator.mul)]
-    after = [*itertools.accumulate(reversed(members[1:]), operator.mul)][::-1]
-    return [after[0], *map(operator.mul, before[:-1], after[1:]), before[-1]]
+    one = members[-1]
+    before = itertools.accumulate(members[:-1], operator.mul, initial=one)
+    after = [*itertools.accumulate(reversed(members[1:]), operator.mul, initial=one)][::-1]
+    return [*map(operator.mul, before, after)]
 
 
-def _divergence(q: Family, delta: Factor) -> Float[Array, ""]:
-    """KL(q·Δ ‖ q)."""
-    answer = q * delta.natural
-    return jnp.where(answer.is_proper(), answer.kl(q), jnp.inf)
+def _divergence(q: Family, factor: Family, change: Family, beside: Family) -> Float[Array, ""]:
+    """How far a factor, once changed, moves what all others say: KL of the posterior with it from that without."""
+    others = _others(q, factor, beside)
+    together = others * factor * change
+    return jnp.where(together.is_proper(), together.kl(others), jnp.inf)
 
 
-def _ratios(
-    q: Family, factor: Factor, delta: Factor, beside: Family | None
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """The least and the greatest ratio of the new factor's precision to that of all others.
+def _ratios(q: Family, factor: Family, change: Family, beside: Family) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The least and the greatest ratio of a factor's precision, once changed, to that of all others."""
+    return (factor * change).precision_range(_others(q, factor, beside))
 
-    All others are the cavity and what came beside; where that is improper, as it may be on the way, the posterior takes
-    its place.
-    """
-    cavity = q / factor.natural
-    cavity = cavity if beside is None else cavity * beside
+
+def _others(q: Family, factor: Family, beside: Family) -> Family:
+    """The cavity and what changed beside; where that is improper, as it may be on the way, the posterior."""
+    cavity = q / factor * beside
     proper = cavity.is_proper()
-    others = jax.tree.map(lambda a, b: jnp.where(proper, a, b), cavity, q)
-    return (factor.natural * delta.natural).precision_range(others)
+    return jax.tree.map(lambda a, b: jnp.where(proper, a, b), cavity, q)
 
 
-divergence, ratios = Compiled(_divergence), Compiled(_ratios)
+divergence = Compiled(_divergence)
+ratios = Compiled(_ratios)
+
+
+def _times(value: float, bound: float) -> float:
+    """How many times a bound a value is; what is no number is beyond it."""
+    return INFINITE if math.isnan(value) else value / bound

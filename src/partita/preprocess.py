@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 LARGEST = 1e100
 """Beyond it, squares could overflow when they are added up."""
+_MOST = 2**53
+"""Rows: more than anybody has, and still exact as a number of any kind."""
 
 
 class Moments(NamedTuple):
@@ -74,7 +76,7 @@ class Summary(NamedTuple):
             columns = {str(column["name"]): _column(column) for column in contents["columns"]}
             if len(columns) < len(contents["columns"]):
                 raise ValueError("a column appears twice")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InputError(f"This is not a summary of columns ({error!r}): send what Summary.to_dict made.") from None
         return cls(columns)
 
@@ -244,14 +246,15 @@ def _column(contents: Mapping[str, Any]) -> Moments | Counts:
     if "counts" in contents:
         declared = tuple(str(level) for level in contents["declared"])
         counts = {str(level): int(count) for level, count in contents["counts"].items()}
-        if any(count < 0 for count in counts.values()):
-            raise ValueError("a count is negative")
+        if not all(0 <= count <= _MOST for count in counts.values()):
+            raise ValueError("a count is not one of rows")
         return Counts(declared, counts)
     moments = Moments(
         int(contents["present"]), float(contents["mean"]), float(contents["rest"]), float(contents["squares"])
     )
-    if moments.present < 0 or moments.squares < 0 or not np.isfinite(moments[1:]).all():
-        raise ValueError(f"{moments} are not a column's moments")
+    sums_of_rows = 0 <= moments.present <= _MOST and 0 <= moments.squares <= 4 * _MOST * LARGEST**2
+    if not (sums_of_rows and abs(moments.mean) <= LARGEST and abs(moments.rest) <= LARGEST):
+        raise ValueError("these are not a column's moments")
     return moments
 
 

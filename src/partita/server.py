@@ -1,7 +1,7 @@
 """What the server does (`alg:vmp`): it sends tasks, receives answers, and takes them in. A step is these three."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import equinox as eqx
@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, PyTree
 
 from partita.admission import Admission
-from partita.aggregation import Aggregation, Damped, Holdings, Taken
+from partita.aggregation import Aggregation, Damped, FreeEnergy, Holdings, Taken
 from partita.client import Reply
 from partita.engines import Answer, Engine, Failure, Task
 from partita.errors import InputError
@@ -258,27 +258,32 @@ def take_in(method: Method, model: Model, engine: Engine, state: State, admissio
         return global_free_energy(model, engine, state.prior, q, state.seed, method.temperature)
 
     holdings = Holdings(state.posterior, dict(enumerate(state.factors)), state.memory)
-    taken = method.aggregation.update(holdings, deltas, free_energy) if deltas else Taken(holdings, 0.0, 0, {})
-    refusals |= taken.refusals
+    # before as many answers as there are clients, there may be nobody to compare one with
+    bounds = admission if state.answers + len(replies) >= clients else Admission()
+    held = {k for k, version in enumerate(state.versions) if version > 0 and state.memory is None}
+    taken, beyond, divided = admit(method.aggregation, bounds, holdings, deltas, held, free_energy)
+    refusals |= beyond | taken.refusals
 
     accepted = set(deltas) - set(refusals) if taken.damping > 0 else set()
     residual, age, ell = state.residual.copy(), state.age + 1, state.ell.copy()
     for k, reply in replies.items():
         own = float(reply.info.residual) if taken.residual is None else taken.residual
         residual[k] = own if k in accepted else np.inf
-        age[k], ell[k] = 0, float(reply.info.ell)
+        age[k], ell[k] = 0, reply.info.ell if np.isfinite(reply.info.ell) else ell[k]
+    residual[list(divided)] = np.inf
     new = dataclasses.replace(
         state,
         posterior=taken.holdings.posterior,
         factors=tuple(taken.holdings.factors[k] for k in range(clients)),
         memory=taken.holdings.memory,
-        versions=tuple(version + (k in accepted) for k, version in enumerate(state.versions)),
+        versions=tuple(version + (k in accepted | divided) for k, version in enumerate(state.versions)),
         residual=residual,
         age=age,
         ell=ell,
+        in_flight=tuple(task for task in state.in_flight if task.client not in divided),
         arrived=(),
         turn=state.turn + 1,
-        updates=state.updates + bool(accepted),
+        updates=state.updates + bool(accepted | divided),
         answers=state.answers + len(replies),
         communications=state.communications + len(replies) + taken.trials * clients,
         gradient_steps=state.gradient_steps + sum(int(reply.info.steps) for reply in replies.values()),
@@ -287,6 +292,39 @@ def take_in(method: Method, model: Model, engine: Engine, state: State, admissio
     )
     staleness = max((state.updates - task.updates for task, _ in state.arrived), default=0)
     return new, Event(tuple(replies), taken.damping, staleness, refusals, replies, {})
+
+
+def admit(
+    aggregation: Aggregation,
+    admission: Admission,
+    holdings: Holdings,
+    deltas: Mapping[int, Factor],
+    held: Collection[int],
+    free_energy: FreeEnergy,
+) -> tuple[Taken, dict[int, str], set[int]]:
+    """Takes changes in without those of clients beyond a bound, the worst first; with the reasons.
+
+    Of factors that are held already, those beyond a bound beside what others have said since, as may be found of the
+    first answers of a sequential run, are divided out; last come those clients.
+    """
+    deltas, held, refusals, divided = dict(deltas), set(held), dict[int, str](), set[int]()
+    while True:
+        taken = aggregation.update(holdings, deltas, free_energy) if deltas else Taken(holdings, 0.0, 0, {})
+        new = set(deltas) - set(taken.refusals)
+        beyond = admission.worst(holdings, taken.holdings, held | new)
+        if beyond is None:
+            return taken, refusals, divided
+        k, reason = beyond
+        if k in new:
+            refusals[k] = reason
+            del deltas[k]
+            continue
+        held.discard(k)
+        rest = holdings.posterior / holdings.factors[k].natural
+        if rest.is_proper():
+            refusals[k] = reason
+            divided.add(k)
+            holdings = Holdings(rest, {**holdings.factors, k: Factor.one(rest)})
 
 
 def global_free_energy(

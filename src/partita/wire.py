@@ -1,8 +1,9 @@
 """Named arrays and JSON as bytes, without pickle: what is sent, and what the ledger keeps."""
 
 import json
+import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,10 @@ from partita.errors import InputError
 _MAGIC = b"partita\x01"
 _KINDS = frozenset(np.dtype(kind).str for kind in ("<f4", "<f8", "<i4", "<i8", "<u4", "<u8", "?"))
 """Numbers and truth values; nothing that could hold an object."""
+HEADER = 2**24
+"""Bytes of JSON beyond which a message is not read: what they become in memory may be thirty times as much."""
+SHOWN = 500
+"""Letters of a message's own words that are shown and kept."""
 
 
 class Message(NamedTuple):
@@ -26,6 +31,12 @@ class Message(NamedTuple):
     def size(self) -> int:
         """How many bytes its arrays have."""
         return sum(array.nbytes for array in self.arrays.values())
+
+    def words(self, name: str, otherwise: str) -> str:
+        """The text in the header under a name, fit to be shown and kept: a line of a few hundred letters."""
+        said = self.header.get(name)
+        text = said if isinstance(said, str) else otherwise
+        return "".join(letter if letter.isprintable() else " " for letter in text[:SHOWN])
 
 
 def pack(message: Message) -> bytes:
@@ -41,30 +52,48 @@ def pack(message: Message) -> bytes:
     return b"".join([_MAGIC, struct.pack("<I", len(head)), head, *bodies])
 
 
-def unpack(data: bytes) -> Message:
-    """The message that `pack` made; anything else is refused."""
+def unpack(data: bytes, largest: float = math.inf) -> Message:
+    """The message that `pack` made, with at most so many bytes of arrays; anything else is refused.
+
+    Nothing is set aside for what a message only claims to hold: arrays are views of its bytes.
+    """
     try:
-        view = memoryview(data)
-        if view[: len(_MAGIC)] != _MAGIC:
+        whole = memoryview(data)
+        if whole[: len(_MAGIC)] != _MAGIC:
             raise ValueError("it begins otherwise")
-        (length,) = struct.unpack_from("<I", view, len(_MAGIC))
+        (length,) = struct.unpack_from("<I", whole, len(_MAGIC))
         start = len(_MAGIC) + 4
-        head = json.loads(bytes(view[start : start + length]))
+        if length > HEADER:
+            raise ValueError(f"its header has {length} bytes, where {HEADER} are allowed")
+        if len(whole) - start - length > largest:
+            raise ValueError(f"its arrays have {len(whole) - start - length} bytes, where {largest} are allowed")
+        head = json.loads(bytes(whole[start : start + length]))
         place, arrays = start + length, {}
         for name, kind, shape in head["arrays"]:
-            if kind not in _KINDS or any(type(side) is not int or side < 0 for side in shape):
-                raise ValueError(f"{name} is {kind}{shape}")
-            dtype = np.dtype(kind)
-            count = int(np.prod(shape, dtype=np.int64))
-            arrays[str(name)] = np.frombuffer(view, dtype, count, place).reshape(shape)
-            place += count * dtype.itemsize
-        if place != len(view):
-            raise ValueError(f"{len(view) - place} bytes are left over")
+            end = place + _length(name, kind, shape)
+            arrays[str(name)] = view(name, kind, shape, whole[place:end])
+            place = end
+        if place != len(whole):
+            raise ValueError(f"{len(whole) - place} bytes are left over")
         if not isinstance(head["header"], dict):
             raise ValueError("its header is not a table")
-    except (ValueError, TypeError, KeyError, struct.error) as error:
-        raise InputError(f"This is not a message of partita's, or is damaged: {error}.") from None
+    except (ValueError, TypeError, KeyError, RecursionError, struct.error) as error:
+        raise InputError(f"This is not a message of partita's, or is damaged: {str(error)[:SHOWN]}.") from None
     return Message(head["header"], arrays)
+
+
+def view(name: str, kind: str, shape: Sequence[int], data: bytes | memoryview) -> np.ndarray:
+    """An array of numbers as a view of its bytes; ValueError where it claims to be another than they can be."""
+    if _length(name, kind, shape) != len(data):
+        raise ValueError(f"{name} has {len(data)} bytes, and claims to be {kind}{list(shape)}")
+    return np.frombuffer(data, np.dtype(kind)).reshape(shape) if len(data) else np.empty(shape, kind)
+
+
+def _length(name: str, kind: str, shape: Sequence[int]) -> int:
+    """How many bytes an array claims to have."""
+    if kind not in _KINDS or any(type(side) is not int or side < 0 for side in shape):
+        raise ValueError(f"{name} is {kind}{shape}")
+    return math.prod(shape) * np.dtype(kind).itemsize
 
 
 def flatten(tree: Any) -> dict[str, np.ndarray]:

@@ -34,7 +34,7 @@ TABLES = tuple(name for name in experiments.NAMES if name not in (*IMAGES, "digi
 def test_the_experiments_on_tables_can_be_read_and_have_every_method(name):
     experiment = experiments.load(name)
     assert experiment.seeds == 5
-    assert {run.method for run in experiment.runs} == {
+    assert {run.method for run in experiment.runs} - {"incremental_vi"} == {
         "pooled",
         "alone",
         "sequential",

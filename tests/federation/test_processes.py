@@ -64,6 +64,7 @@ def test_with_keys_only_those_who_are_known_get_in(tmp_path, none_left):
     assert "PRIVATE KEY" not in said
 
 
+@pytest.mark.slow
 def test_a_server_killed_with_its_link_goes_on(tmp_path, none_left):
     study, files = processes.federation(tmp_path, NAMES, rows, rounds=3)
     with clients(study, files):

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from partita.engines.remote import Letter, Link
 from partita.errors import InputError
 from partita.lock import hold
-from partita.wire import Message
+from partita.wire import HEADER, SHOWN, Message, view
 
 try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
@@ -30,28 +30,48 @@ PULL = 0.2
 """Seconds between two looks for answers."""
 ASK = 10.0
 """Seconds after which a node that has not said who it is is asked again."""
+RAW = "partita.raw"
+"""How arrays are written down in Flower's records: as their bytes."""
 LARGEST = 2**31
-"""Bytes of arrays beyond which a message is not read."""
+"""Bytes of arrays beyond which a task is not read."""
 
 
 def to_records(message: Message) -> RecordDict:
-    """A message as Flower carries it: arrays in its own records, and a header of JSON."""
-    arrays = ArrayRecord({name: Array(np.asarray(array)) for name, array in message.arrays.items()})
-    return RecordDict({"header": ConfigRecord({"json": json.dumps(message.header)}), "arrays": arrays})
+    """A message as Flower carries it: arrays in its own records, as the bytes they are, and a header of JSON."""
+    arrays = {name: np.asarray(array) for name, array in message.arrays.items()}
+    return RecordDict(
+        {
+            "header": ConfigRecord({"json": json.dumps(message.header)}),
+            "arrays": ArrayRecord(
+                {name: Array(array.dtype.str, array.shape, RAW, array.tobytes()) for name, array in arrays.items()}
+            ),
+        }
+    )
 
 
-def from_records(records: RecordDict) -> Message:
-    """The message in Flower's records; anything else is refused."""
+def from_records(records: RecordDict, largest: int = LARGEST) -> Message:
+    """The message in Flower's records, with at most so many bytes of arrays; anything else is refused."""
     try:
-        found = records.array_records["arrays"]
+        header, found = str(records.config_records["header"]["json"]), records.array_records["arrays"]
         size = sum(len(array.data) for array in found.values())
-        if size > LARGEST:
-            raise InputError(f"The message has {size} bytes, where {LARGEST} are allowed.")
-        header = json.loads(str(records.config_records["header"]["json"]))
-        arrays = {str(name): array.numpy() for name, array in found.items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"This is not a message of partita's, or too long: {error}.") from None
-    return Message(header if isinstance(header, dict) else {}, arrays)
+        if size > largest or len(header) > HEADER:
+            raise ValueError(f"it has {size} bytes of arrays and {len(header)} of words")
+        arrays = {str(name): view(str(name), array.dtype, array.shape, array.data) for name, array in found.items()}
+        about = json.loads(header)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"This is not a message of partita's, or is too long: {str(error)[:SHOWN]}.") from None
+    return Message(about if isinstance(about, dict) else {}, arrays)
+
+
+class Posted(NamedTuple):
+    """What is remembered of a message to a node until it is answered."""
+
+    node: int
+    name: str | None
+    """The client that it was for; None for a question who the node is."""
+    task: str
+    size: int
+    """How many bytes its arrays had."""
 
 
 class FlowerLink(Link):
@@ -65,8 +85,9 @@ class FlowerLink(Link):
         """Every client's node where nodes show keys: then nobody is asked, and nobody believed."""
         self._nodes: dict[str, int] = {}
         self._asked: dict[int, float] = {}
-        self._posted: dict[str, tuple[int, str | None]] = {}
-        """The node and the client, or None for a question who it is, by the id of the envelope."""
+        self._posted: dict[str, Posted] = {}
+        """By the id of the envelope."""
+        self._online: frozenset[int] = frozenset()
         self._looked = -np.inf
         self._come: collections.deque[Letter] = collections.deque()
 
@@ -99,25 +120,28 @@ class FlowerLink(Link):
     def _push(self, node: int, message: Message, kind: str, name: str | None) -> None:
         envelope = Envelope(to_records(message), dst_node_id=node, message_type=kind, ttl=self.ttl)
         for identity in self.grid.push_messages([envelope]):
-            self._posted[identity] = (node, name)
+            self._posted[identity] = Posted(node, name, message.words("task", ""), message.size)
 
     def _look_around(self) -> None:
         """Sees which clients are there, and asks nodes that are not known who they are."""
         if self.now() < self._looked + 1.0:
             return
         self._looked = self.now()
-        there = list(self.grid.get_node_ids())
+        self._online = frozenset(self.grid.get_node_ids())
         if self.registered is not None:
-            self._nodes = {name: node for name, node in self.registered.items() if node in there}
+            self._nodes = {name: node for name, node in self.registered.items() if node in self._online}
             return
         known = set(self._nodes.values())
-        for node in there:
+        for node in self._online:
             if node not in known and self.now() >= self._asked.get(node, -np.inf) + ASK:
                 self._asked[node] = self.now()
                 self._push(node, Message({"kind": "name"}, {}), "query.partita", None)
 
     def _open(self, envelope: Envelope) -> Letter | None:
-        node, name = self._posted.pop(envelope.metadata.reply_to_message_id, (0, None))
+        posted = self._posted.pop(envelope.metadata.reply_to_message_id, None)
+        if posted is None:
+            return None
+        node, name, task, size = posted
         if envelope.has_error():
             self._asked.pop(node, None)
             if name is None:
@@ -125,15 +149,20 @@ class FlowerLink(Link):
             self._nodes.pop(name, None)
             return Letter(name, None, "cannot be reached")
         try:
-            message = from_records(envelope.content)
+            # a task carries a posterior and a factor, and its answer a change of a factor: half as much
+            message = from_records(envelope.content, largest=size)
         except InputError as error:
-            return Letter(name, Message({"kind": "error", "reason": str(error)}, {})) if name else None
+            message = Message({"kind": "unreadable", "task": task, "reason": str(error)}, {})
         if name is not None:
             return Letter(name, message)
-        claimed = message.header.get("name")
-        if claimed in self.names:
+        claimed = message.words("name", "")
+        if self._believed(node, claimed):
             self._nodes[claimed] = node
         return None
+
+    def _believed(self, node: int, claimed: str) -> bool:
+        """Whether a node is the client that it says it is: the first to say so while it is online."""
+        return claimed in self.names and self._nodes.get(claimed) not in self._online
 
 
 server_app = ServerApp()

@@ -2,6 +2,7 @@
 
 import abc
 import collections
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from jaxtyping import Bool
 
 from partita.client import Recipe
 from partita.engines.base import Answer, Engine, Failure, Task
-from partita.engines.site import ell_message, read_reply, update_message
+from partita.engines.site import ell_message, read_ell, read_reply, update_message
 from partita.errors import InputError
 from partita.families import Family
 from partita.journal import Journal
@@ -90,15 +91,16 @@ class RemoteEngine(Engine):
 
     def ell(self, model: Model, q: Family, key: jax.Array) -> float:
         """Asks everybody; NaN where somebody does not answer."""
-        missing, total, until = {f"ell.{name}": name for name in self.names}, 0.0, self.now() + self.patience
+        question = f"ell.{uuid.uuid4().hex}"
+        missing, total, until = {f"{question}.{name}": name for name in self.names}, 0.0, self.now() + self.patience
         for task, name in missing.items():
             self._post(name, ell_message(task, q, key))
         while missing and self.now() < until:
             letter = self._poll(until - self.now())
-            header = letter.message.header if letter and letter.message else {}
-            if letter and missing.get(header.get("task", "")) == letter.name:
-                del missing[header["task"]]
-                total += float(header.get("ell", "nan"))
+            task = letter.message.words("task", "") if letter and letter.message else ""
+            if letter and letter.message and missing.get(task) == letter.name:
+                del missing[task]
+                total += read_ell(letter.message)
             elif letter:
                 self._read(letter)
                 missing = {task: name for task, name in missing.items() if letter.message or name != letter.name}
@@ -132,26 +134,31 @@ class RemoteEngine(Engine):
             for task in [task for task in self._under_way.values() if task.name == letter.name]:
                 self._fail(task, letter.reason)
             return
-        header = letter.message.header
+        message, header = letter.message, letter.message.header
         if header.get("kind") == "noted":
             return
-        answered = self._under_way.get(str(header.get("task")))
+        task = message.words("task", "")
+        answered = self._under_way.get(task)
         if answered is None or answered.name != letter.name:
-            self.journal.note(letter.name, "late", f"an answer to task {header.get('task')!r}")
+            self.journal.note(letter.name, "late", f"an answer to task {task!r}, which is not awaited from it")
+            return
+        if header.get("kind") == "error":
+            self._fail(answered, message.words("reason", "failed"))
             return
         try:
             if header.get("kind") != "update":
-                raise InputError(str(header.get("reason", "sent something else than an answer")))
+                raise InputError(message.words("reason", "It is something else than an answer."))
             if header.get("version") != answered.version:
-                raise InputError(f"answered version {header.get('version')!r} of its factor, not {answered.version}")
-            reply = read_reply(letter.message, self._factor)
+                raise InputError(f"It answers another version of the factor than {answered.version}.")
+            reply = read_reply(message, self._factor)
         except InputError as error:
-            self._fail(answered, str(error))
+            self.tell(answered, f"cannot be read: {error}")
+            self._fail(answered, str(error), "refused")
             return
         del self._under_way[answered.id]
         self._come.append(Answer(answered.id, reply, self.now()))
 
-    def _fail(self, task: Task, reason: str) -> None:
+    def _fail(self, task: Task, reason: str, event: str = "failed") -> None:
         del self._under_way[task.id]
-        self.journal.note(task.name, "failed", reason)
+        self.journal.note(task.name, event, reason)
         self._come.append(Failure(task.id, reason))

@@ -1,6 +1,7 @@
 """A client's end of a federation: its rows, and what it makes of messages. It remembers nothing between them."""
 
 import logging
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,9 +15,19 @@ from partita.errors import InputError
 from partita.families import Family
 from partita.objective import Factor
 from partita.partition.shard import Shard
+from partita.solvers import Outcome
 from partita.wire import Message, flatten, unflatten
 
 _LOG = logging.getLogger("partita")
+_NUMBERS: Mapping[str, Callable[[Any], bool]] = {
+    "ell": lambda value: type(value) is float,
+    "free_energy": lambda value: type(value) is float,
+    "residual": lambda value: type(value) is float and not np.isnan(value),
+    "steps": lambda value: type(value) is int and 0 <= value < 2**31,
+    "outcome": lambda value: type(value) is int and value in set(Outcome),
+    "finite": lambda value: type(value) is bool,
+}
+"""What the scalars of an answer may be."""
 
 
 class Site:
@@ -73,16 +84,21 @@ def read_reply(message: Message, like: Factor) -> Reply:
     """An answer as it came; what has other shapes or kinds of numbers than a factor is refused."""
     delta = unflatten(message.arrays, like, "The answer")
     info = message.header.get("info")
-    if not isinstance(info, dict) or set(info) != set(Info.__dataclass_fields__):
+    if not isinstance(info, dict) or set(info) != set(_NUMBERS):
         raise InputError("The answer lacks the numbers that go with it.")
     if len(message.arrays) != len(jax.tree.leaves(delta)):
         raise InputError("The answer holds more than a change of a factor.")
     for name, value in info.items():
-        wanted = bool if name == "finite" else int if name in ("steps", "outcome") else float
-        if type(value) is not wanted:
-            raise InputError(f"The answer's {name} is {value!r}, which is no {wanted.__name__}.")
+        if not _NUMBERS[name](value):
+            raise InputError(f"The answer's {name} is not what it should be.")
     finite = info["finite"] and all(np.isfinite(array).all() for array in message.arrays.values())
     return Reply(delta, Info(**{**info, "finite": finite}))
+
+
+def read_ell(message: Message) -> float:
+    """An expected log-likelihood as it came; NaN for anything else."""
+    ell = message.header.get("ell")
+    return ell if type(ell) is float else float("nan")
 
 
 def ell_message(task: str, q: Family, key: jax.Array) -> Message:

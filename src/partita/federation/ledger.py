@@ -93,7 +93,7 @@ class Ledger(Journal):
             for place in range(self._rows, len(history)):
                 row = history.rows[place]
                 db.execute("INSERT INTO history VALUES (?, ?)", [place, json.dumps(row)])
-                for name in row["clients"]:
+                for name in dict.fromkeys([*row["clients"], *row["refused"]]):
                     reason = row["refused"].get(name, "")
                     self._note(db, name, "refused" if reason else "accepted", reason)
         self._kept, self._rows = state, len(history)

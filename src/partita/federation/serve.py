@@ -91,10 +91,11 @@ def assemble(federation: Federation, link: Link, ledger: Ledger) -> dict[str, An
         letter = link.poll(min(1.0, max(until - link.now(), 0.0)))
         if letter is None or letter.name not in waiting:
             continue
-        header = letter.message.header if letter.message else {"reason": letter.reason}
+        message = letter.message or Message({"reason": letter.reason}, {})
+        header = message.header
         try:
             if header.get("kind") != "hello":
-                raise InputError(str(header.get("reason", "did not introduce itself")))
+                raise InputError(message.words("reason", "did not introduce itself"))
             summary: Any = header.get("summary")
             summaries[letter.name] = Summary.from_dict(summary)
             rows[letter.name] = _count(header.get("rows"))
