@@ -121,6 +121,7 @@ def test_an_experiment_run_again_runs_nothing_and_writes_the_same_table(experime
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("cells/**/*.json")} == times
 
 
+@pytest.mark.slow
 def test_a_plan_is_printed_and_nothing_is_run(experiment, tmp_path):
     """What is done is not left to do."""
     begun, _ = experiment
@@ -136,6 +137,7 @@ def test_a_plan_is_printed_and_nothing_is_run(experiment, tmp_path):
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_an_experiment_on_images_says_beforehand_how_long_it_takes(tmp_path):
     """On a configuration with few of the runs."""
     whole = resources.files("partita.experiments").joinpath("mnist-damping.toml").read_text()

@@ -102,6 +102,7 @@ def test_a_cell_half_written_or_of_another_configuration_is_run_again(whole, tmp
     assert all(changed.done(cell) is None for cell in changed.cells())
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_table_of_one(whole, tmp_path):
     cells = execute(plan(tmp_path), 2, quiet)
     assert Results(cells).table() == Results(whole[1]).table()

@@ -137,10 +137,10 @@ class RemoteEngine(Engine):
         message, header = letter.message, letter.message.header
         if header.get("kind") == "noted":
             return
-        task = message.words("task", "")
-        answered = self._under_way.get(task)
+        named = message.words("task", "")
+        answered = self._under_way.get(named)
         if answered is None or answered.name != letter.name:
-            self.journal.note(letter.name, "late", f"an answer to task {task!r}, which is not awaited from it")
+            self.journal.note(letter.name, "late", f"an answer to task {named!r}, which is not awaited from it")
             return
         if header.get("kind") == "error":
             self._fail(answered, message.words("reason", "failed"))
