@@ -68,7 +68,7 @@ def test_arrays_travel_in_flowers_own_records(tmp_path, files):
         assert set(content) == {"arrays", "header"}
         assert list(content["header"]) == ["json"]
         assert all(array.shape in ((8,), ()) for array in content["arrays"].values())
-        assert {array.dtype for array in content["arrays"].values()} == {"<f8"}
+    assert {array.dtype for content in tasks for array in content["arrays"].values()} == {"<f8"}
 
 
 @pytest.mark.slow
