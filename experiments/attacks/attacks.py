@@ -37,7 +37,7 @@ from partita.server import Rules, State
 from partita.wire import Message
 
 MEAN, PRECISION = ".natural.precision_mean", ".natural.precision"
-"""Natural parameters in an answer, by name; in a task a q comes before those of the posterior, a t of the factor."""
+"""Natural parameters in an answer, by name; in a task a t comes before those of the client's factor."""
 
 
 class Plan(NamedTuple):
@@ -168,8 +168,8 @@ class Shift:
         if self.answers <= 5:
             return honest
         q, factor = (
-            MeanFieldGaussian(jnp.asarray(task.arrays[f"{who}{MEAN}"]), jnp.asarray(task.arrays[f"{who}{PRECISION}"]))
-            for who in "qt"
+            MeanFieldGaussian(*(jnp.asarray(task.arrays[f"{who}{name}"]) for name in ("precision_mean", "precision")))
+            for who in ("q.", "t.natural.")
         )
         others = q / factor
         low, high = 0.0, 1e6
@@ -296,31 +296,28 @@ def _prepared(experiment: str, problem: str) -> Setting:
     return prepare(found, next(some for some in found.problems if some.name == problem))
 
 
-BOUNDS = Admission(change=300.0, dominance=100.0, deficit=0.05)
-
-
-def calibration(bench: Bench) -> dict[str, Any]:
+def calibration(bench: Bench, bounds: Admission) -> dict[str, Any]:
     """What honest answers reach without bounds, and how many of them the bounds refuse."""
     plan, witness = bench.plan, Witness()
     bench.go(bench.ends, Admission(), witness)
-    bounded = bench.go(bench.ends, BOUNDS)
+    bounded = bench.go(bench.ends, bounds)
     about = {"problem": plan.problem, "schedule": plan.schedule, **witness.most}
     found = about | {"refused": sum(bounded["refused"].values())}
     print(found, file=sys.stderr)
     return found
 
 
-def attacked(bench: Bench) -> dict[str, Any]:
+def attacked(bench: Bench, bounds: Admission) -> dict[str, Any]:
     """What every attack does to held-out predictions."""
     plan = bench.plan
     others = {name: end for name, end in bench.ends.items() if name != bench.attacker}
-    honest, left_out = bench.go(bench.ends, BOUNDS)["nlpd"], bench.go(others, BOUNDS)["nlpd"]
+    honest, left_out = bench.go(bench.ends, bounds)["nlpd"], bench.go(others, bounds)["nlpd"]
     found = []
-    for name in attackers(bench.ends[bench.attacker], BOUNDS):
+    for name in attackers(bench.ends[bench.attacker], bounds):
         row: dict[str, Any] = {"attack": name}
-        for key, bounds in (("without", Admission()), ("with", BOUNDS)):
-            attacker = attackers(bench.ends[bench.attacker], BOUNDS)[name]
-            outcome = bench.go(bench.ends | {bench.attacker: attacker}, bounds)
+        for key, used in (("without", Admission()), ("with", bounds)):
+            attacker = attackers(bench.ends[bench.attacker], bounds)[name]
+            outcome = bench.go(bench.ends | {bench.attacker: attacker}, used)
             row |= {f"{key}_bounds": outcome["nlpd"], f"{key}_bounds_excess": outcome["nlpd"] - left_out}
             row |= {f"{key}_bounds_refused": outcome["refused"].pop(bench.attacker, 0)}
             row |= {f"{key}_bounds_honest_refused": sum(outcome["refused"].values())}
@@ -335,6 +332,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problem", choices=["adult A", "adult B", "hospitals"], help="only this one")
     parser.add_argument("--schedule", choices=["synchronous", "sequential"], help="only this one")
+    parser.add_argument("--change", type=float, default=300.0, help="the bound on the change, in nats")
     parser.add_argument("--json", action="store_true", help="print one object instead of tables")
     arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
@@ -344,13 +342,13 @@ def main() -> None:
     def asked(plan: Plan) -> bool:
         return arguments.problem in (None, plan.problem) and arguments.schedule in (None, plan.schedule)
 
+    bounds = Admission(change=arguments.change, dominance=100.0, deficit=0.05)
     benches = [Bench(plan) for plan in PLANS if asked(plan)]
+    hospitals = [Bench(plan) for plan in HOSPITALS if asked(plan)]
     results = {
-        "bounds": BOUNDS._asdict(),
-        "calibration": [
-            calibration(bench) for bench in (*benches, *(Bench(plan) for plan in HOSPITALS if asked(plan)))
-        ],
-        "attacked": [attacked(bench) for bench in benches],
+        "bounds": bounds._asdict(),
+        "calibration": [calibration(bench, bounds) for bench in (*benches, *hospitals)],
+        "attacked": [attacked(bench, bounds) for bench in benches],
     }
     print(json.dumps(results) if arguments.json else tables(results))
 

@@ -93,6 +93,11 @@ def test_worse_means_by_a_margin_and_by_two_sd(nll, noise, holds):
     assert uci(vcl=[nll], noise={"vcl": noise})[f"credit B: VCL {WORSE}"][0] is holds
 
 
+def test_a_lone_seed_has_no_sd():
+    assert judge.spread(np.array([0.25])) == "0.2500"
+    assert judge.spread(np.array([0.25, 0.75])) == "0.5000 ± 0.3536"
+
+
 def test_two_seeds_cannot_tell():
     cells = [item for item in everything(vcl=[0.4]).cells if item["seed"] < 2]
     assert verdicts(statements.uci(Results(cells), CLIENTS))[f"credit B: VCL {WORSE}"][0] is None

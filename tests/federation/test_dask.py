@@ -25,15 +25,32 @@ def cluster():
         yield client
 
 
+def assert_equal(there, here):
+    np.testing.assert_allclose(there.posterior.q.precision, here.posterior.q.precision, rtol=1e-8)
+    np.testing.assert_allclose(there.posterior.mean, here.posterior.mean, rtol=1e-8)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_numbers_are_those_of_one_process(name, cluster):
     method = METHODS[name]
     there = pt.run(method, MODEL, PRIOR, engine=dask_engine(cluster, method, MODEL, PRIOR, PARTS), rounds=40)
     here = pt.run(method, MODEL, PRIOR, PARTS, rounds=40)
     assert there.status is here.status is pt.Status.CONVERGED
-    np.testing.assert_allclose(there.posterior.q.precision, here.posterior.q.precision, rtol=1e-8)
-    np.testing.assert_allclose(there.posterior.mean, here.posterior.mean, rtol=1e-8)
+    assert_equal(there, here)
     assert there.free_energy == pytest.approx(here.free_energy, abs=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_numbers_are_those_of_one_process_on_adult(name, cluster):
+    """Ten clients that differ in size and class (B), twenty messages."""
+    table = pt.datasets.adult().train
+    parts = pt.split(table, pt.splits.beta_kappa(table.y, 10, 0.7, -3.0))
+    method, prior = METHODS[name], pt.MeanFieldGaussian.standard_normal(table.x.shape[1])
+    there = pt.run(method, MODEL, prior, engine=dask_engine(cluster, method, MODEL, prior, parts), rounds=2)
+    here = pt.run(method, MODEL, prior, parts, rounds=2)
+    assert there.state.answers == here.state.answers == 20
+    assert_equal(there, here)
 
 
 def test_answers_in_any_order_lead_to_the_same_posterior(cluster):
@@ -89,5 +106,4 @@ def test_a_synchronous_round_of_a_hundred_clients_loses_nobody(cluster):
     assert sorted(step["clients"]) == sorted(parts.names)
     assert (step["refused"], step["unanswered"], notes.taken) == ({}, {}, [])
     assert there.state.versions == (1,) * 100
-    np.testing.assert_allclose(there.posterior.q.precision, here.posterior.q.precision, rtol=1e-8)
-    np.testing.assert_allclose(there.posterior.mean, here.posterior.mean, rtol=1e-8)
+    assert_equal(there, here)

@@ -189,6 +189,7 @@ def _with_progress(plan: Plan, workers: int | None) -> list[dict[str, Any]]:
 def _figures(plan: Plan, results: Results) -> list[Picture]:
     """One figure per data set, as in the paper, and per thing to draw against."""
     experiment, pictures = plan.experiment, []
+    shown = "one seed" if experiment.seeds == 1 else f"mean ± sd over {experiment.seeds} seeds"
     groups: dict[str, list[str]] = {}
     for problem in experiment.problems:
         groups.setdefault(problem.data, []).append(problem.name)
@@ -197,7 +198,7 @@ def _figures(plan: Plan, results: Results) -> list[Picture]:
         file = f"{file_name(name)}.png"
         title = f"{experiment.title}: {data}"
         draw(plan.folder / file, results, problems, title, experiment.panels, by, experiment.log_metrics)
-        pictures.append(Picture(file, f"{name}: mean ± sd over {experiment.seeds} seeds."))
+        pictures.append(Picture(file, f"{name}: {shown}."))
     return pictures
 
 
@@ -215,7 +216,7 @@ def _about(settings: Settings, seconds: float, work: float, seeds: int) -> str:
         + (["--quick"] if settings.quick else [])
     )
     return (
-        f"`{command}`, {seeds} seeds, partita {__version__}, JAX {jax.__version__}, "
+        f"`{command}`, {seeds} seed{'s' * (seeds > 1)}, partita {__version__}, JAX {jax.__version__}, "
         f"{platform.machine()} with {cores()} cores: this run took {seconds:.0f} s; "
         f"all cells together {work:.0f} s of one core."
     )

@@ -28,8 +28,8 @@ except ImportError:
 
 PULL = 0.2
 """Seconds between two looks for answers."""
-ASK = 10.0
-"""Seconds after which a node that has not said who it is is asked again."""
+ASK = 60.0
+"""Seconds that a node has to say who it is; then the question is void, and it is asked again."""
 RAW = "partita.raw"
 """How arrays are written down in Flower's records: as their bytes."""
 LARGEST = 2**31
@@ -93,7 +93,7 @@ class FlowerLink(Link):
 
     def post(self, name: str, message: Message) -> None:
         if name in self._nodes:
-            self._push(self._nodes[name], message, "train.partita", name)
+            self._push(self._nodes[name], message, "train.partita", name, self.ttl)
         else:
             self._come.append(Letter(name, None, "is not there"))
 
@@ -117,8 +117,8 @@ class FlowerLink(Link):
     def now(self) -> float:
         return time.time()
 
-    def _push(self, node: int, message: Message, kind: str, name: str | None) -> None:
-        envelope = Envelope(to_records(message), dst_node_id=node, message_type=kind, ttl=self.ttl)
+    def _push(self, node: int, message: Message, kind: str, name: str | None, ttl: float) -> None:
+        envelope = Envelope(to_records(message), dst_node_id=node, message_type=kind, ttl=ttl)
         for identity in self.grid.push_messages([envelope]):
             self._posted[identity] = Posted(node, name, message.words("task", ""), message.size)
 
@@ -135,7 +135,7 @@ class FlowerLink(Link):
         for node in self._online:
             if node not in known and self.now() >= self._asked.get(node, -np.inf) + ASK:
                 self._asked[node] = self.now()
-                self._push(node, Message({"kind": "name"}, {}), "query.partita", None)
+                self._push(node, Message({"kind": "name"}, {}), "query.partita", None, ASK)
 
     def _open(self, envelope: Envelope) -> Letter | None:
         posted = self._posted.pop(envelope.metadata.reply_to_message_id, None)

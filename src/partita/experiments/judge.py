@@ -115,12 +115,12 @@ def arrival(
 
 
 def spread(values: np.ndarray) -> str:
-    """Mean ± sd over the seeds; — where a seed was not measured."""
+    """Mean ± sd over the seeds, or the value of a lone one; — where a seed was not measured."""
     if np.isnan(values).any():
         return "—"
     if not np.isfinite(values).all():
         return "∞"
-    return f"{values.mean():.4f} ± {values.std(ddof=min(1, len(values) - 1)):.4f}"
+    return f"{values[0]:.4f}" if len(values) == 1 else f"{values.mean():.4f} ± {values.std(ddof=1):.4f}"
 
 
 def count(value: float, slow: float | None = None) -> str:
