@@ -159,8 +159,8 @@ def over_flower(size, repeats):
 
 def flower_server(folder, link, repeats):
     """What the server does inside Flower: its last words are the times, or what went wrong."""
-    from partita.federation.serve import LEDGER, SERVING, Encoded, assemble
-    from partita.preprocess import Encoding
+    from partita.federation.reception import Attended, Reception
+    from partita.federation.serve import LEDGER, SERVING
 
     jax.config.update("jax_enable_x64", True)
     folder = Path(folder)
@@ -168,11 +168,11 @@ def flower_server(folder, link, repeats):
     with hold(folder / SERVING):
         try:
             there = link(federation.clients)
-            roster = assemble(federation, there, ledger)
-            agreed = Encoding.from_dict(roster["encoding"])
-            model, method = federation.built_model(len(agreed.names)), federation.built_method()
-            prior = federation.built_prior(model, len(agreed.names))
-            engine = RemoteEngine(Encoded(there, agreed), prior, roster["rows"])
+            reception = Reception(federation, there, ledger)
+            columns = len(reception.assemble().names)
+            model, method = federation.built_model(columns), federation.built_method()
+            prior = federation.built_prior(model, columns)
+            engine = RemoteEngine(Attended(reception, newcomers=False), prior, reception.rows)
             task = first_task(method, prior, federation.clients)
             found = message_seconds(engine, method.recipe(model), task, repeats)
             ledger.say("ended", {"status": "timed", "message": json.dumps(found)})

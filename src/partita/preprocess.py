@@ -101,6 +101,18 @@ class Encoding(NamedTuple):
             names += [f"{column}={level}" for level in self.levels[column]] if column in self.levels else [column]
         return tuple(names)
 
+    def check(self, summary: "Summary") -> None:
+        """Raises an `InputError` where rows of such a summary cannot be encoded so."""
+        if tuple(summary.columns) != self.columns:
+            columns = f"{', '.join(summary.columns)}, where {', '.join(self.columns)} were agreed on"
+            raise InputError(f"The columns are {columns}: give the same in the same order.")
+        for name, column in summary.columns.items():
+            if isinstance(column, Counts) != (name in self.levels):
+                raise InputError(f"Column {name!r} is of another kind than was agreed on: give it that kind.")
+            new = sorted(set(column.counts) - set(self.levels[name])) if isinstance(column, Counts) else []
+            if new:
+                raise InputError(f"Column {name!r} has the category {new[0]!r}, which nobody had in round 0.")
+
     def to_dict(self) -> dict[str, Any]:
         """The encoding as lists, texts and numbers, for JSON."""
         return {

@@ -1,21 +1,26 @@
 """A federation from its file and its clients' files to its posterior."""
 
 import csv
+import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
 
 import partita as pt
+import partita.federation
 from federation.weather import Weather
 from partita import wire
 from partita.datasets.frame import Frame
 from partita.federation import config
 from partita.federation.client import Client
 from partita.federation.ledger import Ledger
+from partita.federation.reception import Reception
 from partita.federation.rehearse import Rehearsal
-from partita.federation.serve import LEDGER, assemble, serve
-from partita.preprocess import Encoding, federated
+from partita.federation.rows import read
+from partita.federation.serve import LEDGER, serve
+from partita.preprocess import federated
 
 TOML = """
 name = "clinics"
@@ -110,6 +115,45 @@ def test_what_leaves_a_client_does_not_grow_with_its_rows_and_quotes_none(clinic
     assert sizes[0] == sizes[1]
 
 
+def test_what_came_out_predicts_rows_of_a_file(clinics, tmp_path):
+    federation, clients = clinics
+    (tmp_path / config.FILE).write_text(TOML)
+    there = serve(tmp_path, federation, Weather(clients))
+    found = pt.federation.fitted(tmp_path)
+    table = found.table(tmp_path / "east.csv")
+    agreed = federated([read(client.path, federation.data) for client in clients.values()])
+    x = agreed.encode(read(tmp_path / "east.csv", federation.data)).x
+    np.testing.assert_array_equal(table.x, x)
+    np.testing.assert_allclose(found.posterior.predict_proba(table.x), there.posterior.predict_proba(x), rtol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["sequential", "incremental_vi"])
+def test_networks_and_methods_without_a_solver_run_too(method, clinics, tmp_path):
+    _, clients = clinics
+    changed = (
+        TOML.replace('kind = "logistic"', 'kind = "classifier"\nhidden = [3]')
+        + f"""
+[method]
+name = "{method}"
+[solver]
+kind = "adam"
+max_steps = 20
+"""
+    )
+    (tmp_path / config.FILE).write_text(changed)
+    federation = config.load(tmp_path)
+    there = serve(
+        tmp_path, federation, Weather({name: Client(name, federation, c.path) for name, c in clients.items()})
+    )
+    here = Rehearsal.read(federation, {name: client.path for name, client in clients.items()}).run()
+    assert there.state.answers == here.state.answers == 24
+    for far, near in zip(there.posterior.q.moments(), here.posterior.q.moments(), strict=True):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-12), far, near)
+    found = pt.federation.fitted(tmp_path)
+    odds = found.posterior.predict_proba(found.table(tmp_path / "east.csv").x, how="monte_carlo")
+    assert odds.shape == (30, 2)
+
+
 def test_a_file_that_does_not_fit_is_told_to_both_sides_by_column(clinics, tmp_path):
     federation, clients = clinics
     rows = [(age, "high", "some", site, ill, name) for age, _, _, site, ill, name in clinic(1)]
@@ -119,7 +163,9 @@ def test_a_file_that_does_not_fit_is_told_to_both_sides_by_column(clinics, tmp_p
     for part in ("north.csv", "'age' is missing", "'pressure' has texts", "'pain' has categories", "'terrible'"):
         assert part in answer.header["reason"]
     link, ledger = Weather(clients), Ledger(tmp_path / LEDGER)
-    assert list(assemble(federation, link, ledger)["rows"]) == ["east", "west"]
+    reception = Reception(federation, link, ledger)
+    reception.assemble()
+    assert list(reception.rows) == ["east", "west"]
     events = ledger._db.execute("SELECT text FROM events WHERE name = 'north' AND event = 'unfit'").fetchall()
     assert "'pressure' has texts" in events[0][0]
 
@@ -132,10 +178,66 @@ def test_another_federations_client_is_told(clinics):
 
 def test_a_server_that_starts_again_keeps_the_encoding_agreed_on(clinics, tmp_path):
     federation, clients = clinics
-    first = assemble(federation, Weather(clients), Ledger(tmp_path / LEDGER))
-    again = assemble(federation, Weather({}), Ledger(tmp_path / LEDGER))
-    assert first == again
-    assert Encoding.from_dict(again["encoding"]).names[-1] == "site=right"
+    first = Reception(federation, Weather(clients), Ledger(tmp_path / LEDGER))
+    agreed = first.assemble()
+    again = Reception(federation, Weather({}), Ledger(tmp_path / LEDGER))
+    assert again.assemble().to_dict() == agreed.to_dict()
+    assert again.rows == first.rows
+    assert agreed.names[-1] == "site=right"
+
+
+class Late(Weather):
+    """One client comes when the run has begun."""
+
+    def __init__(self, sites, late, when):
+        super().__init__(sites)
+        self.late, self.when = late, when
+
+    def present(self):
+        return [name for name in self.sites if name != self.late or self.time >= self.when]
+
+
+@pytest.mark.parametrize("method", ["sequential", "synchronous"])
+def test_a_client_that_comes_late_is_taken_in_and_counts_as_any_other(method, clinics, tmp_path):
+    """With the encoding of those before it; all then end at the same fixed point, to what convergence means."""
+    federation, clients = clinics
+    run = dataclasses.replace(federation.run, assemble=20.0, rounds=300.0, tolerance=1e-9)
+    federation = dataclasses.replace(federation, run=run, method={"name": method})
+    clients = {name: Client(name, federation, client.path) for name, client in clients.items()}
+    there = serve(tmp_path, federation, Late(clients, "north", 23.0))
+    assert there.status is pt.Status.CONVERGED
+    assert there.state.names == ("east", "west", "north")
+    assert "north" not in there.history.rows[0]["clients"]
+    frames = [read(client.path, federation.data) for client in clients.values()]
+    agreed = federated([frames[0], frames[2]])
+    assert json.loads((tmp_path / "result.json").read_text())["encoding"] == agreed.to_dict()
+    parts = pt.federate([agreed.encode(frame) for frame in frames])
+    model = federation.built_model(len(agreed.names))
+    prior = federation.built_prior(model, len(agreed.names))
+    here = pt.run(federation.built_method(), model, prior, parts, rounds=300, tolerance=1e-9, evaluate_every=0)
+    np.testing.assert_allclose(there.posterior.mean, here.posterior.mean, atol=1e-5)
+    np.testing.assert_allclose(there.posterior.sd, here.posterior.sd, rtol=1e-4)
+
+
+def test_a_client_that_comes_late_with_a_category_that_nobody_had_stays_out_and_the_run_goes_on(clinics, tmp_path):
+    federation, clients = clinics
+    federation = dataclasses.replace(federation, run=dataclasses.replace(federation.run, assemble=20.0))
+    write(tmp_path / "north.csv", [(*row[:3], "middle", *row[4:]) for row in clinic(1)])
+    there = serve(tmp_path, federation, Late(clients, "north", 23.0))
+    assert there.state.names == ("east", "west")
+    events = Ledger(tmp_path / LEDGER)._db.execute("SELECT text FROM events WHERE event = 'unfit'").fetchall()
+    assert len(events) == 1
+    assert "'site' has the category 'middle'" in events[0][0]
+
+
+def test_asking_for_somebody_who_never_came_does_not_stop_the_server(clinics, tmp_path):
+    federation, clients = clinics
+    federation = dataclasses.replace(federation, run=dataclasses.replace(federation.run, assemble=20.0))
+    Ledger(tmp_path / LEDGER).request("north", "join")
+    there = serve(tmp_path, federation, Late(clients, "north", np.inf))
+    assert there.state.names == ("east", "west", "north")
+    assert there.state.versions[2] == 0
+    assert there.status is pt.Status.BUDGET_SPENT
 
 
 @pytest.mark.parametrize(
@@ -153,6 +255,7 @@ def test_a_server_that_starts_again_keeps_the_encoding_agreed_on(clinics, tmp_pa
         ("[run]", '[method]\nname = "sequential"\ndampening = 1\n[run]', "setting of sequential named 'dampening'"),
         ("[run]", "[admission]\nchange = -1.0\n[run]", "not negative"),
         ("[run]", "[run", "not a TOML file"),
+        ('kind = "logistic"', 'kind = "classifier"', 'a network, which needs a solver of kind "adam"'),
     ],
 )
 def test_a_mistake_in_the_file_is_told(old, new, message):

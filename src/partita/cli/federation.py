@@ -1,4 +1,4 @@
-"""Commands of a federation: init, server, client, status, resume, result, leave, retire."""
+"""Commands of a federation: init, hand, leave, retire, join; server, client, status, resume, result."""
 
 import contextlib
 import json as jsons
@@ -48,6 +48,15 @@ def init(
 
 
 @federation.command()
+def hand(folder: Folder) -> None:
+    """Write the clients' folders again after federation.toml was edited; clients new in it get keys."""
+    from partita.federation import initialise
+
+    for path in initialise.hand(folder):
+        typer.echo(path)
+
+
+@federation.command()
 def leave(folder: Folder, name: Annotated[str, typer.Argument(help="The client.")]) -> None:
     """Ask a client no more; what it has contributed stays."""
     _request(folder, name, "leave")
@@ -60,8 +69,8 @@ def retire(folder: Folder, name: Annotated[str, typer.Argument(help="The client.
 
 
 @federation.command()
-def rejoin(folder: Folder, name: Annotated[str, typer.Argument(help="The client.")]) -> None:
-    """Ask a client again that has left."""
+def join(folder: Folder, name: Annotated[str, typer.Argument(help="The client.")]) -> None:
+    """Ask a client again that has left, or go on after the end with one that is new."""
     _request(folder, name, "join")
 
 
@@ -161,7 +170,7 @@ def result(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Show the posterior of a federation whose run has ended, and draw it."""
-    from partita.federation.result import draw, summary
+    from partita.federation.result import MOST, draw, summary
 
     rows = summary(folder)
     figure = draw(folder, rows)
@@ -171,10 +180,14 @@ def result(
     grid = Grid(title=f"Posterior of {folder.name}")
     for column in rows[0]:
         grid.add_column(column, justify="left" if column == "name" else "right")
-    for row in rows:
+    for row in rows[:MOST]:
         grid.add_row(*(value if isinstance(value, str) else f"{value:.4g}" for value in row.values()))
     console = Console()
     console.print(grid)
+    if len(rows) > MOST:
+        console.print(
+            f"These are {MOST} of {len(rows):,} parameters; {folder / 'summary.csv'} has all.", soft_wrap=True
+        )
     console.print(f"Figure: {figure}", highlight=False, soft_wrap=True)
 
 

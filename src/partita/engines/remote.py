@@ -61,7 +61,9 @@ class RemoteEngine(Engine):
         journal: Journal | None = None,
         patience: float = 600.0,
     ) -> None:
-        self.link, self.rows, self.journal = link, dict(rows), journal or Journal()
+        self.link, self.journal = link, journal or Journal()
+        self.rows = rows
+        """How many rows each client has; there may be more of them by and by."""
         self._factor = Factor.one(prior)
         self.patience = patience
         """How long to wait for everybody's expected log-likelihood, in seconds."""

@@ -14,7 +14,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -234,8 +233,7 @@ def run_batch(plan: Plan, cells: list[Cell]) -> list[Cell]:
     """Runs some cells of one problem and writes their files."""
     for cell in cells:
         setting = _prepared(_ByText(plan.experiment, cell.problem))
-        began = time.perf_counter()
-        rows, statuses = run_cell(plan, cell, setting)
+        rows, statuses, seconds = run_cell(plan, cell, setting)
         result = {
             "digest": plan.digest(cell),
             "problem": cell.problem.name,
@@ -244,15 +242,18 @@ def run_batch(plan: Plan, cells: list[Cell]) -> list[Cell]:
             "method": cell.run.method,
             "settings": cell.run.settings,
             "statuses": statuses,
-            "seconds": time.perf_counter() - began,
+            "seconds": seconds,
             "rows": rows,
         }
         write_text(cell.path(plan.folder), json.dumps(result))
     return cells
 
 
-def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, Any]], list[str]]:
-    """The evaluated rows of a cell's history, and how it ended; for "alone", a row and an ending per client."""
+def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, Any]], list[str], float]:
+    """The evaluated rows of a cell's history, how it ended, and the seconds it took, of all sittings together.
+
+    For "alone" there are a row and an ending per client.
+    """
     run, settings = cell.run, method_settings(plan, cell, setting)
     checkpoint = cell.path(plan.folder).with_suffix(f".{plan.digest(cell)}.npz")
     go = functools.partial(
@@ -273,7 +274,7 @@ def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, A
             _last(result) | {"client": name, "communications": 0}
             for name, result in zip(setting.clients.names, results, strict=True)
         ]
-        return rows, [result.status.value for result in results]
+        return rows, [result.status.value for result in results], sum(map(_seconds, results))
     speeds = None if run.method == "pooled" else setting.speeds
     answers = named(run.method, **settings).answers(1 if run.method == "pooled" else len(setting.clients))
     result = go(
@@ -283,7 +284,7 @@ def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, A
         checkpoint_every=max(1, run.communications // (20 * answers)),
     )
     checkpoint.unlink(missing_ok=True)
-    return [_kept(row) for row in result.history if "nll" in row], [result.status.value]
+    return [_kept(row) for row in result.history if "nll" in row], [result.status.value], _seconds(result)
 
 
 def method_settings(plan: Plan, cell: Cell, setting: Setting) -> dict[str, Any]:
@@ -297,6 +298,10 @@ def method_settings(plan: Plan, cell: Cell, setting: Setting) -> dict[str, Any]:
     if "optimiser" in settings:
         settings["optimiser"] = optimiser(settings["optimiser"])
     return settings | {"start": setting.start(cell.seed)}
+
+
+def _seconds(result: Result) -> float:
+    return float(result.history.rows[-1]["seconds"])
 
 
 def _last(result: Result) -> dict[str, Any]:

@@ -55,6 +55,6 @@ class Client:
             model = self.federation.built_model(len(encoding.names))
             model.check(table)
             prior = self.federation.built_prior(model, len(encoding.names))
-            recipe = self.federation.built_method().recipe(model)
+            recipe = self.federation.built_method(model).recipe(model)
             self._sites = {key: Site(self.name, recipe, prior, federate([table], names=[self.name]).shards[0])}
         return self._sites[key]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import inspect
 import ipaddress
 import json
 import re
@@ -123,6 +124,11 @@ class Federation:
         agreed = {key: about[key] for key in ("name", "data", "model", "method", "solver", "prior", "seed")}
         return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()[:16]
 
+    @property
+    def network(self) -> bool:
+        """Whether the model is a network, whose parameters are not its columns'."""
+        return self.model.kind in ("classifier", "regressor")
+
     def built_model(self, columns: int) -> Model:
         """The likelihood for so many encoded columns."""
         about = self.model
@@ -140,12 +146,15 @@ class Federation:
         template = model.template() if isinstance(model, NetworkClassifier | NetworkRegressor) else columns
         return kind.standard_normal(template, self.prior.scale)
 
-    def built_method(self) -> Method:
-        """The method with its solver."""
-        settings = dict(self.method)
+    def built_method(self, model: Model | None = None) -> Method:
+        """The method, with the solver if its clients solve; a network begins near 0 with little variance."""
+        settings, solver = dict(self.method), dict(self.solver)
         name = settings.pop("name")
-        solver = dict(self.solver)
-        return method_named(name, **settings, solver=solver_named(solver.pop("kind"), solver))
+        if "solver" in inspect.signature(NAMED[name]).parameters:
+            settings["solver"] = solver_named(solver.pop("kind"), solver)
+        if isinstance(model, NetworkClassifier | NetworkRegressor):
+            settings["start"] = MeanFieldGaussian.tight(model.template(), self.seed)
+        return method_named(name, **settings)
 
     def built_admission(self) -> Admission:
         """The bounds on answers."""
@@ -200,6 +209,9 @@ def _check(federation: Federation, source: str) -> None:
     for column, levels in data.categories.items():
         if not isinstance(levels, list) or not all(isinstance(level, str) for level in levels):
             raise InputError(f"{source} has {levels!r} as the levels of {column!r}, where a list of texts is expected.")
+    fits = federation.solver["kind"] not in ("newton", "conjugate") and federation.prior.family == "mean-field"
+    if federation.network and not fits:
+        raise InputError(f'{source} has a network, which needs a solver of kind "adam" and a "mean-field" prior.')
     federation.built_method()
     federation.built_admission().check()
     host = federation.server.address.rpartition(":")[0]

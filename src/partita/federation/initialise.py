@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from partita import atomic
 from partita.errors import InputError, unknown
-from partita.federation.config import FILE, loopback, read
+from partita.federation.config import FILE, load, loopback, read
 
 
 class Columns(NamedTuple):
@@ -43,17 +43,26 @@ def initialise(
     atomic.write_text(folder / FILE, text)
     written = [folder / FILE]
     if secure:
-        from partita.federation.certificates import make_authority, make_key
+        from partita.federation.certificates import make_authority
 
         make_authority(folder, host)
-        for name in clients:
-            make_key(folder / "keys", name)
         written += [folder / "ca.crt", folder / "server.pem", folder / "server.key", folder / "keys"]
-    for name in clients:
+    return written + hand(folder)
+
+
+def hand(folder: Path) -> list[Path]:
+    """Writes what every client is to be given, as the folder's federation.toml is now; new clients get new keys."""
+    federation = load(folder)
+    written = []
+    for name in federation.clients:
         handed = folder / "clients" / name
         handed.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / FILE, handed / FILE)
-        if secure:
+        if federation.server.secure:
+            from partita.federation.certificates import make_key
+
+            if not (folder / "keys" / name).exists():
+                make_key(folder / "keys", name)
             (handed / "keys").mkdir(exist_ok=True)
             shutil.copy(folder / "ca.crt", handed / "ca.crt")
             shutil.copy(folder / "keys" / name, handed / "keys" / name)

@@ -38,7 +38,7 @@ class Rehearsal:
     def run(self) -> Result:
         """Runs it without any network, with the same settings, seed and checks."""
         return run(
-            self.federation.built_method(),
+            self.federation.built_method(self.model),
             self.model,
             self.prior,
             self.partition,

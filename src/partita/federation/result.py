@@ -1,27 +1,57 @@
-"""What came out of a federation: a table of its posterior, and a picture."""
+"""What came out of a federation: its posterior, ready to predict with, a table of it, and a picture."""
 
 import csv
 import json
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from partita.checkpoint import load_posterior
 from partita.errors import InputError
+from partita.federation import config
+from partita.federation.rows import read
+from partita.models import Table
+from partita.predict import Posterior
+from partita.preprocess import Encoding
+
+MOST = 60
+"""Parameters of which a picture or a terminal has room for the intervals."""
+
+
+class Fitted(NamedTuple):
+    """The posterior of a federation, and what turns rows of a file into what its model takes."""
+
+    posterior: Posterior
+    encoding: Encoding
+    data: config.Data
+
+    def table(self, path: str | os.PathLike[str]) -> Table:
+        """The rows of a file with the federation's columns, encoded as those of its clients were."""
+        return self.encoding.encode(read(Path(path), self.data))
+
+
+def fitted(folder: str | os.PathLike[str]) -> Fitted:
+    """What the federation in a folder came to."""
+    place = Path(folder)
+    federation = config.load(place)
+    agreed = Encoding.from_dict(_result(place)["encoding"])
+    model = federation.built_model(len(agreed.names))
+    q, _ = load_posterior(place / "posterior.npz", federation.built_prior(model, len(agreed.names)))
+    return Fitted(Posterior(model, q), agreed, federation.data)
 
 
 def summary(folder: Path) -> list[dict[str, Any]]:
     """The posterior's parameters with mean, standard deviation and interval."""
-    path = folder / "summary.csv"
-    if not path.exists():
-        raise InputError(f"There is no result in {folder} yet: `partita status {folder}` says how it stands.")
-    with path.open(newline="") as file:
+    _result(folder)
+    with (folder / "summary.csv").open(newline="") as file:
         return [{name: _number(value) for name, value in row.items()} for row in csv.DictReader(file)]
 
 
 def draw(folder: Path, rows: list[dict[str, Any]]) -> Path:
-    """Draws the intervals of the parameters, and how the run converged, into result.png."""
+    """Draws the intervals of the first parameters, and how the run converged, into result.png."""
     from matplotlib.figure import Figure
 
-    history = json.loads((folder / "result.json").read_text())["history"]
+    history, rows = _result(folder)["history"], rows[:MOST]
     figure = Figure(figsize=(10, max(3.0, 0.25 * len(rows) + 1)), layout="constrained")
     intervals, path = figure.subplots(1, 2)
     lower, upper = (name for name in rows[0] if name not in ("name", "mean", "sd"))
@@ -38,6 +68,13 @@ def draw(folder: Path, rows: list[dict[str, Any]]) -> Path:
     target = folder / "result.png"
     figure.savefig(target, dpi=150)
     return target
+
+
+def _result(folder: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((folder / "result.json").read_text()))
+    except FileNotFoundError:
+        raise InputError(f"There is no result in {folder} yet: `partita status {folder}` says how it stands.") from None
 
 
 def _number(text: str) -> str | float:

@@ -1,0 +1,119 @@
+"""Who takes part: clients introduce themselves before the first round, or when they come."""
+
+from typing import Any
+
+import numpy as np
+
+from partita.engines.remote import Letter, Link
+from partita.errors import InputError
+from partita.federation.config import Federation
+from partita.federation.ledger import Ledger
+from partita.preprocess import Encoding, Summary, encoding, merge
+from partita.wire import Message
+
+ROSTER = "roster"
+UNANSWERED, UNFIT = 60.0, 10.0
+"""Seconds after which a client that has not introduced itself, or does not fit, is asked again."""
+LOOK = 10.0
+"""Seconds between two looks for newcomers during a run."""
+
+
+class Reception:
+    """Asks clients who they are, and keeps those who fit with the encoding on which the first of them agreed."""
+
+    def __init__(self, federation: Federation, link: Link, ledger: Ledger) -> None:
+        self.federation, self.link, self.ledger = federation, link, ledger
+        found = ledger.said(ROSTER) or {"rows": {}, "encoding": None}
+        self.rows: dict[str, int] = found["rows"]
+        """How many rows each has who takes part."""
+        self.encoding = None if found["encoding"] is None else Encoding.from_dict(found["encoding"])
+        self._summaries: dict[str, Summary] = {}
+        self._ask: dict[str, float] = {}
+        """When each may be asked again."""
+        self._unfit: dict[str, str] = {}
+
+    def assemble(self) -> Encoding:
+        """Waits for everybody, as long as the federation says, and agrees on an encoding; once found, it is kept."""
+        until = self.link.now() + self.federation.run.assemble
+        while self.encoding is None:
+            if len(self.rows) < len(self.federation.clients) and self.link.now() < until:
+                self.greet()
+                letter = self.link.poll(min(1.0, max(until - self.link.now(), 0.0)))
+                if letter is not None:
+                    self.welcome(letter)
+                continue
+            if not self.rows:
+                raise InputError("No client has joined in time: start clients, and the server again.")
+            self.rows = {name: self.rows[name] for name in self.federation.clients if name in self.rows}
+            self.encoding = encoding(merge(self._summaries[name] for name in self.rows))
+            self._keep()
+        return self.encoding
+
+    def greet(self) -> None:
+        """Asks those who are there and do not take part to introduce themselves."""
+        for name in set(self.federation.clients) & set(self.link.present()) - set(self.rows):
+            if self.link.now() >= self._ask.get(name, -np.inf):
+                about = {"kind": "hello", "task": f"hello.{name}", "digest": self.federation.digest}
+                self.link.post(name, Message(about, {}))
+                self._ask[name] = self.link.now() + UNANSWERED
+
+    def welcome(self, letter: Letter) -> None:
+        """Takes a client in that introduces itself, if its columns fit; if not, that is noted."""
+        name = letter.name
+        if name in self.rows:
+            return
+        message = letter.message or Message({"reason": letter.reason}, {})
+        try:
+            if message.header.get("kind") != "hello":
+                raise InputError(message.words("reason", "did not introduce itself"))
+            contents: Any = message.header.get("summary")
+            summary, rows = Summary.from_dict(contents), _count(message.header.get("rows"))
+            if self.encoding is None:
+                merge([*self._summaries.values(), summary])
+            else:
+                self.encoding.check(summary)
+        except InputError as error:
+            if self._unfit.get(name) != str(error):
+                self.ledger.note(name, "unfit", str(error))
+            self._unfit[name], self._ask[name] = str(error), self.link.now() + UNFIT
+            return
+        self._summaries[name], self.rows[name] = summary, rows
+        self.ledger.note(name, "joined", f"{rows} rows")
+        if self.encoding is not None:
+            self._keep()
+
+    def _keep(self) -> None:
+        assert self.encoding is not None
+        self.ledger.say(ROSTER, {"rows": self.rows, "encoding": self.encoding.to_dict()})
+
+
+class Attended(Link):
+    """The link of a run: tasks carry the encoding, so that clients need remember nothing, and newcomers are let in."""
+
+    def __init__(self, reception: Reception, newcomers: bool) -> None:
+        self.reception, self.link, self.newcomers = reception, reception.link, newcomers
+        self._encoding = reception.assemble().to_dict()
+
+    def post(self, name: str, message: Message) -> None:
+        self.link.post(name, Message(message.header | {"encoding": self._encoding}, message.arrays))
+
+    def poll(self, timeout: float) -> Letter | None:
+        if self.newcomers:
+            self.reception.greet()
+        letter = self.link.poll(min(timeout, LOOK))
+        if letter is None or letter.name in self.reception.rows:
+            return letter
+        self.reception.welcome(letter)
+        return None
+
+    def present(self) -> list[str]:
+        return [name for name in self.link.present() if name in self.reception.rows]
+
+    def now(self) -> float:
+        return self.link.now()
+
+
+def _count(rows: Any) -> int:
+    if type(rows) is not int or rows < 1:
+        raise InputError(f"has {rows!r} rows")
+    return rows
