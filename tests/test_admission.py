@@ -97,6 +97,36 @@ def test_change_is_the_divergence_of_the_posterior_with_a_client_from_that_witho
     )
 
 
+def test_a_fast_client_alone_with_the_prior_is_not_judged_before_others_have_been_heard():
+    """It answers forty times while the others work on their first task; beside the prior alone it would be refused."""
+    bounds = Admission(dominance=5.0)
+    engine, method = LocalEngine(PARTS, [40.0, 1.0, 1.0]), pt.methods.asynchronous(SOLVER)
+    state, dominance = init(PRIOR, 3), []
+    for _ in range(60):
+        state, event = step(method, MODEL, engine, state, Rules(admission=bounds))
+        assert not event.refusals
+        about = (state.posterior, state.factors[0].natural, PRIOR.one(), PRIOR.one())
+        dominance.append(float(ratios(*about)[1]))
+    assert state.versions[1] > 0
+    assert max(dominance) > 5.0
+
+
+def test_somebody_who_never_answers_does_not_put_off_the_bounds_for_ever():
+    method, engine, state = pt.methods.synchronous(SOLVER), LocalEngine(PARTS), init(PRIOR, 3)
+    silent = np.array([False, False, True])
+    engine.away = lambda names: silent
+    honest, refused = engine.answer, []
+    engine.answer = lambda task, recipe: (
+        eqx.tree_at(lambda r: r.delta, honest(task, recipe), honest(task, recipe).delta ** 1e4)
+        if task.client == 1 and state.turn > 8
+        else honest(task, recipe)
+    )
+    for _ in range(10):
+        state, event = step(method, MODEL, engine, state, Rules(admission=STRICT))
+        refused.append(list(event.refusals))
+    assert refused == [[]] * 9 + [[1]]
+
+
 def test_many_small_steps_lead_no_farther_than_one():
     """The mean is pushed a little in every round, which no bound on a single answer would notice."""
 

@@ -27,6 +27,10 @@ class Journal:
     def carried(self, size: int) -> None:
         """So many bytes of arrays were sent or received."""
 
+    def asked(self) -> bool:
+        """Whether something has been asked for from outside."""
+        return False
+
     def amend(self, state: "State") -> "State":
         """The state with what has been asked for from outside since the last step."""
         return state

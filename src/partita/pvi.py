@@ -117,13 +117,14 @@ def run(
         raise InputError(f"A seed is not negative, as {seed} is.")
     if not (budget.communications > 0 and budget.answers > 0):
         raise InputError("The budget is empty: allow at least one communication.")
-    rules = rules or Rules()
+    # whoever is elsewhere may be gone for good
+    rules = rules or (Rules() if partition is not None else Rules(deadline=3600.0, until=engine.now() + 86400.0))
     rules.check()
     journal = journal or (Journal() if checkpoint is None else Checkpoint(checkpoint, checkpoint_every))
 
     state, history = journal.load(init(prior, engine.names, seed, method.aggregation))
     state = journal.amend(state)
-    first = global_free_energy(model, engine, prior, prior, seed) if evaluate_every else float("nan")
+    first = global_free_energy(model, engine, prior, prior, seed, left=state.left) if evaluate_every else float("nan")
     before = history.rows[-1]["seconds"] if len(history) else 0.0
     started = time.perf_counter()
 
@@ -136,15 +137,18 @@ def run(
             if engine.now() >= rules.until:
                 ending = Status.TIMED_OUT, "The time is up."
             if not event.clients:
+                amended = journal.amend(state)
+                if amended is not state:
+                    state, ending = amended, ending or _ending(amended, history, first, budget, whole, tolerance)
                 continue
             row = _row(state, event) | {"temperature": float(method.temperature)}
             last = budget.spent(state) or state.settled(tolerance)
             if evaluate_every and (last or state.turn % evaluate_every == 0):
-                row["free_energy"] = global_free_energy(model, engine, prior, state.posterior, seed)
+                row["free_energy"] = global_free_energy(model, engine, prior, state.posterior, seed, left=state.left)
                 found = metrics(Posterior(model, state.posterior)) if metrics else {}
                 row |= {name: float(value) for name, value in found.items()}
-            elif not evaluate_every and np.isfinite(state.ell).all():
-                row["reported_free_energy"] = state.ell.sum() - float(divergence(state.posterior, prior))
+            elif not evaluate_every and (known := np.isfinite(state.ell))[~state.gone].all():
+                row["reported_free_energy"] = state.ell[known].sum() - float(divergence(state.posterior, prior))
             row["seconds"] = before + time.perf_counter() - started
             history.append(row)
             ending = ending or _ending(state, history, first, budget, whole, tolerance)
@@ -190,7 +194,7 @@ def _row(state: State, event: Event) -> dict[str, Any]:
         "clock": state.clock,
         "clients": [names[k] for k in event.clients],
         "staleness": event.staleness,
-        "residual": float(state.residual.max()),
+        "residual": float(state.residual[~state.gone].max(initial=0.0)),
         "damping": event.damping,
         "refused": {names[k]: reason for k, reason in event.refusals.items()},
         "unanswered": {names[k]: reason for k, reason in event.unanswered.items()},
@@ -216,7 +220,10 @@ def _ending(
     """How the run has ended, if it has. Falling free energy is what tells divergence: precisions may stay positive."""
     known = [first, *(row["free_energy"] for row in history if "free_energy" in row)]
     latest, best = known[-1], max(known)
-    if len(state.refused) == np.sum(~state.gone):
+    taking_part = set(np.flatnonzero(~state.gone).tolist())
+    if not taking_part:
+        return Status.STALLED, "Everybody has left. Let somebody join."
+    if taking_part <= set(state.refused):
         name, reason = next(iter(history.rows[-1]["refused"].items()), ("everybody", "was left out"))
         stalled = (Status.STALLED, "Look at the aggregation.")
         status, remedy = next((ending for words, ending in _REFUSED.items() if words in reason), stalled)

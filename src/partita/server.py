@@ -21,6 +21,11 @@ from partita.models import Model
 from partita.objective import Factor
 from partita.schedules import Turns
 
+LOOK = 5.0
+"""Seconds after which the server looks whether anything was asked for from outside, while it waits for clients."""
+SILENT = 5
+"""How many times as many answers as there are clients make up for clients that have never answered."""
+
 
 @dataclasses.dataclass(frozen=True)
 class State:
@@ -65,6 +70,11 @@ class State:
     refused: tuple[int, ...] = ()
     """The clients whose answers were refused since one was last taken in."""
 
+    @property
+    def left(self) -> tuple[str, ...]:
+        """The names of clients that take no part any more."""
+        return tuple(name for name, gone in zip(self.names, self.gone, strict=True) if gone)
+
     def settled(self, tolerance: float) -> bool:
         """Whether the last answer of everybody who takes part lay within so many nats of the posterior."""
         return bool(np.all((self.residual <= tolerance) | self.gone))
@@ -87,7 +97,7 @@ class Rules(NamedTuple):
     """How long the server waits for clients, and for how many; times are in seconds of the engine's clock."""
 
     deadline: float = np.inf
-    """How long clients have for an answer."""
+    """How long a client has for an answer."""
     quorum: float = 1.0
     """What part of those asked must have answered, rounded down, for a step to go on without the others."""
     pause: float = 1.0
@@ -193,36 +203,43 @@ def gather(
 
     Waits until as many have answered as the schedule awaits, or the others are beyond the deadline, or have failed, and
     the quorum is there. Those are left out; the reasons are given. While it is not there, they are asked again. Last
-    comes whether that was achieved: once the time is up, answers and tasks are left for another time. Answers that wait
-    for others are kept on the way; the last one is kept with what the step makes of it.
+    comes whether that was achieved: once the time is up, or something is asked for from outside, answers and tasks are
+    left for another time. Answers that wait for others are kept on the way; the last one is kept with what the step
+    makes of it.
     """
     recipe, unanswered = method.recipe(model), dict[int, str]()
     awaited = min(method.schedule.awaits or np.inf, len(state.in_flight) + len(state.arrived))
     needed = int(rules.quorum * awaited)
-    deadline = again = -np.inf
-    while state.in_flight and len(state.arrived) < awaited and engine.now() < rules.until:
-        if engine.now() >= min(deadline, again):
+    again = -np.inf
+
+    def leave_out(tasks: Sequence[Task], reason: str) -> State:
+        """The state without these tasks, if the quorum may be there without them."""
+        if len(state.arrived) + len(state.in_flight) - len(tasks) < needed:
+            return state
+        unanswered.update({task.client: reason for task in tasks})
+        return without(state, tasks)
+
+    while state.in_flight and len(state.arrived) < awaited and engine.now() < rules.until and not journal.asked():
+        late = [task for task in state.in_flight if engine.now() >= engine.posted(task.id) + rules.deadline]
+        for task in late:
+            engine.cancel(task.id)
+        if late:
+            state, again = leave_out(late, "did not answer in time"), engine.now()
+            continue
+        if engine.now() >= again:
             for task in state.in_flight:
                 engine.submit(task, recipe)
-            deadline, again = engine.now() + rules.deadline, np.inf
-        coming = engine.next(min(deadline, again, rules.until) - engine.now())
+            again = np.inf
+        due = min(engine.posted(task.id) for task in state.in_flight) + rules.deadline
+        coming = engine.next(min(due, again, rules.until, engine.now() + LOOK) - engine.now())
         if isinstance(coming, Answer):
             state = receive(state, coming)
             if state.in_flight and len(state.arrived) < awaited:
                 journal.keep(state)
         elif isinstance(coming, Failure):
-            again = engine.now() + rules.pause
-            lost = [task for task in state.in_flight if task.id == coming.task]
-            if len(state.arrived) + len(state.in_flight) - len(lost) >= needed:
-                unanswered |= {task.client: coming.reason for task in lost}
-                state = without(state, lost)
-        elif engine.now() >= deadline:
-            for task in state.in_flight:
-                engine.cancel(task.id)
-            if len(state.arrived) >= needed:
-                unanswered |= {task.client: "did not answer in time" for task in state.in_flight}
-                state = without(state, state.in_flight)
-    if not state.arrived:
+            state = leave_out([task for task in state.in_flight if task.id == coming.task], coming.reason)
+            again = min(again, engine.now() + rules.pause)
+    if not state.arrived and not state.in_flight:
         engine.next(min(rules.pause, max(rules.until - engine.now(), 0.0)))
     return state, unanswered, not state.in_flight or len(state.arrived) >= awaited
 
@@ -255,11 +272,10 @@ def take_in(method: Method, model: Model, engine: Engine, state: State, admissio
     deltas = {k: replies[k].delta for k in sorted(replies) if k not in refusals}
 
     def free_energy(q: Family) -> float:
-        return global_free_energy(model, engine, state.prior, q, state.seed, method.temperature)
+        return global_free_energy(model, engine, state.prior, q, state.seed, method.temperature, state.left)
 
     holdings = Holdings(state.posterior, dict(enumerate(state.factors)), state.memory)
-    # before as many answers as there are clients, there may be nobody to compare one with
-    bounds = admission if state.answers + len(replies) >= clients else Admission()
+    bounds = admission if _comparable(state, replies) else Admission()
     held = {k for k, version in enumerate(state.versions) if version > 0 and state.memory is None}
     taken, beyond, divided = admit(method.aggregation, bounds, holdings, deltas, held, free_energy)
     refusals |= beyond | taken.refusals
@@ -292,6 +308,17 @@ def take_in(method: Method, model: Model, engine: Engine, state: State, admissio
     )
     staleness = max((state.updates - task.updates for task, _ in state.arrived), default=0)
     return new, Event(tuple(replies), taken.damping, staleness, refusals, replies, {})
+
+
+def _comparable(state: State, replies: Collection[int]) -> bool:
+    """Whether there is somebody to compare an answer with: everybody has been heard.
+
+    Some may never come: then most of them, and many answers, do.
+    """
+    taking_part = set(np.flatnonzero(~state.gone).tolist())
+    heard = taking_part & ({k for k, version in enumerate(state.versions) if version > 0} | set(replies))
+    many = state.answers + len(replies) >= SILENT * len(state.names)
+    return heard == taking_part or (many and 2 * len(heard) > len(taking_part))
 
 
 def admit(
@@ -328,13 +355,20 @@ def admit(
 
 
 def global_free_energy(
-    model: Model, engine: Engine, prior: Family, q: Family, seed: int, temperature: float = 1.0
+    model: Model,
+    engine: Engine,
+    prior: Family,
+    q: Family,
+    seed: int,
+    temperature: float = 1.0,
+    left: Collection[str] = (),
 ) -> float:
     """F(q) = Σ_k ell_k(q) − KL(q ‖ p), which equals Σ F_m + log Z_q where q = p · Π t_m (`prop:local-fe-global-fe`).
 
-    With a temperature the divergence has that weight: what tempered clients climb together.
+    With a temperature the divergence has that weight: what tempered clients climb together. The rows of clients that
+    have left do not count.
     """
-    return engine.ell(model, q, jax.random.key(seed)) - temperature * float(divergence(q, prior))
+    return engine.ell(model, q, jax.random.key(seed), left) - temperature * float(divergence(q, prior))
 
 
 @eqx.filter_jit

@@ -33,10 +33,14 @@ class Message(NamedTuple):
         return sum(array.nbytes for array in self.arrays.values())
 
     def words(self, name: str, otherwise: str) -> str:
-        """The text in the header under a name, fit to be shown and kept: a line of a few hundred letters."""
+        """The text in the header under a name, fit to be shown and kept."""
         said = self.header.get(name)
-        text = said if isinstance(said, str) else otherwise
-        return "".join(letter if letter.isprintable() else " " for letter in text[:SHOWN])
+        return legible(said if isinstance(said, str) else otherwise)
+
+
+def legible(text: str, longest: int = SHOWN) -> str:
+    """A text of somebody else's, fit to be shown and kept: a line of a few hundred letters."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:longest])
 
 
 def pack(message: Message) -> bytes:

@@ -374,3 +374,18 @@ def test_a_message_with_more_in_its_arrays_than_is_expected_is_refused():
 def test_sums_that_no_column_has_are_refused(column):
     with pytest.raises(pt.InputError, match="not a summary"):
         Summary.from_dict({"columns": [{"name": "age", **column}]})
+
+
+def test_the_antisymmetric_part_of_a_precision_which_no_check_sees_is_dropped(tmp_path):
+    """Honest clients end as if nothing had been sent: it would be in every product with the posterior's precision."""
+
+    def twisted(honest):
+        name = ".natural.precision"
+        twist = 1e6 * np.array([[0.0, 1.0], [-1.0, 0.0]])
+        return honest._replace(arrays=honest.arrays | {name: honest.arrays[name] + twist})
+
+    method, ledger = METHODS["synchronous"], Ledger(tmp_path / "ledger")
+    result = serve_under(method, Weather(hostile(method, twisted)), ledger, admission=BOUNDS)
+    honest = pt.run(method, MODEL, PRIOR, PARTS, evaluate_every=0)
+    np.testing.assert_allclose(result.posterior.q.precision, honest.posterior.q.precision, rtol=1e-9)
+    np.testing.assert_allclose(result.posterior.mean, honest.posterior.mean, rtol=1e-9)

@@ -102,6 +102,30 @@ def test_a_client_that_retires_by_command_is_divided_out(study):
     assert ("retire",) in events
 
 
+def test_what_could_not_be_done_is_shown(study):
+    federation, there = clients(study)
+    serve(study, federation, Weather(there))
+    Ledger(study / LEDGER).note("west", "could not retire", "Without west the posterior would be improper.")
+    assert "west: it could not retire: Without west" in partita("status", study).output
+
+
+def test_a_client_new_in_the_file_is_handed_a_folder_and_takes_part_when_the_run_goes_on(study):
+    federation, there = clients(study)
+    serve(study, federation, Weather(there))
+    text = (study / "federation.toml").read_text()
+    changed = text.replace('clients = ["east", "west"]', 'clients = ["east", "west", "south"]')
+    (study / "federation.toml").write_text(changed.replace("rounds = 20", "rounds = 60"))
+    write(study.parent / "south.csv", [row[:5] for row in clinic(2)], ("age", "pressure", "pain", "site", "ill"))
+    assert str(study / "clients" / "south") in partita("federation", "hand", study).output
+    assert config.load(study / "clients" / "east").clients == ("east", "west", "south")
+    assert partita("federation", "join", study, "south").exit_code == 0
+    federation, there = clients(study)
+    after = serve(study, federation, Weather(there))
+    assert after.state.names == ("east", "west", "south")
+    assert after.status.value == "converged"
+    assert after.state.versions[2] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

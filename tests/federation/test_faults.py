@@ -15,6 +15,7 @@ from partita.engines.remote import RemoteEngine
 from partita.engines.site import Site
 from partita.federation.ledger import Ledger
 from partita.server import Rules, dispatch, init, receive
+from partita.wire import unpack
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(40, 2))
@@ -158,6 +159,89 @@ def test_a_round_goes_on_without_those_who_do_not_answer_once_the_quorum_is_ther
     assert result.history.rows[0]["clients"] == ["client 0", "client 2"]
     assert result.status is pt.Status.CONVERGED
     np.testing.assert_allclose(np.linalg.inv(result.posterior.q.precision), EXACT, rtol=1e-10)
+
+
+class Deaf(Weather):
+    """The first task for one client is lost; everybody else answers again and again."""
+
+    def __init__(self, sites, name):
+        super().__init__(sites)
+        self.name, self.lost = name, 0
+
+    def _carry(self, what, name, content):
+        if what == "task" and name == self.name and not self.lost:
+            self.lost += 1
+        else:
+            super()._carry(what, name, content)
+
+
+def test_a_client_that_is_silent_beside_others_that_answer_is_asked_again(tmp_path):
+    """Its own deadline counts, whatever the others do."""
+    method = pt.methods.asynchronous(pt.Conjugate(), damping=0.5)
+    link = Deaf(sites(method), "client 1")
+    result = serve(method, link, Ledger(tmp_path / "ledger"), quorum=1.0)
+    assert link.lost == 1
+    assert result.status is pt.Status.CONVERGED
+    assert result.state.versions[1] > 0
+    # a residual of 1e-12 nats is a relative 1e-6 of a standard deviation
+    np.testing.assert_allclose(np.linalg.inv(result.posterior.q.precision), EXACT, rtol=1e-5)
+
+
+def test_a_client_that_fails_again_and_again_does_not_keep_a_silent_one_from_being_asked_again(tmp_path):
+    method = METHODS["synchronous"]
+    link = Deaf(sites(method), "client 1")
+    link.down["client 2"], link.bounce = 40.0, 1.0
+    result = serve(method, link, Ledger(tmp_path / "ledger"), quorum=1.0)
+    asked = [message for message in map(unpack, link.sent) if message.header.get("client") == 1]
+    assert link.lost == 1
+    assert len(asked) > 1
+    assert result.history.rows[0]["clock"] < 50.0
+    np.testing.assert_allclose(np.linalg.inv(result.posterior.q.precision), EXACT, rtol=1e-10)
+
+
+@pytest.mark.parametrize("gone", [["client 1"], ["client 1", "client 2"]])
+def test_who_is_gone_for_good_may_be_let_go_while_the_server_waits(gone, tmp_path):
+    method, ledger = METHODS["synchronous"], Ledger(tmp_path / "ledger")
+
+    class Waiting(Weather):
+        def poll(self, timeout):
+            if 20.0 < self.time < 20.0 + 2 * timeout and not self.asked:
+                self.asked = True
+                for name in gone:
+                    Ledger(tmp_path / "ledger").request(name, "leave")
+            return super().poll(timeout)
+
+    link = Waiting(sites(method))
+    link.asked, link.bounce = False, 0.0
+    link.down = dict.fromkeys(gone, np.inf)
+    result = serve(method, link, ledger, quorum=1.0)
+    assert link.asked
+    assert result.status is pt.Status.CONVERGED
+    assert result.state.left == tuple(gone)
+    assert link.time < 100.0
+    assert np.isfinite(result.history.rows[-1]["residual"])
+    assert np.isfinite(result.history.rows[-1]["reported_free_energy"])
+
+
+def test_when_everybody_has_left_the_run_ends_and_says_so(tmp_path):
+    method, ledger = METHODS["synchronous"], Ledger(tmp_path / "ledger")
+    ledger.load(init(PRIOR, PARTS.names))
+    for name in PARTS.names:
+        ledger.request(name, "leave")
+    result = serve(method, Weather(sites(method)), ledger)
+    assert result.status is pt.Status.STALLED
+    assert "Everybody has left" in result.message
+
+
+def test_one_that_left_after_a_refusal_is_not_taken_for_everybody(tmp_path):
+    method, ledger = METHODS["synchronous"], Ledger(tmp_path / "ledger")
+    state, _ = ledger.load(init(PRIOR, PARTS.names))
+    ledger.keep(dataclasses.replace(state, refused=(0,)))
+    for name in PARTS.names[:2]:
+        ledger.request(name, "leave")
+    result = serve(method, Weather(sites(method)), ledger)
+    assert result.status is pt.Status.CONVERGED
+    assert result.state.versions[2] > 0
 
 
 def test_a_step_writes_the_factor_of_nobody_but_who_answered(tmp_path):

@@ -160,8 +160,11 @@ def test_a_file_that_does_not_fit_is_told_to_both_sides_by_column(clinics, tmp_p
     rows[0] = (*rows[0][:2], "terrible", *rows[0][3:])
     write(tmp_path / "north.csv", [row[1:] for row in rows], COLUMNS[1:])
     answer = clients["north"].handle(wire.Message({"kind": "hello", "digest": federation.digest}, {}))
-    for part in ("north.csv", "'age' is missing", "'pressure' has texts", "'pain' has categories", "'terrible'"):
+    for part in ("'age' is missing", "'pressure' has texts", "'pain' has categories"):
         assert part in answer.header["reason"]
+    assert "terrible" not in answer.header["reason"]
+    with pytest.raises(pt.InputError, match=r"north.csv .* such as 'terrible'"):
+        read(tmp_path / "north.csv", federation.data)
     link, ledger = Weather(clients), Ledger(tmp_path / LEDGER)
     reception = Reception(federation, link, ledger)
     reception.assemble()
@@ -170,10 +173,81 @@ def test_a_file_that_does_not_fit_is_told_to_both_sides_by_column(clinics, tmp_p
     assert "'pressure' has texts" in events[0][0]
 
 
-def test_another_federations_client_is_told(clinics):
+@pytest.mark.parametrize("kind", ["hello", "update", "ell"])
+def test_another_federations_client_is_told_whatever_it_is_asked(kind, clinics):
     _, clients = clinics
-    answer = clients["east"].handle(wire.Message({"kind": "hello", "digest": "another"}, {}))
+    answer = clients["east"].handle(wire.Message({"kind": kind, "digest": "another"}, {}))
     assert "get the same file" in answer.header["reason"]
+
+
+def test_a_run_does_not_go_on_with_another_model(clinics, tmp_path):
+    federation, clients = clinics
+    serve(tmp_path, federation, Weather(clients))
+    other = dataclasses.replace(federation, prior=config.Prior(scale=2.0))
+    with pytest.raises(pt.InputError, match="another model"):
+        serve(tmp_path, other, Weather(clients))
+
+
+def test_what_goes_wrong_with_rows_is_not_told_with_their_values(clinics, tmp_path):
+    """An outcome of 2 under a logistic model, which only the model finds."""
+    federation, _ = clinics
+    rows = [(*row[:4], 2 if k == 17 else 1, row[5]) for k, row in enumerate(clinic(0))]
+    write(tmp_path / "east.csv", rows)
+    federation = dataclasses.replace(federation, data=dataclasses.replace(federation.data, positive=()))
+    client = Client("east", federation, tmp_path / "east.csv")
+    agreed = federated([read(tmp_path / "east.csv", federation.data)])
+    about = {"kind": "update", "digest": federation.digest, "encoding": agreed.to_dict()}
+    reason = client.handle(wire.Message(about, {})).header["reason"]
+    assert "cannot use its rows" in reason
+    assert "17" not in reason
+    assert "2" not in reason
+
+
+def changed(name, **contents):
+    """A lie about one column."""
+    return lambda columns: [column | contents if column["name"] == name else column for column in columns]
+
+
+AGE = {"present": 30, "mean": 60.0, "rest": 0.0, "squares": 1.0}
+LIES = {
+    "other columns": (lambda columns: columns[::-1], "other columns"),
+    "a column that cannot be written": (lambda columns: [{"name": "\ud800" * 10_000, **AGE}], "other columns"),
+    "another kind": (lambda columns: [*columns[:2], {"name": "pain", **AGE}, columns[3]], "'pain' is of another kind"),
+    "other levels": (changed("pain", declared=["none"]), "'pain' has other levels"),
+    "one level more": (changed("pain", counts={"none": 1, "awful": 1}), "'pain' has other levels"),
+    "no summary": (lambda columns: "all of them", "not a summary"),
+}
+
+
+class Liar:
+    """A client that introduces itself as somebody else."""
+
+    def __init__(self, client, lie):
+        self.client, self.lie, self.told = client, lie, []
+
+    def handle(self, message):
+        answer = self.client.handle(message)
+        if message.header["kind"] == "refused":
+            self.told.append(message.header["reason"])
+        if message.header["kind"] != "hello":
+            return answer
+        summary = {"columns": self.lie(answer.header["summary"]["columns"])}
+        return answer._replace(header={**answer.header, "summary": summary})
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_who_introduces_itself_falsely_stays_out_is_told_and_keeps_nobody_else_out(name, clinics, tmp_path):
+    federation, clients = clinics
+    federation = dataclasses.replace(federation, run=dataclasses.replace(federation.run, assemble=5.0))
+    lie, reason = LIES[name]
+    liar = Liar(clients["east"], lie)
+    reception = Reception(federation, Weather({**clients, "east": liar}), Ledger(tmp_path / LEDGER))
+    reception.assemble()
+    assert list(reception.rows) == ["north", "west"]
+    ((noted,),) = reception.ledger._db.execute("SELECT text FROM events WHERE name = 'east'").fetchall()
+    assert reason in noted
+    assert len(liar.told) == 1
+    assert reason in liar.told[0]
 
 
 def test_a_server_that_starts_again_keeps_the_encoding_agreed_on(clinics, tmp_path):
@@ -255,6 +329,7 @@ def test_asking_for_somebody_who_never_came_does_not_stop_the_server(clinics, tm
         ("[run]", '[method]\nname = "sequential"\ndampening = 1\n[run]', "setting of sequential named 'dampening'"),
         ("[run]", "[admission]\nchange = -1.0\n[run]", "not negative"),
         ("[run]", "[run", "not a TOML file"),
+        ("[run]", "[run]\ntimeout = inf", "timeout is not a number above 0"),
         ('kind = "logistic"', 'kind = "classifier"', 'a network, which needs a solver of kind "adam"'),
     ],
 )

@@ -2,7 +2,7 @@
 
 import abc
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -65,8 +65,12 @@ class Engine(abc.ABC):
         """The next answer or failure, or None when nothing came for `timeout` seconds of the engine's clock."""
 
     @abc.abstractmethod
-    def ell(self, model: Model, q: Family, key: jax.Array) -> float:
-        """Σ_k ell_k(q) over all clients."""
+    def ell(self, model: Model, q: Family, key: jax.Array, without: Collection[str] = ()) -> float:
+        """Σ_k ell_k(q) over all clients but some."""
+
+    def posted(self, task: str) -> float:
+        """When a task was put on its way, on the engine's clock; infinite where it need not be waited for."""
+        return np.inf
 
     @abc.abstractmethod
     def cancel(self, task: str) -> None:

@@ -22,6 +22,9 @@ try:
 except ImportError:
     raise InputError("Dask is not installed: pip install 'partita[dask]'.") from None
 
+FETCH = 300.0
+"""Seconds that an answer may take from a worker to here."""
+
 
 class Precision(WorkerPlugin):
     """Gives a worker the server's precision before anything arrives that would be rounded."""
@@ -57,11 +60,11 @@ class DaskLink(Link):
             name, answer = self._come.get(timeout=timeout if np.isfinite(timeout) else None)
         except queue.Empty:
             return None
-        if answer.status == "finished":
-            return Letter(name, unpack(answer.result()))
-        self._homes.pop(name, None)
-        error = answer.exception() if answer.status == "error" else None
-        return Letter(name, None, f"was lost with its worker ({error or answer.status})")
+        try:
+            return Letter(name, unpack(answer.result(timeout=FETCH)))
+        except Exception as error:
+            self._homes.pop(name, None)
+            return Letter(name, None, f"was lost with its worker ({type(error).__name__}: {error})")
 
     def present(self) -> Sequence[str]:
         return list(self.sites)

@@ -3,7 +3,7 @@
 import contextlib
 import heapq
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -61,8 +61,10 @@ class LocalEngine(Engine):
         self._now = max(self._now, due)
         return Answer(task, work.result(), due)
 
-    def ell(self, model: Model, q: Family, key: jax.Array) -> float:
-        parts = self._pool.map(lambda shard: shard_ell(model, q, shard, key), self.partition.shards)
+    def ell(self, model: Model, q: Family, key: jax.Array, without: Collection[str] = ()) -> float:
+        named = zip(self.partition.names, self.partition.shards, strict=True)
+        shards = [shard for name, shard in named if name not in without]
+        parts = self._pool.map(lambda shard: shard_ell(model, q, shard, key), shards)
         return float(np.sum([float(part) for part in parts]))
 
     def now(self) -> float:

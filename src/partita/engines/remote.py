@@ -2,8 +2,9 @@
 
 import abc
 import collections
+import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -19,6 +20,8 @@ from partita.journal import Journal
 from partita.models import Model
 from partita.objective import Factor
 from partita.wire import Message
+
+_LOG = logging.getLogger("partita")
 
 
 class Letter(NamedTuple):
@@ -68,11 +71,15 @@ class RemoteEngine(Engine):
         self.patience = patience
         """How long to wait for everybody's expected log-likelihood, in seconds."""
         self._under_way: dict[str, Task] = {}
+        self._posted: dict[str, float] = {}
+        """When each task was last posted."""
+        self._failed: dict[str, str] = {}
+        """Why each client last failed."""
         self._come: collections.deque[Answer | Failure] = collections.deque()
 
     def submit(self, task: Task, recipe: Recipe) -> None:
         if task.id not in self._under_way:
-            self._under_way[task.id] = task
+            self._under_way[task.id], self._posted[task.id] = task, self.now()
             self._post(task.name, update_message(task, self.rows[task.name] / sum(self.rows.values())))
 
     def next(self, timeout: float = np.inf) -> Answer | Failure | None:
@@ -90,11 +97,15 @@ class RemoteEngine(Engine):
 
     def cancel(self, task: str) -> None:
         self._under_way.pop(task, None)
+        self._posted.pop(task, None)
 
-    def ell(self, model: Model, q: Family, key: jax.Array) -> float:
+    def posted(self, task: str) -> float:
+        return self._posted.get(task, np.inf)
+
+    def ell(self, model: Model, q: Family, key: jax.Array, without: Collection[str] = ()) -> float:
         """Asks everybody; NaN where somebody does not answer."""
-        question = f"ell.{uuid.uuid4().hex}"
-        missing, total, until = {f"{question}.{name}": name for name in self.names}, 0.0, self.now() + self.patience
+        question, asked = f"ell.{uuid.uuid4().hex}", [name for name in self.names if name not in without]
+        missing, total, until = {f"{question}.{name}": name for name in asked}, 0.0, self.now() + self.patience
         for task, name in missing.items():
             self._post(name, ell_message(task, q, key))
         while missing and self.now() < until:
@@ -157,10 +168,13 @@ class RemoteEngine(Engine):
             self.tell(answered, f"cannot be read: {error}")
             self._fail(answered, str(error), "refused")
             return
-        del self._under_way[answered.id]
+        self.cancel(answered.id)
         self._come.append(Answer(answered.id, reply, self.now()))
 
     def _fail(self, task: Task, reason: str, event: str = "failed") -> None:
-        del self._under_way[task.id]
+        self.cancel(task.id)
         self.journal.note(task.name, event, reason)
+        if self._failed.get(task.name) != reason:
+            _LOG.warning("%s %s", task.name, reason)
+        self._failed[task.name] = reason
         self._come.append(Failure(task.id, reason))

@@ -1,5 +1,6 @@
 """A client's end of a federation: its rows, and what it makes of messages. It remembers nothing between them."""
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from partita.client import Info, Recipe, Reply, client_update
 from partita.engines.base import Task
 from partita.engines.local import client_key, shard_ell
 from partita.errors import InputError
-from partita.families import Family
+from partita.families import Family, FullGaussian
 from partita.objective import Factor
 from partita.partition.shard import Shard
 from partita.solvers import Outcome
@@ -82,7 +83,7 @@ def update_message(task: Task, share: float) -> Message:
 
 def read_reply(message: Message, like: Factor) -> Reply:
     """An answer as it came; what has other shapes or kinds of numbers than a factor is refused."""
-    delta = unflatten(message.arrays, like, "The answer")
+    delta = jax.tree.map(_symmetric, unflatten(message.arrays, like, "The answer"), is_leaf=_has_matrix)
     info = message.header.get("info")
     if not isinstance(info, dict) or set(info) != set(_NUMBERS):
         raise InputError("The answer lacks the numbers that go with it.")
@@ -93,6 +94,17 @@ def read_reply(message: Message, like: Factor) -> Reply:
             raise InputError(f"The answer's {name} is not what it should be.")
     finite = info["finite"] and all(np.isfinite(array).all() for array in message.arrays.values())
     return Reply(delta, Info(**{**info, "finite": finite}))
+
+
+def _has_matrix(node: Any) -> bool:
+    return isinstance(node, FullGaussian)
+
+
+def _symmetric(node: Any) -> Any:
+    """A precision without its antisymmetric part, which no check would see and every product with it would."""
+    if not _has_matrix(node):
+        return node
+    return dataclasses.replace(node, precision=(node.precision + node.precision.T) / 2)
 
 
 def read_ell(message: Message) -> float:

@@ -38,7 +38,7 @@ class Picture(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """Something the paper says, or an issue asks, with what was seen."""
+    """Something that the paper says, or that was hoped for, with what was seen."""
 
     text: str
     holds: bool | None

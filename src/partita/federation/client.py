@@ -1,5 +1,6 @@
 """A client of a federation: its file of rows, and what it makes of the server's messages."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ from partita.partition import federate
 from partita.preprocess import Encoding, summarise
 from partita.wire import Message
 
+_LOG = logging.getLogger("partita")
+DIFFERS = "Its federation.toml differs from the server's in columns, model, method, prior or seed: get the same file."
+UNSAID = "The client cannot use its rows, and does not say more of them; its own log does."
+
 
 class Client:
     """Says who it is and what its columns hold, and answers tasks once everybody has agreed on an encoding."""
@@ -22,22 +27,27 @@ class Client:
         self._sites: dict[str, Site] = {}
 
     def handle(self, message: Message) -> Message:
-        """The answer to a message; what cannot be answered is said in a sentence that quotes no row."""
+        """The answer to a message; what cannot be answered is said in a sentence that quotes no row.
+
+        The whole of it is in the client's own log.
+        """
         about = {"name": self.name, "task": str(message.header.get("task", ""))}
         try:
+            if message.header.get("kind") == "refused":
+                _LOG.warning("%s: refused by the server: it %s", self.name, message.words("reason", ""))
+                return Message({**about, "kind": "noted"}, {})
+            if message.header.get("digest") != self.federation.digest:
+                raise InputError(DIFFERS, DIFFERS)
             if message.header.get("kind") == "hello":
-                return Message({**about, "kind": "hello", **self._introduction(message.header)}, {})
+                return Message({**about, "kind": "hello", **self._introduction()}, {})
             return self._site(message.header).handle(message)
-        except InputError as error:
-            return Message({**about, "kind": "error", "reason": str(error)}, {})
+        except Exception as error:
+            _LOG.warning("%s: %s: %s", self.name, type(error).__name__, error)
+            public = error.public if isinstance(error, InputError) else None
+            return Message({**about, "kind": "error", "reason": public or UNSAID}, {})
 
-    def _introduction(self, header: dict[str, Any]) -> dict[str, Any]:
+    def _introduction(self) -> dict[str, Any]:
         """How many rows there are, and sums of their columns."""
-        if header.get("digest") != self.federation.digest:
-            raise InputError(
-                "The client's federation.toml differs from the server's in columns, model, method, prior or seed: "
-                "get the same file."
-            )
         frame = self._rows()
         return {"rows": frame.size, "summary": summarise(frame).to_dict()}
 

@@ -5,6 +5,7 @@ import hashlib
 import inspect
 import ipaddress
 import json
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -209,6 +210,9 @@ def _check(federation: Federation, source: str) -> None:
     for column, levels in data.categories.items():
         if not isinstance(levels, list) or not all(isinstance(level, str) for level in levels):
             raise InputError(f"{source} has {levels!r} as the levels of {column!r}, where a list of texts is expected.")
+    for about in dataclasses.fields(Run):
+        if not 0 < getattr(federation.run, about.name) < math.inf and about.name not in ("tolerance", "quorum"):
+            raise InputError(f"{source} has a run whose {about.name} is not a number above 0.")
     fits = federation.solver["kind"] not in ("newton", "conjugate") and federation.prior.family == "mean-field"
     if federation.network and not fits:
         raise InputError(f'{source} has a network, which needs a solver of kind "adam" and a "mean-field" prior.')

@@ -24,7 +24,7 @@ from partita.journal import Journal
 from partita.membership import join, leave, retire
 from partita.objective import Factor
 from partita.server import State
-from partita.wire import Message, equal, flatten, pack, unflatten, unpack
+from partita.wire import SHOWN, Message, equal, flatten, legible, pack, unflatten, unpack
 
 _FORMAT = 2
 _SCHEMA = """
@@ -123,6 +123,9 @@ class Ledger(Journal):
         with self._transaction() as db:
             db.execute("INSERT INTO requests VALUES (NULL, ?, ?)", [name, change])
 
+    def asked(self) -> bool:
+        return self._db.execute("SELECT place FROM requests LIMIT 1").fetchone() is not None
+
     def amend(self, state: State) -> State:
         wanted = self._db.execute("SELECT place, name, what FROM requests ORDER BY place").fetchall()
         for place, name, change in wanted:
@@ -148,7 +151,8 @@ class Ledger(Journal):
         self._db.execute("COMMIT")
 
     def _note(self, db: sqlite3.Connection, name: str, event: str, text: str) -> None:
-        db.execute("INSERT INTO events VALUES (NULL, ?, ?, ?, ?)", [time.time(), name, event, text])
+        shown = legible(text, 2 * SHOWN)  # a sentence of ours around words of theirs
+        db.execute("INSERT INTO events VALUES (NULL, ?, ?, ?, ?)", [time.time(), name, event, shown])
 
     def _write(self, db: sqlite3.Connection, key: str, value: Any) -> None:
         db.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", [key, json.dumps(value)])

@@ -8,7 +8,7 @@ from partita.engines.remote import Letter, Link
 from partita.errors import InputError
 from partita.federation.config import Federation
 from partita.federation.ledger import Ledger
-from partita.preprocess import Encoding, Summary, encoding, merge
+from partita.preprocess import Counts, Encoding, Summary, encoding, merge
 from partita.wire import Message
 
 ROSTER = "roster"
@@ -24,6 +24,11 @@ class Reception:
     def __init__(self, federation: Federation, link: Link, ledger: Ledger) -> None:
         self.federation, self.link, self.ledger = federation, link, ledger
         found = ledger.said(ROSTER) or {"rows": {}, "encoding": None}
+        if found.get("digest", federation.digest) != federation.digest:
+            raise InputError(
+                "federation.toml has other columns, another model, method, solver, prior or seed than when this run "
+                "began: put them back, or begin anew in another folder."
+            )
         self.rows: dict[str, int] = found["rows"]
         """How many rows each has who takes part."""
         self.encoding = None if found["encoding"] is None else Encoding.from_dict(found["encoding"])
@@ -59,15 +64,15 @@ class Reception:
 
     def welcome(self, letter: Letter) -> None:
         """Takes a client in that introduces itself, if its columns fit; if not, that is noted."""
-        name = letter.name
-        if name in self.rows:
+        name, message = letter.name, letter.message or Message({"reason": letter.reason}, {})
+        if name in self.rows or message.header.get("kind") == "noted":
             return
-        message = letter.message or Message({"reason": letter.reason}, {})
         try:
             if message.header.get("kind") != "hello":
                 raise InputError(message.words("reason", "did not introduce itself"))
             contents: Any = message.header.get("summary")
             summary, rows = Summary.from_dict(contents), _count(message.header.get("rows"))
+            self._expected(summary)
             if self.encoding is None:
                 merge([*self._summaries.values(), summary])
             else:
@@ -75,6 +80,7 @@ class Reception:
         except InputError as error:
             if self._unfit.get(name) != str(error):
                 self.ledger.note(name, "unfit", str(error))
+                self.link.post(name, Message({"kind": "refused", "reason": f"does not fit: {error}"}, {}))
             self._unfit[name], self._ask[name] = str(error), self.link.now() + UNFIT
             return
         self._summaries[name], self.rows[name] = summary, rows
@@ -82,9 +88,23 @@ class Reception:
         if self.encoding is not None:
             self._keep()
 
+    def _expected(self, summary: Summary) -> None:
+        """Raises an `InputError` where a summary is not of the federation's columns."""
+        data = self.federation.data
+        if list(summary.columns) != [*data.numbers, *data.categories]:
+            raise InputError("It introduced itself with other columns than those of federation.toml.")
+        for name, column in summary.columns.items():
+            if isinstance(column, Counts) != (name in data.categories):
+                raise InputError(f"Column {name!r} is of another kind than federation.toml says.")
+            declared = list(data.categories.get(name, ()))
+            others = declared and isinstance(column, Counts) and not set(column.counts) <= set(declared)
+            if isinstance(column, Counts) and (list(column.declared) != declared or others):
+                raise InputError(f"Column {name!r} has other levels than federation.toml says.")
+
     def _keep(self) -> None:
         assert self.encoding is not None
-        self.ledger.say(ROSTER, {"rows": self.rows, "encoding": self.encoding.to_dict()})
+        about = {"rows": self.rows, "encoding": self.encoding.to_dict(), "digest": self.federation.digest}
+        self.ledger.say(ROSTER, about)
 
 
 class Attended(Link):
@@ -92,10 +112,10 @@ class Attended(Link):
 
     def __init__(self, reception: Reception, newcomers: bool) -> None:
         self.reception, self.link, self.newcomers = reception, reception.link, newcomers
-        self._encoding = reception.assemble().to_dict()
+        self._agreed = {"encoding": reception.assemble().to_dict(), "digest": reception.federation.digest}
 
     def post(self, name: str, message: Message) -> None:
-        self.link.post(name, Message(message.header | {"encoding": self._encoding}, message.arrays))
+        self.link.post(name, Message(message.header | self._agreed, message.arrays))
 
     def poll(self, timeout: float) -> Letter | None:
         if self.newcomers:

@@ -11,7 +11,12 @@ from partita.errors import InputError
 from partita.federation.serve import LEDGER
 
 KINDS = ("accepted", "refused", "late", "failed")
-TROUBLES = {"refused": "an answer was refused: it", "failed": "a task failed:", "unfit": "it does not fit:"}
+TROUBLES = {
+    "refused": "an answer was refused: it",
+    "failed": "a task failed:",
+    "unfit": "it does not fit:",
+    **{f"could not {change}": f"it could not {change}:" for change in ("leave", "retire", "join")},
+}
 LONGEST = 300
 """Characters of a client's text that are shown."""
 
