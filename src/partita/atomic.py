@@ -1,5 +1,6 @@
 """Files that are there whole or not at all."""
 
+import functools
 import os
 import secrets
 from collections.abc import Callable
@@ -7,13 +8,16 @@ from pathlib import Path
 from typing import IO
 
 
-def write(path: str | os.PathLike[str], fill: Callable[[IO[bytes]], None]) -> None:
-    """Has `fill` write a new file beside `path`, and puts it in place by a rename once it is on disk."""
+def write(path: str | os.PathLike[str], fill: Callable[[IO[bytes]], None], mode: int = 0o666) -> None:
+    """Has `fill` write a new file beside `path`, and puts it in place by a rename once it is on disk.
+
+    `mode`, less the umask, says who may read it from its first byte on.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with temporary.open("xb") as file:
+        with open(temporary, "xb", opener=functools.partial(os.open, mode=mode)) as file:
             fill(file)
             file.flush()
             os.fsync(file.fileno())
@@ -23,10 +27,10 @@ def write(path: str | os.PathLike[str], fill: Callable[[IO[bytes]], None]) -> No
         raise
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
+def write_text(path: str | os.PathLike[str], text: str, mode: int = 0o666) -> None:
     """Writes a text."""
 
     def fill(file: IO[bytes]) -> None:
         file.write(text.encode())
 
-    write(path, fill)
+    write(path, fill, mode)

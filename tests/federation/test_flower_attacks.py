@@ -13,6 +13,7 @@ from flwr.app import Message as Envelope
 from flwr.supercore.task_identity import TaskIdentity
 
 import partita as pt
+from federation.grid import StandIn
 from federation.test_faults import METHODS, MODEL, PRIOR, sites
 from partita.engines import Failure
 from partita.engines.flower import RAW, FlowerLink, from_records, to_records
@@ -94,12 +95,13 @@ RECORDS = {
     "a terabyte": records(Array("<f8", (2**37,), RAW, bytes(8))),
     "less than nothing": records(Array("<f8", (-1, -1), RAW, bytes(8))),
 }
+NONE = {"nothing at all": None, "a number": 7, "an array's record": ArrayRecord({}), "settings alone": ConfigRecord({})}
 
 
-@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize("name", [*RECORDS, *NONE])
 def test_records_that_hold_something_else_are_refused(name):
     with pytest.raises(pt.InputError, match="not a message of partita's"):
-        from_records(RECORDS[name])
+        from_records((RECORDS | NONE)[name])
 
 
 def attacked(answer, ledger):
@@ -136,6 +138,15 @@ def test_an_honest_answer_is_not_too_large(tmp_path):
     came = engine.next(0.0)
     assert came.task == task.id
     assert jax.tree.all(jax.tree.map(lambda leaf: np.isfinite(leaf).all(), came.reply.delta))
+
+
+def test_why_a_client_cannot_answer_at_all_is_in_its_own_log(tmp_path, caplog):
+    """Flower tells the server no more than that it failed."""
+    grid = StandIn([{"client": "east", "folder": str(tmp_path), "data": "east.csv"}])
+    task = Envelope(to_records(Message({}, {})), dst_node_id=1, message_type="train.partita")
+    with pytest.raises(pt.InputError):
+        list(grid.push_messages([task]))
+    assert [message.partition(": ")[0] for message in caplog.messages] == ["east"]
 
 
 @pytest.mark.parametrize("name", [["east"], {"east": 1}, None, 7, "eastern", "east\n"])

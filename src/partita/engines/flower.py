@@ -5,6 +5,7 @@ Flower starts the two apps below in processes of its own: the server's once for 
 
 import collections
 import json
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,7 +51,10 @@ def to_records(message: Message) -> RecordDict:
 
 
 def from_records(records: RecordDict, largest: int = LARGEST) -> Message:
-    """The message in Flower's records, with at most so many bytes of arrays; anything else is refused."""
+    """The message in Flower's records, with at most so many bytes of arrays; anything else is refused.
+
+    Whoever wrote them chose their types too, and so in which way they fail.
+    """
     try:
         header, found = str(records.config_records["header"]["json"]), records.array_records["arrays"]
         size = sum(len(array.data) for array in found.values())
@@ -58,7 +62,7 @@ def from_records(records: RecordDict, largest: int = LARGEST) -> Message:
             raise ValueError(f"it has {size} bytes of arrays and {len(header)} of words")
         arrays = {str(name): view(str(name), array.dtype, array.shape, array.data) for name, array in found.items()}
         about = json.loads(header)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except Exception as error:
         raise InputError(f"This is not a message of partita's, or is too long: {str(error)[:SHOWN]}.") from None
     return Message(about if isinstance(about, dict) else {}, arrays)
 
@@ -87,6 +91,8 @@ class FlowerLink(Link):
         self._asked: dict[int, float] = {}
         self._posted: dict[str, Posted] = {}
         """By the id of the envelope."""
+        self._failed: dict[str, str] = {}
+        """With what error Flower failed when it was last asked for the answer to an envelope."""
         self._online: frozenset[int] = frozenset()
         self._looked = -np.inf
         self._come: collections.deque[Letter] = collections.deque()
@@ -100,10 +106,10 @@ class FlowerLink(Link):
     def poll(self, timeout: float) -> Letter | None:
         until = self.now() + timeout
         while True:
-            self._look_around()
-            # all that is pulled is opened: it does not come again
-            envelopes = self.grid.pull_messages(list(self._posted)) if self._posted else ()
-            self._come += [letter for letter in map(self._open, envelopes) if letter is not None]
+            if not self._come:
+                self._look_around()
+                letters = [self._open(identity) for identity in list(self._posted)]
+                self._come += [letter for letter in letters if letter is not None]
             if self._come:
                 return self._come.popleft()
             if self.now() >= until:
@@ -137,28 +143,49 @@ class FlowerLink(Link):
                 self._asked[node] = self.now()
                 self._push(node, Message({"kind": "name"}, {}), "query.partita", None, ASK)
 
-    def _open(self, envelope: Envelope) -> Letter | None:
-        posted = self._posted.pop(envelope.metadata.reply_to_message_id, None)
-        if posted is None:
-            return None
-        node, name, task, size = posted
-        if envelope.has_error():
+    def _open(self, identity: str) -> Letter | None:
+        """The letter that answers one message, if it is there."""
+        node, name, task, size = self._posted[identity]
+        try:
+            envelope = self._pull(identity)
+            if envelope is None:
+                return None
+            # a task carries a posterior and a factor, and its answer a change of a factor: half as much
+            message = None if envelope.has_error() else from_records(envelope.content, largest=size)
+        except InputError as error:
+            message = Message({"kind": "unreadable", "task": task, "reason": str(error)}, {})
+        del self._posted[identity]
+        if message is None:
             self._asked.pop(node, None)
             if name is None:
                 return None
             self._nodes.pop(name, None)
             return Letter(name, None, "cannot be reached")
-        try:
-            # a task carries a posterior and a factor, and its answer a change of a factor: half as much
-            message = from_records(envelope.content, largest=size)
-        except InputError as error:
-            message = Message({"kind": "unreadable", "task": task, "reason": str(error)}, {})
         if name is not None:
             return Letter(name, message)
         claimed = message.words("name", "")
         if self._believed(node, claimed):
             self._nodes[claimed] = node
         return None
+
+    def _pull(self, identity: str) -> Envelope | None:
+        """The envelope that answers one message, if it is there; an InputError where Flower could not open it.
+
+        Flower builds what a client described, which may fail in any way, and by then has forgotten all that it was
+        asked for: so it is asked for one at a time. It may also have failed over what some client sent unasked, which
+        comes along with any answer: asked again, it says so if the answer was lost.
+        """
+        try:
+            pulled = list(self.grid.pull_messages([identity]))
+        except Exception as error:
+            self.grid.get_node_ids()  # fails too if the connection is to blame, and not what came
+            self._failed[identity] = type(error).__name__
+            return None
+        failed = self._failed.pop(identity, None)
+        found = next((envelope for envelope in pulled if envelope.metadata.reply_to_message_id == identity), None)
+        if failed is not None and found is not None and found.has_error():
+            raise InputError(f"This is not a message of partita's: Flower cannot open it ({failed}).")
+        return found
 
     def _believed(self, node: int, claimed: str) -> bool:
         """Whether a node is the client that it says it is: the first to say so while it is online."""
@@ -203,5 +230,11 @@ def _answer(envelope: Envelope, context: Context) -> Envelope:
 
     jax.config.update("jax_enable_x64", True)
     about: Any = context.node_config
-    client = Client(str(about["client"]), config.load(Path(str(about["folder"]))), Path(str(about["data"])))
-    return Envelope(to_records(client.handle(from_records(envelope.content))), reply_to=envelope)
+    name = str(about["client"])
+    try:
+        client = Client(name, config.load(Path(str(about["folder"]))), Path(str(about["data"])))
+        message = from_records(envelope.content)
+    except InputError as error:
+        logging.getLogger("partita").warning("%s: %s", name, error)
+        raise
+    return Envelope(to_records(client.handle(message)), reply_to=envelope)

@@ -11,27 +11,27 @@ try:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError:
     raise InputError("Certificates are made by cryptography: pip install 'partita[flower]'.") from None
 
 YEARS = 2
 """How long certificates hold."""
+PRIVATE = 0o600
+"""Who may read a private key: its owner."""
 
 
 def make_authority(folder: Path, host: str) -> None:
     """Writes ca.crt, server.pem and server.key for a server at this host."""
     authority = ec.generate_private_key(ec.SECP384R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "partita federation")])
-    root = _certificate(issuer, issuer, authority.public_key()).add_extension(
-        x509.BasicConstraints(ca=True, path_length=0), critical=True
-    )
     server = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
+    root = _certificate(issuer, authority, issuer, authority)
     leaf = (
-        _certificate(subject, issuer, server.public_key())
+        _certificate(subject, server, issuer, authority)
         .add_extension(x509.SubjectAlternativeName(_names(host)), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     )
     signed = [builder.sign(authority, hashes.SHA384()) for builder in (root, leaf)]
     atomic.write_text(folder / "ca.crt", _pem(signed[0]))
@@ -47,16 +47,38 @@ def make_key(folder: Path, name: str) -> None:
     atomic.write_text(folder / f"{name}.pub", public.decode() + "\n")
 
 
-def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
+def _certificate(
+    subject: x509.Name, key: ec.EllipticCurvePrivateKey, issuer: x509.Name, authority: ec.EllipticCurvePrivateKey
+) -> x509.CertificateBuilder:
+    """What every certificate says: who has which key, what it is for, and whose key signs it.
+
+    Python 3.13 and later check strictly, and ask for all of it.
+    """
+    now, ca = datetime.datetime.now(datetime.UTC), key is authority
+    usage = x509.KeyUsage(
+        digital_signature=not ca,
+        key_cert_sign=ca,
+        crl_sign=ca,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
-        .public_key(key)
+        .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(minutes=5))
         .not_valid_after(now + datetime.timedelta(days=365 * YEARS))
+        .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(signer, critical=False)
     )
 
 
@@ -81,5 +103,4 @@ def _secret(
 ) -> None:
     """Writes a private key that only its owner may read."""
     text = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()).decode()
-    atomic.write_text(path, text)
-    path.chmod(0o600)
+    atomic.write_text(path, text, PRIVATE)

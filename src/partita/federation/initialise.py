@@ -59,13 +59,12 @@ def hand(folder: Path) -> list[Path]:
         handed.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / FILE, handed / FILE)
         if federation.server.secure:
-            from partita.federation.certificates import make_key
+            from partita.federation.certificates import PRIVATE, make_key
 
             if not (folder / "keys" / name).exists():
                 make_key(folder / "keys", name)
-            (handed / "keys").mkdir(exist_ok=True)
             shutil.copy(folder / "ca.crt", handed / "ca.crt")
-            shutil.copy(folder / "keys" / name, handed / "keys" / name)
+            atomic.write_text(handed / "keys" / name, (folder / "keys" / name).read_text(), PRIVATE)
         written.append(handed)
     return written
 

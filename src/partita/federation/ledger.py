@@ -56,6 +56,8 @@ class Ledger(Journal):
         self.path = Path(path)
         self._kept: State | None = None
         self._rows = self._traffic = 0
+        self._counted: dict[str, Any] = {}
+        """The numbers written last."""
         self._db = connect(self.path)
         # large pages, and a cache that holds a step's: arrays are written in few pieces, and once
         self._db.execute("PRAGMA page_size = 65536")
@@ -147,6 +149,7 @@ class Ledger(Journal):
             yield self._db
         except BaseException:
             self._db.execute("ROLLBACK")
+            self._counted.clear()
             raise
         self._db.execute("COMMIT")
 
@@ -172,8 +175,11 @@ class Ledger(Journal):
         if kept is None or kept.memory is not state.memory:
             db.execute("INSERT OR REPLACE INTO arrays VALUES ('memory', ?)", [_packed(state.memory)])
         self._tasks(db, state)
-        self._write(db, "numbers", {name: getattr(state, name) for name in _NUMBERS} | {"refused": list(state.refused)})
-        self._write(db, "traffic", self._traffic)
+        numbers = {name: getattr(state, name) for name in _NUMBERS} | {"refused": list(state.refused)}
+        for key, value in (("numbers", numbers), ("traffic", self._traffic)):
+            if self._counted.get(key) != value:
+                self._write(db, key, value)
+                self._counted[key] = value
 
     def _tasks(self, db: sqlite3.Connection, state: State) -> None:
         """Writes what has become of tasks; one whose factor is still its client's does without a copy of it."""

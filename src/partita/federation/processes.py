@@ -9,7 +9,6 @@ import ssl
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -97,20 +96,21 @@ def serve(folder: Path, federation: Federation, log: Path | None = None, module:
     folder, secure = folder.resolve(), federation.server.secure
     host, port = _host_and_port(federation.server.address)
     home, logs = folder / ".flower", log or folder / "server.log"
-    local = f"127.0.0.1:{free_port()}" if secure else federation.server.address
-    trust = f"root-certificates = {json.dumps(str(folder / 'ca.crt'))}" if secure else "insecure = true"
-    app = _write_app(home, module)
-    atomic.write_text(home / "config.toml", f'[superlink.partita]\naddress = "{local}"\n{trust}\n')
-    inner_host, inner_port = _host_and_port(local)
-    link = [program("flower-superlink"), "--host", inner_host, "--port", str(inner_port)]
     env = environment(home)
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(hold(folder / ".server", wait=False))
         except BlockingIOError:
             raise InputError(f"A server of {folder} is running already: `partita status {folder}` shows it.") from None
+        _await_earlier(folder)
         ledger = Ledger(folder / LEDGER)
         ledger.say("ended", None)
+        local = f"127.0.0.1:{free_port()}" if secure else federation.server.address
+        trust = f"root-certificates = {json.dumps(str(folder / 'ca.crt'))}" if secure else "insecure = true"
+        app = _write_app(home, module)
+        atomic.write_text(home / "config.toml", f'[superlink.partita]\naddress = "{local}"\n{trust}\n')
+        inner_host, inner_port = _host_and_port(local)
+        link = [program("flower-superlink"), "--host", inner_host, "--port", str(inner_port)]
         started = [stack.enter_context(running([*link, *_server_security(folder, federation)], env, logs))]
         _await_health(local, secure, folder, started, logs)
         ledger.say("nodes", _register(folder, federation, env) if secure else None)
@@ -119,6 +119,15 @@ def serve(folder: Path, federation: Federation, log: Path | None = None, module:
             _await_health(f"127.0.0.1:{port}", secure, folder, started, logs)
         _submit(app, folder, env)
         return _await_end(folder, ledger, started, logs)
+
+
+def _await_earlier(folder: Path) -> None:
+    """Waits until what an earlier server ran has ended: Flower gives it a session of its own, so it goes last."""
+    until = time.monotonic() + START
+    while held(folder / SERVING):
+        if time.monotonic() > until:
+            raise InputError(f"What an earlier server of {folder} ran has not ended: end its flwr-serverapp first.")
+        time.sleep(0.2)
 
 
 def _write_app(home: Path, module: str) -> Path:
@@ -160,11 +169,28 @@ def attend(folder: Path, federation: Federation, name: str, data: Path) -> None:
     about = {"client": name, "folder": str(folder.resolve()), "data": str(data.resolve())}
     config = " ".join(f"{key}={json.dumps(value)}" for key, value in about.items())
     command = [program("flower-supernode"), "--superlink", federation.server.address, "--node-config", config]
-    command += ["--port", str(free_port()), *_client_security(folder, federation, name)]
+    command += _client_security(folder, federation, name)
+    log = folder / f"client-{name}.log"
     while True:
-        with running(command, environment(home), folder / f"client-{name}.log") as node:
-            node.wait()
+        with running([*command, "--port", str(free_port())], environment(home), log) as node:
+            _echo(node, log, f"{name}: ")  # so begins what partita says there, and nothing of Flower's
         time.sleep(5.0)
+
+
+def _echo(process: subprocess.Popen[bytes], log: Path, mark: str) -> None:
+    """Prints those lines of a program's log that begin with a mark, as they come, until the program has ended."""
+    with log.open(errors="replace") as file:
+        file.seek(0, os.SEEK_END)
+        rest = ""
+        while True:
+            ended = process.poll() is not None
+            *lines, rest = (rest + file.read()).split("\n")
+            for line in lines:
+                if line.startswith(mark):
+                    print(line, file=sys.stderr, flush=True)
+            if ended:
+                return
+            time.sleep(0.5)
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
@@ -205,7 +231,13 @@ def _await_health(address: str, secure: bool, folder: Path, started: list[subpro
             with urllib.request.urlopen(url, timeout=2.0, context=trust) as answer:
                 if answer.status == 200:
                     return
-        except (urllib.error.URLError, OSError):
+        except OSError as error:
+            reason = getattr(error, "reason", error)
+            if isinstance(reason, ssl.SSLCertVerificationError):
+                raise InputError(
+                    f"The certificate shown at {address} is not one that {folder / 'ca.crt'} vouches for "
+                    f"({reason.verify_message}): is another server there, or is it of an earlier version of partita?"
+                ) from None
             time.sleep(0.1)
     raise InputError(f"Flower's server did not start at {address}: {log} says why; is the port in use?")
 

@@ -1,0 +1,99 @@
+"""Certificates hold where they are checked most strictly, and keys are never anybody's but their owner's."""
+
+import contextlib
+import os
+import socket
+import ssl
+import stat
+import threading
+
+import pytest
+
+pytest.importorskip("cryptography")
+import partita as pt
+from federation.test_serve import clinic, write
+from partita import atomic
+from partita.federation import processes
+from partita.federation.certificates import make_authority
+from partita.federation.initialise import hand, initialise
+
+
+@contextlib.contextmanager
+def listening(folder):
+    """The port of a server that shows the certificate in a folder, and says no more."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.pem", folder / "server.key")
+
+    def answer():
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = server.accept()
+                with contextlib.suppress(ssl.SSLError), context.wrap_socket(connection, server_side=True):
+                    pass
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer, daemon=True).start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "192.0.2.7", "hospital.example"])
+def test_a_certificate_holds_where_it_is_checked_strictly(host, tmp_path):
+    """As Python 3.13 does without being asked."""
+    make_authority(tmp_path, host)
+    trust = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
+    trust.verify_flags |= ssl.VERIFY_X509_STRICT
+    for name in ("localhost", "127.0.0.1", host):
+        with (
+            listening(tmp_path) as port,
+            socket.create_connection(("127.0.0.1", port), 10.0) as plain,
+            trust.wrap_socket(plain, server_hostname=name) as connection,
+        ):
+            assert connection.getpeercert()["subject"] == ((("commonName", host),),)
+
+
+class Alive:
+    """A program that goes on."""
+
+    def poll(self):
+        return None
+
+
+def test_a_certificate_that_does_not_hold_is_said_so_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "START", 5.0)
+    for name in ("own", "other"):
+        make_authority(tmp_path / name, "127.0.0.1")
+    with listening(tmp_path / "other") as port, pytest.raises(pt.InputError, match=r"certificate shown at .* vouches"):
+        processes._await_health(f"127.0.0.1:{port}", True, tmp_path / "own", [Alive()], tmp_path / "log")
+
+
+@pytest.fixture
+def modes(monkeypatch):
+    """Who could read each file before it was put in its place."""
+    found, replace = {}, os.replace
+
+    def noted(source, target):
+        found[target] = stat.S_IMODE(os.stat(source).st_mode)
+        replace(source, target)
+
+    monkeypatch.setattr(atomic.os, "replace", noted)
+    mask = os.umask(0o022)
+    yield found
+    os.umask(mask)
+
+
+def test_private_keys_are_their_owners_from_the_first_byte_on(tmp_path, modes):
+    write(tmp_path / "east.csv", clinic(0))
+    study, names = tmp_path / "study", ["east", "west"]
+    initialise(study, names, "ill", tmp_path / "east.csv", "192.0.2.7:9092", "logistic", "sequential")
+    keys = [study / "keys" / name for name in names]
+    keys += [study / "clients" / name / "keys" / name for name in names]
+    for path in (study / "server.key", *keys):
+        assert modes[path] == stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert modes[study / "server.pem"] == 0o644
+    assert keys[0].read_text() == keys[2].read_text()
+    modes.clear()
+    hand(study)
+    assert {modes[path] for path in keys[2:]} == {0o600}

@@ -1,0 +1,126 @@
+"""How Flower's programs are started and watched, with other programs in their place."""
+
+import contextlib
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+import partita as pt
+from federation.test_serve import clinic, write
+from partita.federation import config, processes
+from partita.federation.initialise import initialise
+from partita.federation.serve import SERVING
+from partita.lock import hold
+
+
+@pytest.fixture
+def study(tmp_path):
+    """The folder of a federation with keys."""
+    write(tmp_path / "east.csv", clinic(0))
+    folder = tmp_path / "study"
+    initialise(folder, ["east"], "ill", tmp_path / "east.csv", "127.0.0.1:9092", "logistic", "sequential", True)
+    return folder
+
+
+class Started(Exception):
+    """A program would have been started."""
+
+
+class Ended:
+    """A program that has ended."""
+
+    def poll(self):
+        return 0
+
+    wait = poll
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """What is started in place of programs, of which the third is one too many."""
+    found = []
+
+    @contextlib.contextmanager
+    def running(command, env, log):
+        found.append(command)
+        if len(found) == 3:
+            raise Started
+        log.touch()
+        yield Ended()
+
+    monkeypatch.setattr(processes, "running", running)
+    monkeypatch.setattr(processes.time, "sleep", lambda seconds: None)
+    return found
+
+
+def test_a_client_is_given_another_port_whenever_it_starts(study, commands):
+    folder = study / "clients" / "east"
+    with pytest.raises(Started):
+        processes.attend(folder, config.load(folder), "east", study / "east.csv")
+    ports = [command[command.index("--port") + 1] for command in commands]
+    assert len(set(ports)) > 1
+
+
+def test_a_second_server_leaves_the_firsts_files_alone(study):
+    about = study / ".flower" / "config.toml"
+    about.parent.mkdir()
+    about.write_text("the first's")
+    with hold(study / ".server"), pytest.raises(pt.InputError, match="running already"):
+        processes.serve(study, config.load(study))
+    assert about.read_text() == "the first's"
+    assert list(about.parent.iterdir()) == [about]
+
+
+def test_a_server_waits_until_what_the_last_one_ran_has_ended(study, monkeypatch):
+    """Flower gives it a session of its own, which may outlast the server's."""
+    began, ended = threading.Event(), []
+
+    def last():
+        with hold(study / SERVING):
+            began.set()
+            time.sleep(1.0)
+            ended.append(True)
+
+    def running(command, env, log):
+        raise Started if ended else AssertionError("it did not wait")
+
+    monkeypatch.setattr(processes, "running", running)
+    thread = threading.Thread(target=last)
+    thread.start()
+    began.wait()
+    with pytest.raises(Started):
+        processes.serve(study, config.load(study))
+    thread.join()
+
+
+def test_a_server_does_not_wait_for_ever_for_the_last_one(study, monkeypatch):
+    monkeypatch.setattr(processes, "START", 0.3)
+    monkeypatch.setattr(processes, "running", None)
+    with hold(study / SERVING), pytest.raises(pt.InputError, match="has not ended"):
+        processes.serve(study, config.load(study))
+
+
+SAYS = """
+import logging, sys, time
+time.sleep(1.0)
+print("INFO :      Flower says much", flush=True)
+logging.getLogger("partita").warning("%s: %s", "east", "an answer was refused: it is not finite")
+print("INFO :      of east: and others", flush=True)
+sys.stderr.write("east: half")
+sys.stderr.flush()
+time.sleep(1.0)
+sys.stderr.write(" a line\\n")
+"""
+
+
+def test_what_partita_says_in_a_clients_log_is_printed(tmp_path, capfd):
+    log = tmp_path / "client-east.log"
+    log.write_text("east: said on another day\n")
+    with processes.running([sys.executable, "-c", SAYS], processes.environment(Path(tmp_path)), log) as process:
+        processes._echo(process, log, "east: ")
+    assert capfd.readouterr().err == "east: an answer was refused: it is not finite\neast: half a line\n"
+    assert "Flower says much" in log.read_text()
