@@ -277,7 +277,9 @@ def take_in(method: Method, model: Model, engine: Engine, state: State, admissio
     holdings = Holdings(state.posterior, dict(enumerate(state.factors)), state.memory)
     bounds = admission if _comparable(state, replies) else Admission()
     held = {k for k, version in enumerate(state.versions) if version > 0 and state.memory is None}
-    taken, beyond, divided = admit(method.aggregation, bounds, holdings, deltas, held, free_energy)
+    # factors from before there was anybody to compare them with are judged as soon as there is
+    judged = held & deltas.keys() if _comparable(state, ()) else held
+    taken, beyond, divided = admit(method.aggregation, bounds, holdings, deltas, judged, free_energy)
     refusals |= beyond | taken.refusals
 
     accepted = set(deltas) - set(refusals) if taken.damping > 0 else set()
@@ -331,14 +333,14 @@ def admit(
 ) -> tuple[Taken, dict[int, str], set[int]]:
     """Takes changes in without those of clients beyond a bound, the worst first; with the reasons.
 
-    Of factors that are held already, those beyond a bound beside what others have said since, as may be found of the
-    first answers of a sequential run, are divided out; last come those clients.
+    Of some factors that are held already, those beyond a bound beside what others have said since, as may be found of
+    the first answers of a sequential run, are divided out; last come those clients.
     """
     deltas, held, refusals, divided = dict(deltas), set(held), dict[int, str](), set[int]()
     while True:
         taken = aggregation.update(holdings, deltas, free_energy) if deltas else Taken(holdings, 0.0, 0, {})
         new = set(deltas) - set(taken.refusals)
-        beyond = admission.worst(holdings, taken.holdings, held | new)
+        beyond = admission.worst(holdings, taken.holdings, (held - set(deltas)) | new)
         if beyond is None:
             return taken, refusals, divided
         k, reason = beyond

@@ -5,7 +5,9 @@ A client whose answer was lost so is asked again. Others may read the file while
 
 import contextlib
 import dataclasses
+import functools
 import json
+import operator
 import os
 import sqlite3
 import time
@@ -26,7 +28,7 @@ from partita.objective import Factor
 from partita.server import State
 from partita.wire import SHOWN, Message, equal, flatten, legible, pack, unflatten, unpack
 
-_FORMAT = 2
+_FORMAT = 3
 _SCHEMA = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE arrays (key TEXT PRIMARY KEY, value BLOB NOT NULL);
@@ -170,11 +172,10 @@ class Ledger(Journal):
         for k, factor in enumerate(state.factors):
             if k >= len(held) or held[k] is not factor:
                 db.execute("INSERT OR REPLACE INTO factors VALUES (?, ?)", [k, _packed(factor)])
-        if kept is None or kept.posterior is not state.posterior:
-            db.execute("INSERT OR REPLACE INTO posteriors VALUES (?, ?)", [state.updates, _packed(state.posterior)])
         if kept is None or kept.memory is not state.memory:
             db.execute("INSERT OR REPLACE INTO arrays VALUES ('memory', ?)", [_packed(state.memory)])
         self._tasks(db, state)
+        self._posteriors(db, state)
         numbers = {name: getattr(state, name) for name in _NUMBERS} | {"refused": list(state.refused)}
         for key, value in (("numbers", numbers), ("traffic", self._traffic)):
             if self._counted.get(key) != value:
@@ -197,8 +198,16 @@ class Ledger(Journal):
                 info = {name: np.asarray(value).item() for name, value in vars(jax.device_get(reply.info)).items()}
                 row = [place, json.dumps(info), _packed(reply.delta), id]
                 db.execute("UPDATE tasks SET place = ?, info = ?, reply = ? WHERE id = ?", row)
-        used = {state.updates, *(task.updates for task, _ in now.values())}
-        db.execute(f"DELETE FROM posteriors WHERE updates NOT IN ({', '.join(map(str, used))})")
+
+    def _posteriors(self, db: sqlite3.Connection, state: State) -> None:
+        """Writes the posteriors that tasks were sent with, and the present one unless it is the factors' product."""
+        used = {task.updates: task.posterior for task, _ in _tasks(state).values()} | {state.updates: state.posterior}
+        if state.memory is None:
+            del used[state.updates]
+        there = {updates for (updates,) in db.execute("SELECT updates FROM posteriors")}
+        for updates in used.keys() - there:
+            db.execute("INSERT INTO posteriors VALUES (?, ?)", [updates, _packed(used[updates])])
+        db.executemany("DELETE FROM posteriors WHERE updates = ?", [[updates] for updates in there - used.keys()])
 
 
 def _clients(state: State) -> list[tuple[int | float | str, ...]]:
@@ -249,14 +258,16 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
         raise InputError(f"{source} belongs to a run with another prior: choose another ledger.")
     names, versions, residual, age, ell, gone, factors = (list(column) for column in zip(*clients, strict=True))
     one = Factor.one(prior)
-    posteriors = {n: unflatten(unpack(blob).arrays, prior, source) for n, blob in blobs.items()}
     held = tuple(unflatten(unpack(factor).arrays, one, source) for factor in factors)
+    numbers = about["numbers"]
+    posteriors = {n: unflatten(unpack(blob).arrays, prior, source) for n, blob in blobs.items()}
+    if numbers["updates"] not in posteriors:
+        posteriors[numbers["updates"]] = functools.reduce(operator.mul, (factor.natural for factor in held), prior)
 
     def task(id: str, client: int, version: int, updates: int, sent: float, factor: bytes | None) -> Task:
         own = held[client] if factor is None else unflatten(unpack(factor).arrays, one, source)
         return Task(id, client, names[client], prior, posteriors[updates], own, version, like.seed, updates, sent)
 
-    numbers = about["numbers"]
     state = dataclasses.replace(
         like,
         names=tuple(names),
