@@ -59,7 +59,7 @@ GOAL = 10e-3
 """Seconds in which the server should take an answer of 200,000 natural parameters in."""
 LEDGERS = ("none", "not durable", "durable")
 """No ledger, one that the system may keep in memory for a while, and one that is on disk after every answer."""
-BOUNDS = Admission(change=1e9, dominance=1e9, deficit=0.5)
+BOUNDS = Admission(change=1e9, dominance=1e9, prominence=1e9, deficit=0.5)
 """All that can be checked of an answer is checked, and every answer passes."""
 
 FEDERATION = """name = "messages"

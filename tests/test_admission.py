@@ -163,6 +163,30 @@ def test_a_first_answer_of_a_sequential_run_is_judged_once_others_have_been_hear
     np.testing.assert_allclose(state.posterior.precision_mean, product.precision_mean, rtol=1e-10)
 
 
+def test_nobody_may_lie_much_farther_from_all_others_than_they_do():
+    """Under any unit of the data: the bound has none."""
+
+    def change(reply):
+        return eqx.tree_at(lambda r: r.delta.natural.precision_mean, reply, -50 * reply.delta.natural.precision_mean)
+
+    bounds = Admission(prominence=5.0)
+    method = pt.methods.synchronous(SOLVER)
+    _, events = answers(method, PRIOR, 8, rules=Rules(admission=bounds))
+    assert not any(event.refusals for event in events)
+    state, events = answers(method, PRIOR, 8, change, rules=Rules(admission=bounds))
+    assert all(list(event.refusals) == [1] and "times as far" in event.refusals[1] for event in events)
+    assert not np.any(state.factors[1].natural.precision_mean)
+
+
+def test_of_two_clients_neither_is_prominent():
+    method, prior = pt.methods.synchronous(SOLVER), PRIOR
+    engine = LocalEngine(PARTS)
+    state = init(prior, 3)
+    engine.away = lambda names: np.array([False, False, True])
+    state, event = step(method, MODEL, engine, state, Rules(admission=Admission(prominence=1e-6)))
+    assert not event.refusals
+
+
 def test_everybody_is_compared_with_all_others_and_not_with_itself():
     """One of the powers is enormous, and the product of the others is exact all the same."""
     powers = [1.0, 2.0, 1e20, 4.0, 8.0]

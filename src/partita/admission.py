@@ -3,7 +3,8 @@
 import itertools
 import math
 import operator
-from collections.abc import Collection, Sequence
+import statistics
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -34,12 +35,17 @@ class Admission(NamedTuple):
     """
     dominance: float = INFINITE
     """How many times the precision of prior and everybody else's factors a factor may have, in every direction."""
+    prominence: float = INFINITE
+    """How many times as far a client may move what all others say as these, in the median, do among themselves.
+
+    Unlike `change` it needs no knowledge of how much clients differ, and there must be three of them at least.
+    """
     deficit: float = INFINITE
     """How many times that precision a factor may take away; next to nothing where the log-likelihood is concave."""
 
     def check(self) -> None:
         """Raises an `InputError` for a bound that makes no sense."""
-        if not (self.change > 0 and self.dominance > 0 and self.deficit >= 0):
+        if not (self.change > 0 and self.dominance > 0 and self.prominence > 0 and self.deficit >= 0):
             raise InputError(f"Bounds on answers are not negative, as one of {tuple(self)} is.")
 
     def refusals(self, arrived: Sequence[tuple[Task, Reply]]) -> dict[int, str]:
@@ -56,9 +62,14 @@ class Admission(NamedTuple):
                     refused[task.client] = f"{taken}, where {self.deficit:.3g} are allowed"
         return refused
 
-    def worst(self, before: Holdings, after: Holdings, judged: Collection[int]) -> tuple[int, str] | None:
-        """Of the clients judged, the one that is farthest beyond a bound beside all others, with the reason, if any."""
-        if min(self.change, self.dominance) == INFINITE:
+    def worst(
+        self, before: Holdings, after: Holdings, judged: Collection[int], heard: Collection[int]
+    ) -> tuple[int, str] | None:
+        """Of the clients judged, the one that is farthest beyond a bound beside all others, with the reason, if any.
+
+        Those heard, whether judged or not, are who it is compared with.
+        """
+        if min(self.change, self.dominance, self.prominence) == INFINITE or not judged:
             return None
         changes = {
             k: after.factors[k].natural / before.factors[k].natural
@@ -68,31 +79,46 @@ class Admission(NamedTuple):
         one = before.posterior.one()
         *others, everybody = products_of_others([*changes.values(), one])
         beside = dict(zip(changes, others, strict=True))
-        found = [
-            (
-                *self._excess(
-                    before.posterior, before.factors[k].natural, changes.get(k, one), beside.get(k, everybody)
-                ),
-                k,
-            )
-            for k in judged
-        ]
+        about = {
+            k: (before.posterior, before.factors[k].natural, changes.get(k, one), beside.get(k, everybody))
+            for k in {*judged, *heard}
+        }
+        found = [(*excess, k) for k in judged for excess in self._excesses(about[k])]
+        if self.prominence < INFINITE:
+            found.append(self._prominent(about, judged))
         excess, reason, k = max(found, default=(0.0, "", -1))
         return (k, reason) if excess > 1 else None
 
-    def _excess(self, q: Family, factor: Family, change: Family, beside: Family) -> tuple[float, str]:
+    def _excesses(self, about: "About") -> Iterator[tuple[float, str]]:
         """How many times a bound a client's factor has, after a step that changes it and others, and in what."""
-        about = (q, factor, change, beside)
-        found = [(0.0, "")]
         if self.change < INFINITE:
             nats = float(divergence(*about))
             reason = f"lies {nats:.3g} nats from all others, where {self.change:.3g} are allowed"
-            found.append((_times(nats, self.change), reason))
+            yield _times(nats, self.change), reason
         if self.dominance < INFINITE:
             greatest = float(ratios(*about)[1])
             reason = f"has {greatest:.3g} times the precision of all others, where {self.dominance:.3g} are allowed"
-            found.append((_times(greatest, self.dominance), reason))
-        return max(found)
+            yield _times(greatest, self.dominance), reason
+
+    def _prominent(self, abouts: Mapping[int, "About"], judged: Collection[int]) -> tuple[float, str, int]:
+        """The same for who lies farthest from all others, beside how far these lie from one another without it."""
+        own, farthest = max((float(divergence(*abouts[k])), k) for k in judged)
+        q, factor, _, beside = abouts[farthest]
+        without, one = q / factor * beside, q.one()
+        others = [
+            float(divergence(without, factor * change, one, one))
+            for k, (_, factor, change, _) in abouts.items()
+            if k != farthest
+        ]
+        if len(others) < 2:
+            return 0.0, "", farthest
+        times = _times(own, statistics.median(others))
+        reason = f"lies {times:.3g} times as far from all others as they do, where {self.prominence:.3g} are allowed"
+        return times / self.prominence, reason, farthest
+
+
+About = tuple[Family, Family, Family, Family]
+"""A posterior and one of its factors; what a step changes that factor by, and everybody else's."""
 
 
 def products_of_others(members: Sequence[Family]) -> list[Family]:
@@ -129,6 +155,6 @@ divergence = Compiled(_divergence)
 ratios = Compiled(_ratios)
 
 
-def _times(value: float, bound: float) -> float:
-    """How many times a bound a value is; what is no number is beyond it."""
-    return INFINITE if math.isnan(value) else value / bound
+def _times(value: float, other: float) -> float:
+    """How many times another a value is; what is no number, or infinite, is beyond any."""
+    return value / other if math.isfinite(value) and other > 0 else 0.0 if value == 0 else INFINITE

@@ -279,7 +279,7 @@ def take_in(method: Method, model: Model, engine: Engine, state: State, admissio
     held = {k for k, version in enumerate(state.versions) if version > 0 and state.memory is None}
     # factors from before there was anybody to compare them with are judged as soon as there is
     judged = held & deltas.keys() if _comparable(state, ()) else held
-    taken, beyond, divided = admit(method.aggregation, bounds, holdings, deltas, judged, free_energy)
+    taken, beyond, divided = admit(method.aggregation, bounds, holdings, deltas, judged, held, free_energy)
     refusals |= beyond | taken.refusals
 
     accepted = set(deltas) - set(refusals) if taken.damping > 0 else set()
@@ -328,19 +328,21 @@ def admit(
     admission: Admission,
     holdings: Holdings,
     deltas: Mapping[int, Factor],
+    judged: Collection[int],
     held: Collection[int],
     free_energy: FreeEnergy,
 ) -> tuple[Taken, dict[int, str], set[int]]:
     """Takes changes in without those of clients beyond a bound, the worst first; with the reasons.
 
-    Of some factors that are held already, those beyond a bound beside what others have said since, as may be found of
-    the first answers of a sequential run, are divided out; last come those clients.
+    Of factors that are held already, those to be judged that are beyond a bound beside what others have said since, as
+    may be found of the first answers of a sequential run, are divided out; last come those clients.
     """
-    deltas, held, refusals, divided = dict(deltas), set(held), dict[int, str](), set[int]()
+    deltas, judged, held = dict(deltas), set(judged), set(held)
+    refusals, divided = dict[int, str](), set[int]()
     while True:
         taken = aggregation.update(holdings, deltas, free_energy) if deltas else Taken(holdings, 0.0, 0, {})
         new = set(deltas) - set(taken.refusals)
-        beyond = admission.worst(holdings, taken.holdings, (held - set(deltas)) | new)
+        beyond = admission.worst(holdings, taken.holdings, (judged - set(deltas)) | new, held | new)
         if beyond is None:
             return taken, refusals, divided
         k, reason = beyond
@@ -348,11 +350,12 @@ def admit(
             refusals[k] = reason
             del deltas[k]
             continue
-        held.discard(k)
+        judged.discard(k)
         rest = holdings.posterior / holdings.factors[k].natural
         if rest.is_proper():
             refusals[k] = reason
             divided.add(k)
+            held.discard(k)
             holdings = Holdings(rest, {**holdings.factors, k: Factor.one(rest)})
 
 

@@ -90,6 +90,7 @@ class Bounds:
 
     change: float = 0.0
     dominance: float = 0.0
+    prominence: float = 0.0
     deficit: float = 0.0
 
 

@@ -139,6 +139,7 @@ timeout = 86400
 [admission]  # bounds on answers, 0 for none: see docs/federation.md
 change = 0.0
 dominance = 0.0
+prominence = 0.0
 deficit = 0.0
 
 [server]
