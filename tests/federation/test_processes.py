@@ -42,6 +42,13 @@ def check(study, files):
         np.testing.assert_allclose(far, near, rtol=1e-8)
 
 
+def check_the_end(study, files, tolerance=1e-3):
+    """Free energies are those of one process, to the nats that are left when it has converged."""
+    rehearsal = Rehearsal.read(config.load(study), files)
+    there, here = (rehearsal.free_energy(q) for q in (rehearsal.posterior(study), rehearsal.run().posterior.q))
+    assert there == pytest.approx(here, abs=tolerance)
+
+
 def test_with_keys_only_those_who_are_known_get_in(tmp_path, none_left):
     study, files = processes.federation(tmp_path, NAMES, rows, secure=True, rounds=2)
     (study / "clients" / "west" / "keys" / "west").rename(study / "clients" / "west" / "keys" / "own")
@@ -79,13 +86,15 @@ def test_a_server_killed_with_its_link_goes_on(tmp_path, none_left):
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["working", "waiting"])
 def test_a_client_killed_at_work_or_between_comes_back(state, tmp_path, none_left):
-    study, files = processes.federation(tmp_path, NAMES, rows, rounds=3)
+    """Its turns pass while it is away, so that only the end is the same."""
+    study, files = processes.federation(tmp_path, NAMES, rows)
     with partita("server", study, log=study / "server.txt") as server, clients(study, files):
         until(lambda: member(study, "east") and member(study, "east").accepted == 1)
         until(lambda: member(study, "west").state == state)
         processes.kill(processes.of(study / "clients" / "west" / ".flower-west"))
-        assert server.wait(400) == 0
-    check(study, files)
+        assert server.wait(600) == 0
+    check_the_end(study, files)
+    assert member(study, "west").accepted > 1
 
 
 @pytest.mark.slow
@@ -112,7 +121,6 @@ def test_the_hospitals_come_to_what_they_do_in_one_process(method, tmp_path, non
     )
     files = {name: study / "rows" / f"{name}.csv" for name in config.load(study).clients}
     if method != "asynchronous":
-        return check(study, files)
-    rehearsal = Rehearsal.read(config.load(study), files)
-    there, here = (rehearsal.free_energy(q) for q in (rehearsal.posterior(study), rehearsal.run().posterior.q))
-    assert there == pytest.approx(here, abs=0.1)
+        check(study, files)
+    else:
+        check_the_end(study, files, 0.1)
