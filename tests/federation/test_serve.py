@@ -125,6 +125,8 @@ def test_what_came_out_predicts_rows_of_a_file(clinics, tmp_path):
     x = agreed.encode(read(tmp_path / "east.csv", federation.data)).x
     np.testing.assert_array_equal(table.x, x)
     np.testing.assert_allclose(found.posterior.predict_proba(table.x), there.posterior.predict_proba(x), rtol=1e-12)
+    with jax.enable_x64(False), pytest.raises(pt.InputError, match="double precision"):
+        pt.federation.fitted(tmp_path)
 
 
 @pytest.mark.parametrize("method", ["sequential", "incremental_vi"])

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from partita.checkpoint import load_posterior
 from partita.errors import InputError
 from partita.federation import config
@@ -32,6 +34,8 @@ class Fitted(NamedTuple):
 
 def fitted(folder: str | os.PathLike[str]) -> Fitted:
     """What the federation in a folder came to."""
+    if not jax.config.read("jax_enable_x64"):
+        raise InputError('A federation is in double precision: jax.config.update("jax_enable_x64", True) comes first.')
     place = Path(folder)
     federation = config.load(place)
     agreed = Encoding.from_dict(_result(place)["encoding"])
