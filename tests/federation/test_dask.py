@@ -19,7 +19,7 @@ METHODS = {"sequential": pt.methods.sequential(SOLVER), "synchronous": pt.method
 @pytest.fixture(scope="module")
 def cluster():
     with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as local,
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as local,
         distributed.Client(local) as client,
     ):
         yield client

@@ -104,7 +104,7 @@ def test_a_server_app_that_is_killed_is_noticed(tmp_path, none_left):
         with partita("server", study, log=study / "server.txt") as server:
             until(lambda: member(study, "west") and member(study, "west").state == "working")
             processes.kill(processes.of(study / ".flower", doing="serverapp"))
-            assert server.wait(60) == 1
+            assert server.wait(60) == 2
             assert "goes on" in (study / "server.txt").read_text()
         with partita("resume", study, log=study / "server.txt") as server:
             assert server.wait(300) == 0
