@@ -10,19 +10,10 @@ import partita as pt
 from partita.journal import Journal
 from test_pvi import MODEL, PARTS, PRIOR, SOLVER
 
-distributed = pytest.importorskip("distributed")
-from partita.engines.dask import dask_engine  # noqa: E402
+pytest.importorskip("distributed")
+from partita.engines.dask import dask_engine
 
 METHODS = {"sequential": pt.methods.sequential(SOLVER), "synchronous": pt.methods.synchronous(SOLVER)}
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as local,
-        distributed.Client(local) as client,
-    ):
-        yield client
 
 
 def assert_equal(there, here):

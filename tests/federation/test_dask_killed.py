@@ -13,9 +13,9 @@ import partita as pt
 from federation.processes import until
 from test_pvi import MODEL, PARTS, PRIOR, SOLVER
 
-distributed = pytest.importorskip("distributed")
-from partita.engines.dask import dask_engine  # noqa: E402
-from partita.federation.ledger import Ledger  # noqa: E402
+pytest.importorskip("distributed")
+from partita.engines.dask import dask_engine
+from partita.federation.ledger import Ledger
 
 METHOD = pt.methods.synchronous(SOLVER)
 SERVER = """
@@ -32,15 +32,6 @@ with Client(sys.argv[1]) as client:
     result = pt.run(METHOD, MODEL, PRIOR, engine=engine, journal=ledger, rounds=40, evaluate_every=0, progress=False)
 result.posterior.save(sys.argv[3])
 """
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as local,
-        distributed.Client(local) as client,
-    ):
-        yield client
 
 
 @pytest.fixture(scope="module")

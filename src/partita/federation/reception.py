@@ -96,9 +96,9 @@ class Reception:
         for name, column in summary.columns.items():
             if isinstance(column, Counts) != (name in data.categories):
                 raise InputError(f"Column {name!r} is of another kind than federation.toml says.")
-            declared = list(data.categories.get(name, ()))
-            others = declared and isinstance(column, Counts) and not set(column.counts) <= set(declared)
-            if isinstance(column, Counts) and (list(column.declared) != declared or others):
+            declared = tuple(data.categories.get(name, ()))
+            levels = column.levels if isinstance(column, Counts) and declared else declared
+            if isinstance(column, Counts) and not column.declared == declared == levels:
                 raise InputError(f"Column {name!r} has other levels than federation.toml says.")
 
     def _keep(self) -> None:

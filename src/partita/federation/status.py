@@ -9,6 +9,7 @@ from typing import Any
 
 from partita.errors import InputError
 from partita.federation.serve import LEDGER
+from partita.wire import legible
 
 KINDS = ("accepted", "refused", "late", "failed")
 TROUBLES = {
@@ -139,5 +140,4 @@ def _finite(value: float | None) -> float | None:
 
 def _legible(text: str) -> str:
     """What a client wrote, without what would move a terminal's cursor, and not without end."""
-    shown = "".join(character if character.isprintable() else " " for character in text[:LONGEST])
-    return shown if len(text) <= LONGEST else f"{shown}…"
+    return legible(text, LONGEST) + "…" * (len(text) > LONGEST)
