@@ -236,7 +236,7 @@ class Prompt(Link):
             self._changes[name] = pack(Message({}, flatten(Factor(natural, jax.numpy.zeros(())))))
 
     def post(self, name, message):
-        info = {"ell": 0.0, "free_energy": 0.0, "residual": 1.0, "steps": 1, "outcome": 1, "finite": True}
+        info = {"ell": 0.0, "free_energy": 0.0, "residual": 1.0, "steps": 1, "outcome": 1, "skipped": 0, "finite": True}
         header = {"kind": "update", "task": message.header["task"], "version": message.header["version"], "info": info}
         self._come.append(Letter(name, Message(header, unpack(self._changes[name]).arrays)))
 

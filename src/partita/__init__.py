@@ -20,7 +20,7 @@ from partita.models import (
 from partita.partition import federate, split, splits
 from partita.pvi import Status, run
 from partita.schedules import Asynchronous, RandomSubset, Sequential, Synchronous
-from partita.solvers import LBFGS, Blockwise, Conjugate, FixedPoint, Gradient, Newton
+from partita.solvers import LBFGS, Blockwise, Conjugate, FixedPoint, Gradient, Newton, PowerEP
 
 __version__ = "0.1.0"
 
@@ -49,6 +49,7 @@ __all__ = [
     "NetworkRegressor",
     "Newton",
     "PoissonRegression",
+    "PowerEP",
     "ProbitRegression",
     "Product",
     "RandomSubset",

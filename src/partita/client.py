@@ -40,6 +40,8 @@ class Info(eqx.Module):
     """KL(q_k ‖ q), how far its answer lies from the posterior it was sent; infinite where its solver was held back."""
     steps: Int[Array, ""]
     outcome: Int[Array, ""]
+    skipped: Int[Array, ""]
+    """How many of its rows have no proper factor, and do not count or count as they did before."""
     finite: Bool[Array, ""]
 
 
@@ -109,7 +111,7 @@ def _answer(
     solution = solver.solve(problem, solve_key)
     proper = solution.q.is_proper()
     scaled = Factor.of(solution.q) / assignment.baseline
-    delta = Factor(scaled.natural, jnp.where(proper, scaled.log_scale, 0))
+    delta = Factor(scaled.natural, jnp.where(proper, scaled.log_scale + solution.log_mass, 0))
     held_back = jnp.isin(solution.outcome, jnp.array([Outcome.TRUST_REGION, Outcome.IMPROPER])) | ~proper
     finite = delta.natural.is_finite() & jnp.isfinite(delta.log_scale) & jnp.isfinite(solution.free_energy)
     info = Info(
@@ -118,6 +120,7 @@ def _answer(
         residual=jnp.where(held_back, jnp.inf, solution.q.kl(q)),
         steps=solution.steps,
         outcome=solution.outcome,
+        skipped=jnp.asarray(solution.skipped),
         finite=finite,
     )
     return Reply(delta, info)

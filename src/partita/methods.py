@@ -6,7 +6,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import optax
 
@@ -27,10 +27,15 @@ from partita.models import Model
 from partita.objective import Prior, Proximal, SplitPrior, Undeleted
 from partita.partition.shard import Partition
 from partita.pvi import Result, run
-from partita.schedules import Asynchronous, Order, RandomSubset, Sequential, Synchronous
-from partita.solvers import NaturalGradient, Newton, Solver
+from partita.schedules import Asynchronous, Order, RandomSubset, Schedule, Sequential, Synchronous
+from partita.solvers import NaturalGradient, Newton, PowerEP, Solver
 
 _NEWTON = Newton()
+_SCHEDULES: Mapping[str, Schedule] = {
+    "sequential": Sequential(),
+    "synchronous": Synchronous(),
+    "asynchronous": Asynchronous(),
+}
 Optimiser = Callable[..., optax.GradientTransformation]
 
 
@@ -68,6 +73,35 @@ def synchronous(
 def asynchronous(solver: Solver = _NEWTON, damping: float | None = None, start: Family | None = None) -> Method:
     """Asynchronous PVI (`sec:pvi:pvi_flavours`): each answer is taken in as it comes, by default damped by 1/M."""
     return Method(solver, Asynchronous(), Damped(damping), start=start)
+
+
+def power_ep(
+    alpha: float = 0.5,
+    schedule: Literal["sequential", "synchronous", "asynchronous"] = "sequential",
+    damping: float | None = None,
+    passes: int = 100,
+    start: Family | None = None,
+) -> Method:
+    """Power EP (`alg:pep`) of a generalised linear model, with a site for every row.
+
+    A visit passes over the client's rows until its sites stay as they are, or `passes` times. By default one client at
+    a time is undamped, and all at once are damped by 1/M. α → 0 is PVI.
+    """
+    if schedule not in _SCHEDULES:
+        raise unknown("schedule", schedule, _SCHEDULES)
+    if damping is None and schedule == "sequential":
+        damping = 1.0
+    return Method(PowerEP(alpha=alpha, max_steps=passes), _SCHEDULES[schedule], Damped(damping), start=start)
+
+
+def expectation_propagation(
+    schedule: Literal["sequential", "synchronous", "asynchronous"] = "sequential",
+    damping: float | None = None,
+    passes: int = 100,
+    start: Family | None = None,
+) -> Method:
+    """Expectation propagation (Minka 2001): power EP with α = 1."""
+    return power_ep(1.0, schedule, damping, passes, start)
 
 
 def global_vi(optimiser: Optimiser = optax.adam, learning_rate: float = 1e-2, start: Family | None = None) -> Method:
@@ -171,6 +205,8 @@ NAMED: Mapping[str, Callable[..., Method]] = {
     "sequential": sequential,
     "synchronous": synchronous,
     "asynchronous": asynchronous,
+    "power_ep": power_ep,
+    "expectation_propagation": expectation_propagation,
     "global_vi": global_vi,
     "stochastic_global_vi": stochastic_global_vi,
     "incremental_vi": incremental_vi,

@@ -22,7 +22,7 @@ from partita.models import Model
 from partita.partition.shard import Partition
 from partita.predict import Posterior
 from partita.progress import Progress
-from partita.server import Event, Rules, State, divergence, global_free_energy, init, step
+from partita.server import Event, Rules, State, divergence, global_free_energy, init, log_normaliser, step
 from partita.solvers import Outcome
 
 
@@ -51,8 +51,15 @@ class Result:
     @property
     def free_energy(self) -> float:
         """The last global free energy that was computed: a lower bound on log p(y)."""
-        known = [row["free_energy"] for row in self.history if "free_energy" in row]
-        return known[-1] if known else float("nan")
+        return self._last("free_energy")
+
+    @property
+    def log_evidence(self) -> float:
+        """Power EP's estimate of log p(y), from the factors' scales; NaN for methods that have only the bound."""
+        return self._last("log_evidence")
+
+    def _last(self, name: str) -> float:
+        return next((row[name] for row in reversed(self.history.rows) if name in row), float("nan"))
 
 
 Metrics = Callable[[Posterior], Mapping[str, float]]
@@ -149,6 +156,8 @@ def run(
                 row |= {name: float(value) for name, value in found.items()}
             elif not evaluate_every and (known := np.isfinite(state.ell))[~state.gone].all():
                 row["reported_free_energy"] = state.ell[known].sum() - float(divergence(state.posterior, prior))
+            if method.solver.estimates_evidence and state.memory is None:
+                row["log_evidence"] = log_normaliser(state)
             row["seconds"] = before + time.perf_counter() - started
             history.append(row)
             ending = ending or _ending(state, history, first, budget, whole, tolerance)
@@ -198,6 +207,7 @@ def _row(state: State, event: Event) -> dict[str, Any]:
         "damping": event.damping,
         "refused": {names[k]: reason for k, reason in event.refusals.items()},
         "unanswered": {names[k]: reason for k, reason in event.unanswered.items()},
+        "skipped": {names[k]: rows for k, reply in event.replies.items() if (rows := int(reply.info.skipped))},
         "unsolved": {
             names[k]: outcome.sentence
             for k, reply in event.replies.items()

@@ -380,3 +380,14 @@ def global_free_energy(
 def divergence(q: Family, prior: Family) -> jax.Array:
     """KL(q ‖ prior)."""
     return q.kl(prior)
+
+
+def log_normaliser(state: State) -> float:
+    """log Z_q = log ∫ p(θ) Π t_m(θ) dθ (`eq:approx`), under product aggregation."""
+    return float(log_mass(state.posterior) - log_mass(state.prior)) + sum(float(t.log_scale) for t in state.factors)
+
+
+@eqx.filter_jit
+def log_mass(member: Family) -> jax.Array:
+    """A(η)."""
+    return member.log_normaliser()

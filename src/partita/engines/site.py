@@ -25,6 +25,7 @@ _NUMBERS: Mapping[str, Callable[[Any], bool]] = {
     "free_energy": lambda value: type(value) is float,
     "residual": lambda value: type(value) is float and not np.isnan(value),
     "steps": lambda value: type(value) is int and 0 <= value < 2**31,
+    "skipped": lambda value: type(value) is int and 0 <= value < 2**31,
     "outcome": lambda value: type(value) is int and value in set(Outcome),
     "finite": lambda value: type(value) is bool,
 }

@@ -6,6 +6,7 @@ from partita.solvers.fixed_point import Conjugate, FixedPoint, NaturalGradient
 from partita.solvers.gradient import LBFGS, Gradient
 from partita.solvers.named import named
 from partita.solvers.newton import Newton
+from partita.solvers.power_ep import PowerEP
 
 __all__ = [
     "LBFGS",
@@ -16,6 +17,7 @@ __all__ = [
     "NaturalGradient",
     "Newton",
     "Outcome",
+    "PowerEP",
     "Solution",
     "Solver",
     "named",

@@ -46,6 +46,10 @@ class Solution(eqx.Module):
     free_energy: Float[Array, ""]
     steps: Int[Array, ""]
     outcome: Int[Array, ""]
+    log_mass: float | Float[Array, ""] = 0.0
+    """The logarithm of q's mass, for those that match un-normalised densities: their factors then tell the evidence."""
+    skipped: int | Int[Array, ""] = 0
+    """How many rows have no proper factor, and were left as they were."""
 
 
 class Progress(NamedTuple):
@@ -65,6 +69,11 @@ class Solver(eqx.Module):
     """
 
     max_steps: eqx.AbstractVar[int]
+
+    @property
+    def estimates_evidence(self) -> bool:
+        """Whether Z_q = ∫ p(θ) Π t_m(θ) dθ of the factors it finds estimates p(y)."""
+        return False
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         """The progress before the first step."""
@@ -90,6 +99,10 @@ class Solver(eqx.Module):
         progress, steps = jax.lax.while_loop(go_on, body, (self.init(problem, key), jnp.asarray(0)))
         progress = self.finish(problem, progress, key)
         outcome = jnp.where(progress.outcome == Outcome.RUNNING, Outcome.STEP_LIMIT, progress.outcome)
+        return self.solution(progress, steps, outcome)
+
+    def solution(self, progress: Progress, steps: Int[Array, ""], outcome: Int[Array, ""]) -> Solution:
+        """What the last progress amounts to."""
         return Solution(progress.q, progress.free_energy, steps, outcome)
 
 

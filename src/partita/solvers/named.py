@@ -12,6 +12,7 @@ from partita.solvers.base import Solver
 from partita.solvers.fixed_point import Conjugate, FixedPoint
 from partita.solvers.gradient import LBFGS, Gradient
 from partita.solvers.newton import Newton
+from partita.solvers.power_ep import PowerEP
 
 KINDS: Mapping[str, Callable[..., Solver]] = {
     "newton": Newton,
@@ -19,6 +20,7 @@ KINDS: Mapping[str, Callable[..., Solver]] = {
     "adam": functools.partial(Gradient, optax.adam),
     "conjugate": Conjugate,
     "fixed_point": FixedPoint,
+    "power_ep": PowerEP,
 }
 
 

@@ -1,0 +1,271 @@
+"""Power expectation propagation by the linear predictor (`alg:pep`): a site for every row, matched in one dimension."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+
+from partita.errors import InputError
+from partita.families import FullGaussian, Gaussian, MeanFieldGaussian
+from partita.families.base import inner
+from partita.models import GeneralisedLinear, Model
+from partita.models.glm import gaussian
+from partita.objective import Factor, Problem
+from partita.partition.shard import Shard
+from partita.solvers.base import Outcome, Progress, Solution, Solver
+from partita.solvers.newton import gram, over_blocks
+
+Scalar = Callable[[Array], Array]
+"""A function of a predictor, elementwise."""
+BLOCK = 1024
+"""How many rows are matched at a time: so few that what it takes stays in the cache."""
+DROP = 32.0
+"""How far below that at its mode the logarithm of a tilted density is where its integration ends."""
+SEARCH = 12
+"""Steps towards that mode and those ends, which need not be exact."""
+
+
+class Sites(eqx.Module):
+    """An un-normalised Gaussian factor s_n for every row: exp(shift·u − precision·u²/2 + log_scale).
+
+    With a full covariance u is the row's predictor f, so that a site is two numbers and its scale. With a mean-field
+    family the coordinates of θ are matched one by one, and u is θ.
+    """
+
+    shift: Float[Array, " n"] | Float[Array, "n d"]
+    precision: Float[Array, " n"] | Float[Array, "n d"]
+    log_scale: Float[Array, " n"]
+
+    def product(self, like: Gaussian, shard: Shard) -> Factor:
+        """Π_n s_n^(w_n), over rows of these weights."""
+
+        def sums(block: Shard) -> tuple[Array, Array, Array]:
+            x, site = block.data
+            weights = block.weights
+            if isinstance(like, MeanFieldGaussian):
+                return weights @ site.shift, weights @ site.precision, weights @ site.log_scale
+            return (weights * site.shift) @ x, gram(x, weights * site.precision, x), weights @ site.log_scale
+
+        shift, precision, log_scale = over_blocks(sums, Shard((shard.data.x, self), shard.weights, shard.rows))
+        natural = eqx.tree_at(lambda g: (g.precision_mean, g.precision), like, (shift, precision))
+        return Factor(natural, log_scale)
+
+
+class Coordinates(NamedTuple):
+    """Means and variances of the coordinates u that one row's site is in, and f's direction in them."""
+
+    mean: Float[Array, ""] | Float[Array, " d"]
+    variance: Float[Array, ""] | Float[Array, " d"]
+    direction: Float[Array, ""] | Float[Array, " d"]
+
+    def without(self, site: Sites, alpha: Float[Array, ""]) -> "Coordinates":
+        """The cavity q / s^α; its variances are not positive where it is improper."""
+        left = 1 - alpha * site.precision * self.variance
+        mean = (self.mean - alpha * site.shift * self.variance) / left
+        return Coordinates(mean, self.variance / left, self.direction)
+
+    def predictor(self) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """Mean and variance of f."""
+        return jnp.sum(self.direction * self.mean), jnp.sum(jnp.square(self.direction) * self.variance)
+
+    def matched(self, tilted: "Tilted", alpha: Float[Array, ""]) -> tuple[Sites, Bool[Array, ""]]:
+        """The site that gives cavity · s^α the tilted density's moments and mass, and whether there is one.
+
+        Everything is divided by α beforehand: α → 0 is the fixed point's ∇_μ ell (`prop:pep-fp`), to rounding.
+        """
+        bend = jnp.square(self.direction) * tilted.curvature
+        left = 1 - alpha * self.variance * bend
+        precision = bend / left
+        shift = (self.direction * tilted.slope + bend * self.mean) / left
+        growth = alpha * self.variance * precision
+        exponent = shift * self.mean - precision * self.mean**2 / 2 + alpha * self.variance * shift**2 / 2
+        mass = jnp.sum(exponent / (1 + growth) - jnp.log1p(growth) / (2 * alpha))
+        site = Sites(shift, precision, tilted.log_mass - mass)
+        finite = jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(site)])
+        return site, jnp.all(left > 0) & jnp.all(self.variance > 0) & jnp.all(finite)
+
+
+class Tilted(NamedTuple):
+    """How Z = E[p(y | f)^α] of a row depends on the mean of its cavity, everything divided by α."""
+
+    log_mass: Float[Array, ""]
+    """log Z."""
+    slope: Float[Array, ""]
+    """∂ log Z."""
+    curvature: Float[Array, ""]
+    """−∂² log Z."""
+
+
+class Memory(NamedTuple):
+    """What power EP remembers between passes."""
+
+    sites: Sites
+    rest: Factor
+    """What is left of the factor that the client came with, of which the sites are not known: it is damped away."""
+    damping: Float[Array, ""]
+    moved: Float[Array, ""]
+    """How far the last pass went, in nats of KL."""
+    skipped: Int[Array, ""]
+    """How many rows kept their sites in the last pass, since no other was proper."""
+
+
+class PowerEP(Solver):
+    """Passes over the rows in which every site is matched at once, s ← s^(1−ρ) · ŝ^ρ, until q stays where it is.
+
+    α = 1 is expectation propagation, and α → 0 the fixed point of the free energy (`FixedPoint`). A client's answer
+    depends on its context and not on the sites it had before: none need be kept, and losing them would cost passes and
+    nothing else. The free energy reported is the logarithm of the mass of context · Π s_n, power EP's estimate of
+    what it is to the data.
+    """
+
+    alpha: float = 1.0
+    damping: float = 1.0
+    max_steps: int = 100
+    tolerance: float = 1e-10
+    """Stops after a pass that moves q by less than this, in nats of KL."""
+    back_off: bool = eqx.field(static=True, default=True)
+    """Whether damping is halved where q would be improper, or passes grow, until they shrink again."""
+    points: int = eqx.field(static=True, default=48)
+
+    def __check_init__(self) -> None:
+        if isinstance(self.alpha, int | float) and not 0 < self.alpha <= 1:
+            raise InputError(f"The power α is above 0 and at most 1, not {self.alpha}.")
+
+    @property
+    def estimates_evidence(self) -> bool:
+        return True
+
+    def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
+        if not isinstance(problem.model, GeneralisedLinear):
+            raise InputError(f"Power EP needs a generalised linear model, not {type(problem.model).__name__}.")
+        if not isinstance(problem.start, MeanFieldGaussian | FullGaussian):
+            raise InputError(f"Power EP needs a Gaussian family, not {type(problem.start).__name__}.")
+        q, rows = problem.start, len(problem.shard.weights)
+        mean = q.precision_mean
+        shape = (rows, *mean.shape) if isinstance(q, MeanFieldGaussian) else (rows,)
+        sites = Sites(jnp.zeros(shape, mean.dtype), jnp.zeros(shape, mean.dtype), jnp.zeros(rows, mean.dtype))
+        infinite = jnp.asarray(jnp.inf, mean.dtype)
+        damping = jnp.asarray(self.damping, mean.dtype)
+        memory = Memory(sites, Factor.of(q) / problem.context, damping, infinite, jnp.asarray(0))
+        return Progress(q, jnp.zeros((), mean.dtype), jnp.asarray(int(Outcome.RUNNING)), memory)
+
+    def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
+        q, memory = gaussian(progress.q), progress.memory
+        weighted = Shard(problem.shard.data, problem.weight * problem.shard.weights, problem.shard.rows)
+        matched, proper = self.pass_over(problem.model, weighted, q, memory.sites)
+        damping = memory.damping
+        sites = jax.tree.map(lambda old, new: old + damping * (new - old), memory.sites, matched)
+        rest = memory.rest ** (1 - damping)
+        whole = problem.context * rest * sites.product(q, weighted)
+        new = whole.natural
+        moved = jnp.where(new.is_proper(), distance(new, q), jnp.inf)
+        value = new.log_normaliser() + whole.log_scale
+        skipped = jnp.sum(~proper & (problem.shard.weights > 0))
+        outcome = jnp.where((moved <= self.tolerance) & (skipped == 0), Outcome.CONVERGED, Outcome.RUNNING)
+        taken = Progress(new, value, outcome, Memory(sites, rest, damping, moved, skipped))
+        if not self.back_off:
+            return taken
+        possible = jnp.isfinite(moved)
+        found = jax.tree.map(lambda a, b: jnp.where(possible, a, b), taken, progress)
+        shrank = possible & (moved <= memory.moved)
+        after = jnp.where(shrank, jnp.minimum(2 * damping, self.damping), damping / 2)
+        return found._replace(memory=found.memory._replace(damping=after))
+
+    def solution(self, progress: Progress, steps: Int[Array, ""], outcome: Int[Array, ""]) -> Solution:
+        value = progress.free_energy
+        return Solution(progress.q, value, steps, outcome, value, progress.memory.skipped)
+
+    def pass_over(self, model: Model, shard: Shard, q: Gaussian, sites: Sites) -> tuple[Sites, Bool[Array, " n"]]:
+        """Every row's new site, matched to q as it is, or its old one where there is no proper one.
+
+        A row of weight w counts as w copies of it, or as that power of its likelihood if it is less than one.
+        """
+        mean, variance = q.standard()
+        alphas = self.alpha * jnp.where(shard.weights > 0, jnp.minimum(shard.weights, 1), 1)
+        diagonal = isinstance(q, MeanFieldGaussian)
+
+        def row(datum: PyTree, site: Sites, alpha: Float[Array, ""]) -> tuple[Sites, Bool[Array, ""]]:
+            x = datum.x
+            if diagonal:
+                coordinates = Coordinates(mean, variance, x)
+            else:
+                coordinates = Coordinates(x @ mean, x @ variance @ x, jnp.ones((), mean.dtype))
+            cavity = coordinates.without(site, alpha)
+            new, proper = cavity.matched(tilted(model, datum, *cavity.predictor(), alpha, self.points), alpha)
+            return jax.tree.map(lambda a, b: jnp.where(proper, a, b), new, site), proper
+
+        return jax.lax.map(lambda each: row(*each), (shard.data, sites, alphas), batch_size=BLOCK)
+
+
+def distance(new: Gaussian, old: Gaussian) -> Float[Array, ""]:
+    """Half of KL both ways, for small moves KL itself: a product of differences, exact however small they are."""
+    apart = jax.tree.map(jnp.subtract, new.mean_parameters(), old.mean_parameters())
+    return inner(new / old, apart) / 2
+
+
+def tilted(
+    model: Model,
+    datum: PyTree,
+    mean: Float[Array, ""],
+    variance: Float[Array, ""],
+    alpha: Float[Array, ""],
+    points: int,
+) -> Tilted:
+    """The tilted density N(f; mean, variance) · p(y | f)^α of a row, by the trapezoidal rule from end to end.
+
+    For a smooth integrand that vanishes at both ends the rule is exact but for exponentially little. It sees what a
+    Gauss–Hermite rule on the cavity would not: likelihoods much narrower than the cavity, or bent within it.
+    """
+    data = jax.tree.map(lambda leaf: leaf[None], datum)
+    positive = jnp.where(variance > 0, variance, 1)
+
+    def log_density(f: Array) -> Array:
+        return model.log_density_at(f[None], data)[0]
+
+    def slope(f: Array) -> Array:
+        return jax.jvp(log_density, (f,), (jnp.ones_like(f),))[1]
+
+    def height(f: Array) -> Array:
+        return alpha * log_density(f) - jnp.square(f - mean) / (2 * positive)
+
+    low, high = ends(height, mode(slope, mean, alpha * positive), jnp.sqrt(2 * DROP * positive))
+    f = jnp.linspace(low, high, points)
+    value = log_density(f)
+    first, second = jax.jvp(slope, (f,), (jnp.ones_like(f),))
+    heights = alpha * value - jnp.square(f - mean) / (2 * positive)
+    masses = jax.nn.softmax(heights)
+    log_mass = jax.nn.logsumexp(heights) + jnp.log((f[1] - f[0]) / jnp.sqrt(2 * jnp.pi * positive))
+    by_mean = masses @ first
+    return Tilted(log_mass / alpha, by_mean, -(masses @ second) - alpha * (masses @ jnp.square(first - by_mean)))
+
+
+def mode(slope: Scalar, mean: Float[Array, ""], reach: Float[Array, ""]) -> Float[Array, ""]:
+    """Where f = mean + reach · slope(f), the slope of a concave function: Newton's steps, kept within a bracket."""
+    end = mean + reach * slope(mean)
+    low, high = jnp.minimum(mean, end), jnp.maximum(mean, end)
+
+    def narrow(_: Int[Array, ""], bracket: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        f, low, high = bracket
+        first, second = jax.jvp(slope, (f,), (jnp.ones_like(f),))
+        ahead = mean + reach * first - f
+        low, high = jnp.where(ahead > 0, f, low), jnp.where(ahead > 0, high, f)
+        step = f + ahead / (1 + reach * jnp.maximum(-second, 0))
+        return jnp.where((step >= low) & (step <= high), step, (low + high) / 2), low, high
+
+    return jax.lax.fori_loop(0, SEARCH, narrow, (mean, low, high))[0]
+
+
+def ends(height: Scalar, mode: Float[Array, ""], reach: Float[Array, ""]) -> Float[Array, "2"]:
+    """Where a concave function has fallen by `DROP` on either side of its mode: Newton's steps from farther away."""
+    sides = jnp.array([-1.0, 1.0], mode.dtype)
+    floor = height(mode) - DROP
+
+    def nearer(_: Int[Array, ""], away: Float[Array, "2"]) -> Float[Array, "2"]:
+        above, falls = jax.jvp(lambda t: height(mode + sides * t), (away,), (jnp.ones_like(away),))
+        step = away - (above - floor) / falls
+        return jnp.where((step > 0) & (step < away), step, away)
+
+    return mode + sides * jax.lax.fori_loop(0, SEARCH, nearer, jnp.full(2, reach, mode.dtype))

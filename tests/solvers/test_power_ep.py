@@ -1,0 +1,256 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import log_ndtr
+from small_problems import FAMILIES, KEY, X, Y, problem, solve
+
+from partita import (
+    FixedPoint,
+    FullGaussian,
+    GaussHermite,
+    LinearRegression,
+    LogisticRegression,
+    MeanFieldGaussian,
+    NetworkClassifier,
+    PoissonRegression,
+    PowerEP,
+    ProbitRegression,
+    Table,
+    methods,
+    run,
+)
+from partita.compiled import Compiled
+from partita.errors import InputError
+from partita.partition import federate
+from partita.solvers import Outcome
+from partita.solvers.power_ep import Sites
+
+MODELS = {
+    "logistic": LogisticRegression(GaussHermite(64)),
+    "probit": ProbitRegression(GaussHermite(64)),
+    "Poisson": PoissonRegression(),
+}
+
+
+@pytest.mark.parametrize("damping", [1.0, 0.3])
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
+def test_as_alpha_vanishes_its_passes_are_the_fixed_points_steps(model, family, damping):
+    """`prop:pep-fp`: three steps from elsewhere than the context differ by a multiple of α over five decades."""
+    context = family.standard_normal(3, 0.5)
+    start = family.from_mean_sd(jnp.full(3, 0.2), 0.4) if family is MeanFieldGaussian else context**1.3
+    task = problem(context, start, model)
+    limit = solve(FixedPoint(damping, max_steps=3, tolerance=0.0, back_off=False), task, KEY).q
+    alphas = 10.0 ** -np.arange(3, 9)
+    apart = []
+    for alpha in alphas:
+        q = solve(PowerEP(alpha, damping, max_steps=3, tolerance=0.0, back_off=False), task, KEY).q
+        apart.append(np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(leaves(q), leaves(limit), strict=True))))
+    slopes = np.diff(np.log10(apart)) / np.diff(np.log10(alphas))
+    np.testing.assert_allclose(slopes, 1, atol=0.01)
+
+
+def test_its_mass_is_then_the_free_energy():
+    task = problem(FullGaussian.standard_normal(3), model=MODELS["logistic"])
+    bound = solve(FixedPoint(), task, KEY)
+    found = solve(PowerEP(1e-6), task, KEY)
+    assert found.free_energy == pytest.approx(float(bound.free_energy), abs=1e-5)
+
+
+def plain_ep(x, y, precision, passes=200):
+    """Expectation propagation for probit regression, row after row: Rasmussen and Williams (2006), algorithm 3.5."""
+    rows = len(x)
+    signs = 2 * y - 1
+    shift, tau, log_mass = np.zeros((3, rows))
+    for _ in range(passes):
+        for n in range(rows):
+            covariance = np.linalg.inv(precision + (x.T * tau) @ x)
+            mean = covariance @ (x.T @ shift)
+            variance = x[n] @ covariance @ x[n]
+            cavity_precision = 1 / variance - tau[n]
+            cavity_mean = (x[n] @ mean / variance - shift[n]) / cavity_precision
+            cavity_variance = 1 / cavity_precision
+            z = signs[n] * cavity_mean / np.sqrt(1 + cavity_variance)
+            ratio = np.exp(-(z**2) / 2 - log_ndtr(z)) / np.sqrt(2 * np.pi)
+            new_mean = cavity_mean + signs[n] * cavity_variance * ratio / np.sqrt(1 + cavity_variance)
+            new_variance = cavity_variance - cavity_variance**2 * ratio * (z + ratio) / (1 + cavity_variance)
+            tau[n] = 1 / new_variance - cavity_precision
+            shift[n] = new_mean / new_variance - cavity_mean * cavity_precision
+            # the site's scale: log Z less the logarithm of E[exp(shift f − tau f²/2)] under the cavity
+            before = cavity_mean**2 * cavity_precision - np.log(cavity_precision)
+            log_mass[n] = log_ndtr(z) - (new_mean**2 / new_variance + np.log(new_variance) - before) / 2
+    covariance = np.linalg.inv(precision + (x.T * tau) @ x)
+    mean = covariance @ (x.T @ shift)
+    log_evidence = (
+        log_mass.sum() + ((x.T @ shift) @ mean + np.linalg.slogdet(covariance)[1] + np.linalg.slogdet(precision)[1]) / 2
+    )
+    return mean, covariance, log_evidence
+
+
+@pytest.mark.parametrize("scale", [1.0, 5.0])
+def test_expectation_propagation_for_probit_regression_is_the_textbooks(scale):
+    mean, covariance, log_evidence = plain_ep(X, Y, np.eye(3) / scale**2)
+    task = problem(FullGaussian.standard_normal(3, scale), model=ProbitRegression())
+    found = solve(PowerEP(tolerance=1e-20), task, KEY)
+    np.testing.assert_allclose(found.q.mean, mean, rtol=1e-8)
+    np.testing.assert_allclose(found.q.covariance, covariance, rtol=1e-8)
+    assert found.free_energy == pytest.approx(log_evidence, abs=1e-8)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.5, 0.01])
+def test_gaussian_noise_is_matched_exactly_by_every_power(alpha):
+    prior = FullGaussian.standard_normal(3, 2.0)
+    found = solve(PowerEP(alpha, tolerance=1e-20), problem(prior, model=LinearRegression(0.5)), KEY)
+    assert Outcome(int(found.outcome)) == Outcome.CONVERGED
+    precision = np.eye(3) / 4 + X.T @ X / 0.25
+    np.testing.assert_allclose(found.q.precision, precision, rtol=1e-9)
+    np.testing.assert_allclose(found.q.mean, np.linalg.solve(precision, X.T @ Y / 0.25), rtol=1e-9)
+    marginal = 4 * X @ X.T + 0.25 * np.eye(40)
+    log_evidence = -(Y @ np.linalg.solve(marginal, Y) + np.linalg.slogdet(2 * np.pi * marginal)[1]) / 2
+    assert found.free_energy == pytest.approx(log_evidence, abs=1e-8)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.3])
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
+def test_where_it_ends_every_tilted_density_has_the_posteriors_moments(family, alpha):
+    """The fixed point of `alg:pep`, row by row, by sums over a grid in two dimensions."""
+    x, y = X[:12, :2], Y[:12]
+    task = problem(family.standard_normal(2, 2.0), model=LogisticRegression(), x=x, y=y)
+    solver = PowerEP(alpha, tolerance=1e-22)
+    q, sites = solve(solver, task, KEY).q, final_sites(solver, task)
+    mean, covariance = full_moments(q)
+    sd = np.sqrt(np.diagonal(covariance))
+    axes = [np.linspace(m - 12 * s, m + 12 * s, 161) for m, s in zip(mean, sd, strict=True)]
+    theta = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
+    log_q = -np.einsum("ni,ij,nj->n", theta - mean, np.linalg.inv(covariance), theta - mean) / 2
+    for n in range(12):
+        f = theta @ x[n]
+        if family is MeanFieldGaussian:
+            log_site = theta @ np.asarray(sites.shift[n]) - theta**2 @ np.asarray(sites.precision[n]) / 2
+        else:
+            log_site = float(sites.shift[n]) * f - float(sites.precision[n]) * f**2 / 2
+        log_tilted = log_q + alpha * (-np.logaddexp(0, (1 - 2 * y[n]) * f) - log_site)
+        mass = np.exp(log_tilted - log_tilted.max())
+        mass /= mass.sum()
+        first = mass @ theta
+        second = (theta - first).T @ ((theta - first) * mass[:, None])
+        np.testing.assert_allclose(first, mean, rtol=1e-8, atol=1e-8)
+        if family is MeanFieldGaussian:
+            np.testing.assert_allclose(np.diagonal(second), np.diagonal(covariance), rtol=1e-8)
+        else:
+            np.testing.assert_allclose(second, covariance, rtol=1e-8, atol=1e-8)
+
+
+def test_a_row_with_weight_two_is_two_rows():
+    prior = FullGaussian.standard_normal(3)
+    twice = problem(prior, x=np.concatenate([X, X[:5]]), y=np.concatenate([Y, Y[:5]]))
+    weighted = problem(prior, weights=[np.where(np.arange(40) < 5, 2.0, 1.0)])
+    one, other = solve(PowerEP(0.5), twice, KEY), solve(PowerEP(0.5), weighted, KEY)
+    np.testing.assert_allclose(one.q.precision, other.q.precision, rtol=1e-9)
+    assert one.free_energy == pytest.approx(float(other.free_energy), abs=1e-8)
+
+
+def test_half_a_row_is_the_root_of_its_likelihood():
+    """Two halves of each row, each matched as a whole, are one row matched with the power 1/2."""
+    prior = FullGaussian.standard_normal(3)
+    halves = problem(prior, x=np.tile(X, (2, 1)), y=np.tile(Y, 2), weights=[np.full(80, 0.5)])
+    one, other = solve(PowerEP(1.0), halves, KEY), solve(PowerEP(0.5), problem(prior), KEY)
+    np.testing.assert_allclose(one.q.precision, other.q.precision, rtol=1e-7)
+    assert one.free_energy == pytest.approx(float(other.free_energy), abs=1e-8)
+
+
+def test_where_the_client_came_from_does_not_matter():
+    """Its sites are not known then; its answer depends on the context alone."""
+    context = FullGaussian.standard_normal(3)
+    start = FullGaussian.from_mean_covariance(jnp.array([1.0, 1.0, -1.0]), np.eye(3) / 10)
+    one, other = solve(PowerEP(), problem(context), KEY), solve(PowerEP(), problem(context, start), KEY)
+    np.testing.assert_allclose(one.q.precision, other.q.precision, rtol=1e-5)
+    assert one.free_energy == pytest.approx(float(other.free_energy), abs=1e-8)
+
+
+class Unknowable(LogisticRegression):
+    """A likelihood that is no number where x₀ is 9."""
+
+    def log_density_at(self, predictor, data):
+        known = super().log_density_at(predictor, data)
+        return jnp.where(data.x[:, 0].reshape(-1, *(1,) * (predictor.ndim - 1)) == 9, jnp.nan, known)
+
+
+def test_rows_without_a_proper_site_are_skipped_counted_and_shown():
+    prior = FullGaussian.standard_normal(3)
+    bad = X.copy()
+    bad[[3, 8], 0] = 9
+    good = np.delete(np.arange(40), [3, 8])
+    parts = federate([Table(bad, Y)], names=["ward"])
+    result = run(methods.power_ep(), Unknowable(), prior, parts, rounds=1, evaluate_every=0, progress=False)
+    assert result.history.rows[0]["skipped"] == {"ward": 2}
+    assert result.history.rows[0]["unsolved"] == {"ward": Outcome.STEP_LIMIT.sentence}
+    without = solve(PowerEP(0.5), problem(prior, x=X[good], y=Y[good]), KEY)
+    np.testing.assert_allclose(result.state.posterior.precision, without.q.precision, rtol=1e-5)
+
+
+def test_a_site_whose_cavity_is_improper_stays_as_it_is():
+    task = problem(FullGaussian.standard_normal(3))
+    solver = PowerEP()
+    zeros = jnp.zeros(len(task.shard.weights))
+    sites = Sites(zeros, zeros.at[5].set(1e6), zeros)
+    new, proper = solver.pass_over(task.model, task.shard, task.start, sites)
+    assert not proper[5]
+    assert int(jnp.sum(~proper)) == 1
+    assert (new.shift[5], new.precision[5]) == (0, 1e6)
+
+
+@pytest.mark.parametrize("alpha", [0.0, -0.5, 1.5, float("nan")])
+def test_a_power_beyond_its_range_is_refused(alpha):
+    with pytest.raises(InputError, match="above 0 and at most 1"):
+        PowerEP(alpha)
+
+
+def test_models_and_families_without_a_gaussian_predictor_are_refused():
+    model = NetworkClassifier((3, 2, 2))
+    with pytest.raises(InputError, match="generalised linear model"):
+        solve(PowerEP(), problem(MeanFieldGaussian.standard_normal(model.template()), model=model), KEY)
+
+
+def leaves(q):
+    return np.asarray(q.precision_mean), np.asarray(q.precision)
+
+
+def full_moments(q):
+    mean, variance = q.standard()
+    return np.asarray(mean), np.diag(variance) if variance.ndim == 1 else np.asarray(variance)
+
+
+@Compiled
+def final_sites(solver, task):
+    """The sites after sixty of the solver's own passes."""
+    start = solver.init(task, KEY)
+    return jax.lax.fori_loop(0, 60, lambda i, progress: solver.step(task, progress, i, KEY), start).memory.sites
+
+
+SCHEDULES = ("sequential", "synchronous", "asynchronous")
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_clients_end_where_one_client_with_all_rows_does(schedule, family):
+    """A fixed point of `alg:pep` does not depend on who holds which rows; nor does the evidence."""
+    prior, model = family.standard_normal(3, 2.0), ProbitRegression()
+    parts = federate([Table(X[:7], Y[:7]), Table(X[7:20], Y[7:20]), Table(X[20:], Y[20:])])
+    solver = PowerEP(0.7, tolerance=1e-20)
+    method = dataclasses.replace(methods.power_ep(0.7, schedule), solver=solver)
+    # KL of almost equal members is rounding, of either sign: no tolerance, so that all rounds are run
+    result = run(method, model, prior, parts, tolerance=-1.0, rounds=80, progress=False)
+    pooled = solve(solver, problem(prior, model=model), KEY)
+    mean, covariance = full_moments(pooled.q)
+    found_mean, found_covariance = full_moments(result.state.posterior)
+    np.testing.assert_allclose(found_mean, mean, rtol=1e-8)
+    np.testing.assert_allclose(found_covariance, covariance, rtol=1e-8, atol=1e-10)
+    assert result.log_evidence == pytest.approx(float(pooled.free_energy), abs=1e-8)
+    invariant = prior
+    for factor in result.state.factors:
+        invariant = invariant * factor.natural
+    np.testing.assert_allclose(result.state.posterior.precision, invariant.precision, rtol=1e-10)
