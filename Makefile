@@ -10,7 +10,7 @@ test:
 	$(PYTHON) -m pytest
 
 slow:
-	$(PYTHON) -m pytest -n 0 -m slow -s
+	XLA_FLAGS= $(PYTHON) -m pytest -n 0 -m slow -s
 
 lint:
 	$(PYTHON) -m ruff check .

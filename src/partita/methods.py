@@ -18,6 +18,7 @@ from partita.aggregation import (
     Incremental,
     Mean,
     ServerOptimiser,
+    Shared,
     agile_adam,
 )
 from partita.errors import InputError, unknown
@@ -102,6 +103,23 @@ def expectation_propagation(
 ) -> Method:
     """Expectation propagation (Minka 2001): power EP with α = 1."""
     return power_ep(1.0, schedule, damping, passes, start)
+
+
+def stochastic_power_ep(
+    alpha: float = 0.5,
+    damping: float | None = None,
+    order: Order = "random",
+    participants: int = 1,
+    start: Family | None = None,
+) -> Method:
+    """Stochastic power EP (`alg:spep`; Li et al. 2015): one factor for all, which each answer moves by ρ, 1/M if None.
+
+    Neither the server nor a client keeps anything that grows with the number of clients. One client at a time, or
+    `participants` at random. α → 0 is mini-batch global VI by natural gradients (`prop:sep`).
+    """
+    solver = PowerEP(alpha=alpha, max_steps=1, back_off=False)
+    schedule = Sequential(order) if participants == 1 else RandomSubset(participants)
+    return Method(solver, schedule, Shared(damping), Prior(rescaled=True), start=start)
 
 
 def global_vi(optimiser: Optimiser = optax.adam, learning_rate: float = 1e-2, start: Family | None = None) -> Method:
@@ -207,6 +225,7 @@ NAMED: Mapping[str, Callable[..., Method]] = {
     "asynchronous": asynchronous,
     "power_ep": power_ep,
     "expectation_propagation": expectation_propagation,
+    "stochastic_power_ep": stochastic_power_ep,
     "global_vi": global_vi,
     "stochastic_global_vi": stochastic_global_vi,
     "incremental_vi": incremental_vi,

@@ -6,6 +6,7 @@ from partita.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken
 from partita.aggregation.incremental import Incremental, agile_adam
 from partita.aggregation.product import Backtracking, Damped, check_damping
 from partita.aggregation.server_optimiser import ServerOptimiser
+from partita.aggregation.shared import Shared
 
 __all__ = [
     "Aggregation",
@@ -18,6 +19,7 @@ __all__ = [
     "Incremental",
     "Mean",
     "ServerOptimiser",
+    "Shared",
     "Taken",
     "agile_adam",
     "check_damping",

@@ -104,7 +104,10 @@ class Memory(NamedTuple):
 
     sites: Sites
     rest: Factor
-    """What is left of the factor that the client came with, of which the sites are not known: it is damped away."""
+    """What is left of the factor that the client came with, of which the sites are not known: they count as alike.
+
+    It is damped away, by one undamped pass altogether.
+    """
     damping: Float[Array, ""]
     moved: Float[Array, ""]
     """How far the last pass went, in nats of KL."""
@@ -155,7 +158,7 @@ class PowerEP(Solver):
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         q, memory = gaussian(progress.q), progress.memory
         weighted = Shard(problem.shard.data, problem.weight * problem.shard.weights, problem.shard.rows)
-        matched, proper = self.pass_over(problem.model, weighted, q, memory.sites)
+        matched, proper = self.pass_over(problem.model, weighted, self.without_share(q, memory, weighted), memory.sites)
         damping = memory.damping
         sites = jax.tree.map(lambda old, new: old + damping * (new - old), memory.sites, matched)
         rest = memory.rest ** (1 - damping)
@@ -177,6 +180,12 @@ class PowerEP(Solver):
     def solution(self, progress: Progress, steps: Int[Array, ""], outcome: Int[Array, ""]) -> Solution:
         value = progress.free_energy
         return Solution(progress.q, value, steps, outcome, value, progress.memory.skipped)
+
+    def without_share(self, q: Gaussian, memory: Memory, shard: Shard) -> Gaussian:
+        """q without α of the share that a row has, like any other, in what was said before the sites were known."""
+        cavity = q / gaussian(memory.rest.natural) ** (self.alpha / jnp.sum(shard.weights))
+        proper = cavity.is_proper()
+        return jax.tree.map(lambda a, b: jnp.where(proper, a, b), cavity, q)
 
     def pass_over(self, model: Model, shard: Shard, q: Gaussian, sites: Sites) -> tuple[Sites, Bool[Array, " n"]]:
         """Every row's new site, matched to q as it is, or its old one where there is no proper one.

@@ -1,0 +1,120 @@
+"""Stochastic power EP (`alg:spep`) beside one written in NumPy, its limit, and what it keeps."""
+
+import jax
+import numpy as np
+import pytest
+from scipy.special import log_ndtr
+
+from partita import (
+    FixedPoint,
+    FullGaussian,
+    GaussHermite,
+    LogisticRegression,
+    MeanFieldGaussian,
+    Method,
+    ProbitRegression,
+    Sequential,
+    Table,
+    federate,
+    methods,
+    run,
+)
+from partita.aggregation import Shared
+from partita.errors import InputError
+from partita.membership import retire
+from partita.objective import Prior
+
+_generator = np.random.default_rng(1)
+X = _generator.normal(size=(30, 2))
+Y = (_generator.uniform(size=30) < 0.5 + 0.4 * np.tanh(X @ [2.0, -1.0])).astype(float)
+SIZES = np.cumsum([6, 10])
+CLIENTS = [Table(x, y) for x, y in zip(np.split(X, SIZES), np.split(Y, SIZES), strict=True)]
+PARTS = federate(CLIENTS)
+
+
+def plain_sep(clients, order, damping):
+    """EP with one average site t for all N rows: q = p · t^N; a client's rows are matched against q / t."""
+    rows = sum(len(client.y) for client in clients)
+    shift, precision = np.zeros(2), np.eye(2)
+    for k in order:
+        average_shift, average = shift / rows, (precision - np.eye(2)) / rows
+        covariance = np.linalg.inv(precision - average)
+        mean = covariance @ (shift - average_shift)
+        total_shift, total = np.zeros(2), np.zeros((2, 2))
+        for x, y in zip(*clients[k], strict=True):
+            sign = 2 * y - 1
+            m, v = x @ mean, x @ covariance @ x
+            z = sign * m / np.sqrt(1 + v)
+            ratio = np.exp(-(z**2) / 2 - log_ndtr(z)) / np.sqrt(2 * np.pi)
+            new_mean = m + sign * v * ratio / np.sqrt(1 + v)
+            new_variance = v - v**2 * ratio * (z + ratio) / (1 + v)
+            tau = 1 / new_variance - 1 / v
+            total += tau * np.outer(x, x)
+            total_shift += (new_mean / new_variance - m / v) * x
+        times = rows / len(clients[k].y)
+        shift = (1 - damping) * shift + damping * times * total_shift
+        precision = (1 - damping) * precision + damping * (np.eye(2) + times * total)
+    return shift, precision
+
+
+def test_its_steps_are_those_of_a_plain_implementation():
+    prior = FullGaussian.standard_normal(2)
+    method = methods.stochastic_power_ep(1.0, 0.3, order="fixed")
+    result = run(method, ProbitRegression(), prior, PARTS, rounds=3, progress=False)
+    shift, precision = plain_sep(CLIENTS, [0, 1, 2] * 3, 0.3)
+    np.testing.assert_allclose(result.state.posterior.precision_mean, shift, rtol=1e-9)
+    np.testing.assert_allclose(result.state.posterior.precision, precision, rtol=1e-9)
+
+
+@pytest.mark.parametrize("family", [MeanFieldGaussian, FullGaussian])
+def test_as_alpha_vanishes_it_is_mini_batch_global_vi(family):
+    """`prop:sep`, step by step: the difference is a multiple of α over four decades.
+
+    Below, the two rules of quadrature are what differs.
+    """
+    prior, model = family.standard_normal(2), LogisticRegression(GaussHermite(64))
+    plain = FixedPoint(max_steps=1, back_off=False)
+    stochastic = Method(plain, Sequential(), Shared(0.3), Prior(rescaled=True))
+    limit = run(stochastic, model, prior, PARTS, rounds=2, progress=False).state.posterior
+    alphas = 10.0 ** -np.arange(2, 7)
+    apart = []
+    for alpha in alphas:
+        method = methods.stochastic_power_ep(alpha, 0.3, order="fixed")
+        q = run(method, model, prior, PARTS, rounds=2, progress=False).state.posterior
+        apart.append(np.sqrt(sum(np.sum((a - b) ** 2) for a, b in pairs(q, limit))))
+    slopes = np.diff(np.log10(apart)) / np.diff(np.log10(alphas))
+    np.testing.assert_allclose(slopes, 1, atol=0.01)
+
+
+@pytest.mark.parametrize("participants", [1, 2])
+def test_the_posterior_is_the_prior_and_one_factor_as_often_as_there_are_clients(participants):
+    prior = FullGaussian.standard_normal(2)
+    method = methods.stochastic_power_ep(participants=participants)
+    state = run(method, LogisticRegression(), prior, PARTS, rounds=4, progress=False).state
+    assert all(a is b for a in state.factors for b in state.factors)
+    for found, expected in pairs(state.posterior, prior * state.memory.natural**3):
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+    with pytest.raises(InputError, match="memory"):
+        retire(state, state.names[0])
+
+
+def test_what_the_server_keeps_does_not_grow_with_its_clients():
+    def kept(clients):
+        parts = federate([Table(X[:2], Y[:2])] * clients)
+        state = run(
+            methods.stochastic_power_ep(),
+            LogisticRegression(),
+            FullGaussian.standard_normal(2),
+            parts,
+            communications=3,
+            evaluate_every=0,
+            progress=False,
+        ).state
+        arrays = {id(leaf): leaf.nbytes for leaf in jax.tree.leaves((state.posterior, state.factors, state.memory))}
+        return sum(arrays.values())
+
+    assert kept(10) == kept(1000)
+
+
+def pairs(first, second):
+    return zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
