@@ -3,7 +3,7 @@
 from partita import checks, datasets, methods, metrics
 from partita.aggregation import Backtracking, Damped
 from partita.errors import InputError
-from partita.expectations import Analytic, GaussHermite, LocalReparameterisation, MonteCarlo
+from partita.expectations import Analytic, GaussHermite, Grid, LocalReparameterisation, MonteCarlo
 from partita.families import Family, FullGaussian, MeanFieldGaussian, Product
 from partita.method import Method
 from partita.models import (
@@ -20,12 +20,23 @@ from partita.models import (
 from partita.partition import federate, split, splits
 from partita.pvi import Status, run
 from partita.schedules import Asynchronous, RandomSubset, Sequential, Synchronous
-from partita.solvers import LBFGS, Blockwise, Conjugate, FixedPoint, Gradient, Newton, PowerEP
+from partita.solvers import (
+    LBFGS,
+    AlphaDivergence,
+    Blockwise,
+    Conjugate,
+    FixedPoint,
+    Gradient,
+    MomentMatching,
+    Newton,
+    PowerEP,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LBFGS",
+    "AlphaDivergence",
     "Analytic",
     "Asynchronous",
     "Backtracking",
@@ -37,6 +48,7 @@ __all__ = [
     "FullGaussian",
     "GaussHermite",
     "Gradient",
+    "Grid",
     "InputError",
     "LinearRegression",
     "LocalReparameterisation",
@@ -44,6 +56,7 @@ __all__ = [
     "LogisticRegression",
     "MeanFieldGaussian",
     "Method",
+    "MomentMatching",
     "MonteCarlo",
     "NetworkClassifier",
     "NetworkRegressor",

@@ -12,6 +12,9 @@ from partita.objective import Cavity, Context, Factor, Problem
 from partita.partition.shard import Shard
 from partita.solvers import Outcome, Solver
 
+HELD_BACK = (Outcome.TRUST_REGION, Outcome.IMPROPER, Outcome.NO_MOMENTS)
+"""How a solver ends whose answer, however near, says nothing of a fixed point."""
+
 
 class Recipe(eqx.Module):
     """What a client knows of the method: the model, how it solves its problem, against what, and from where."""
@@ -112,7 +115,7 @@ def _answer(
     proper = solution.q.is_proper()
     scaled = Factor.of(solution.q) / assignment.baseline
     delta = Factor(scaled.natural, jnp.where(proper, scaled.log_scale + solution.log_mass, 0))
-    held_back = jnp.isin(solution.outcome, jnp.array([Outcome.TRUST_REGION, Outcome.IMPROPER])) | ~proper
+    held_back = jnp.isin(solution.outcome, jnp.array(HELD_BACK)) | ~proper
     finite = delta.natural.is_finite() & jnp.isfinite(delta.log_scale) & jnp.isfinite(solution.free_energy)
     info = Info(
         ell=model.ell(q, shard.data, shard.weights, ell_key),

@@ -1,6 +1,7 @@
 """How is E_q[log p(y | θ)] computed? Each member gives the expected log density of every row."""
 
 import abc
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,7 +12,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from partita.errors import InputError
-from partita.families import Family
+from partita.families import Family, Gaussian
+from partita.families.base import Theta
 from partita.noise import standard_normal
 
 if TYPE_CHECKING:
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 
 BLOCK = 1024
 """At most how many rows are drawn for at a time: so many that arrays stay in the cache."""
+
+
+DIMENSIONS = 3
+"""Over how many parameters a grid is laid at most."""
 
 
 class Derivatives(NamedTuple):
@@ -143,6 +149,36 @@ class MonteCarlo(Expectation):
         each_row = jax.vmap(model.log_density, in_axes=(None, 0))
         # draw by draw: a batch of products of matrices is slower than the products one by one
         return jnp.mean(jax.lax.map(lambda draw: each_row(draw, data), q.sample(key, (self.samples,))), axis=0)
+
+    def nodes(self, q: Family, key: Key[Array, ""]) -> tuple[Theta, Float[Array, " s"]]:
+        """Draws of θ, and the logarithms of their equal masses."""
+        dtype = jax.tree.leaves(q)[0].dtype
+        return q.sample(key, (self.samples,)), jnp.full(self.samples, -np.log(self.samples), dtype)
+
+
+class Grid(Expectation):
+    """A tensor product of Gauss–Hermite rules over θ itself: any model, a Gaussian of one to three parameters."""
+
+    points: int = eqx.field(static=True, default=20)
+
+    def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
+        each_row = jax.vmap(model.log_density, in_axes=(None, 0))
+        theta, log_masses = self.nodes(q, key)
+        return jnp.exp(log_masses) @ jax.vmap(lambda one: each_row(one, data))(theta)
+
+    def nodes(self, q: Family, key: Key[Array, ""]) -> tuple[Theta, Float[Array, " s"]]:
+        """Values of θ, and the logarithms of their masses, that stand for q."""
+        if not isinstance(q, Gaussian):
+            raise InputError(f"A grid is laid over a Gaussian, not over a {type(q).__name__}: use MonteCarlo.")
+        size = sum(leaf.size for leaf in jax.tree.leaves(q.precision_mean))
+        if size > DIMENSIONS:
+            raise InputError(f"A grid over {size} parameters is too large, {DIMENSIONS} at most: use MonteCarlo.")
+        nodes, masses = np.polynomial.hermite_e.hermegauss(self.points)
+        grid = np.stack(np.meshgrid(*[nodes] * size, indexing="ij"), axis=-1).reshape(-1, size)
+        log_masses = np.log(masses / masses.sum())
+        sums = functools.reduce(np.add.outer, [log_masses] * size).reshape(-1)
+        dtype = jax.tree.leaves(q)[0].dtype
+        return q.spread(jnp.asarray(grid, dtype)), jnp.asarray(sums, dtype)
 
 
 class LocalReparameterisation(Expectation):

@@ -70,16 +70,15 @@ class RemoteEngine(Engine):
         self._factor = Factor.one(prior)
         self.patience = patience
         """How long to wait for everybody's expected log-likelihood, in seconds."""
-        self._under_way: dict[str, Task] = {}
-        self._posted: dict[str, float] = {}
-        """When each task was last posted."""
+        self._under_way: dict[str, tuple[Task, float]] = {}
+        """Tasks by their ids, and when they were posted."""
         self._failed: dict[str, str] = {}
         """Why each client last failed."""
         self._come: collections.deque[Answer | Failure] = collections.deque()
 
     def submit(self, task: Task, recipe: Recipe) -> None:
         if task.id not in self._under_way:
-            self._under_way[task.id], self._posted[task.id] = task, self.now()
+            self._under_way[task.id] = task, self.now()
             self._post(task.name, update_message(task, self.rows[task.name] / sum(self.rows.values())))
 
     def next(self, timeout: float = np.inf) -> Answer | Failure | None:
@@ -97,10 +96,9 @@ class RemoteEngine(Engine):
 
     def cancel(self, task: str) -> None:
         self._under_way.pop(task, None)
-        self._posted.pop(task, None)
 
     def posted(self, task: str) -> float:
-        return self._posted.get(task, np.inf)
+        return self._under_way[task][1] if task in self._under_way else np.inf
 
     def ell(self, model: Model, q: Family, key: jax.Array, without: Collection[str] = ()) -> float:
         """Asks everybody; NaN where somebody does not answer."""
@@ -144,14 +142,14 @@ class RemoteEngine(Engine):
     def _read(self, letter: Letter) -> None:
         """Puts the answer in a letter, or the failure, in line; what belongs to no task under way is only noted."""
         if letter.message is None:
-            for task in [task for task in self._under_way.values() if task.name == letter.name]:
+            for task in [task for task, _ in self._under_way.values() if task.name == letter.name]:
                 self._fail(task, letter.reason)
             return
         message, header = letter.message, letter.message.header
         if header.get("kind") == "noted":
             return
         named = message.words("task", "")
-        answered = self._under_way.get(named)
+        answered, _ = self._under_way.get(named, (None, 0.0))
         if answered is None or answered.name != letter.name:
             self.journal.note(letter.name, "late", f"an answer to task {named!r}, which is not awaited from it")
             return

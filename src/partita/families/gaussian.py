@@ -63,6 +63,10 @@ class Gaussian(Family):
     def project(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         """Mean and variance of the linear predictor xᵀθ of each row."""
 
+    @abc.abstractmethod
+    def spread(self, noise: Float[Array, "s d"]) -> Theta:
+        """Values of θ, leading axis first, whose standardised and raveled coordinates are these."""
+
     def moments(self) -> tuple[Theta, Theta]:
         return self.mean, self.sd
 
@@ -140,6 +144,10 @@ class MeanFieldGaussian(Gaussian):
         return jax.tree.map(
             lambda m, s, k: m + s * standard_normal(k, shape + m.shape, m.dtype), self.mean, self.sd, keys
         )
+
+    def spread(self, noise: Float[Array, "s d"]) -> Theta:
+        each = Layout.of(self.precision).unravel(noise)
+        return jax.tree.map(lambda m, s, e: m + s * e, self.mean, self.sd, each)
 
     def standard(self) -> Standard:
         return Standard(self.mean, self.variance)
@@ -270,9 +278,12 @@ class FullGaussian(Gaussian):
 
     def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Theta:
         noise = jax.random.normal(key, (*shape, self.precision_mean.size), self.precision_mean.dtype)
-        flat = noise.reshape(-1, noise.shape[-1]).T
-        spread = jsp.linalg.solve_triangular(self._cholesky(), flat, lower=True, trans="T").T
-        return self.layout.unravel(self._vector_mean() + spread.reshape(noise.shape))
+        drawn = self.spread(noise.reshape(-1, noise.shape[-1]))
+        return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), drawn)
+
+    def spread(self, noise: Float[Array, "s d"]) -> Theta:
+        away = jsp.linalg.solve_triangular(self._cholesky(), noise.T, lower=True, trans="T").T
+        return self.layout.unravel(self._vector_mean() + away)
 
     def standard(self) -> Standard:
         return Standard(self._vector_mean(), self.covariance)

@@ -24,6 +24,7 @@ class Outcome(enum.IntEnum):
     TRUST_REGION = 4
     NOT_CONJUGATE = 5
     IMPROPER = 6
+    NO_MOMENTS = 7
 
     @property
     def sentence(self) -> str:
@@ -35,6 +36,7 @@ class Outcome(enum.IntEnum):
             Outcome.STALLED: "No step raised its free energy at this precision.",
             Outcome.TRUST_REGION: "Its context is improper and it was stopped at the trust region.",
             Outcome.IMPROPER: "Its next step would have led to an improper member: take smaller steps.",
+            Outcome.NO_MOMENTS: "No finite moments of its tilted density were found, so it stayed: damp more.",
             Outcome.NOT_CONJUGATE: "The model is not conjugate to this family, so one step was not exact.",
         }[self]
 

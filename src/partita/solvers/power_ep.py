@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from partita.errors import InputError
-from partita.families import FullGaussian, Gaussian, MeanFieldGaussian
+from partita.families import Family, FullGaussian, Gaussian, MeanFieldGaussian
 from partita.families.base import inner
 from partita.models import GeneralisedLinear, Model
 from partita.models.glm import gaussian
@@ -26,6 +26,12 @@ DROP = 32.0
 """How far below that at its mode the logarithm of a tilted density is where its integration ends."""
 SEARCH = 12
 """Steps towards that mode and those ends, which need not be exact."""
+
+
+def check_power(alpha: float | Array) -> None:
+    """Raises an `InputError` unless α is in (0, 1]; one that is traced was looked at before."""
+    if isinstance(alpha, int | float) and not 0 < alpha <= 1:
+        raise InputError(f"The power α is above 0 and at most 1, not {alpha}.")
 
 
 class Sites(eqx.Module):
@@ -134,8 +140,7 @@ class PowerEP(Solver):
     points: int = eqx.field(static=True, default=48)
 
     def __check_init__(self) -> None:
-        if isinstance(self.alpha, int | float) and not 0 < self.alpha <= 1:
-            raise InputError(f"The power α is above 0 and at most 1, not {self.alpha}.")
+        check_power(self.alpha)
 
     @property
     def estimates_evidence(self) -> bool:
@@ -209,7 +214,7 @@ class PowerEP(Solver):
         return jax.lax.map(lambda each: row(*each), (shard.data, sites, alphas), batch_size=BLOCK)
 
 
-def distance(new: Gaussian, old: Gaussian) -> Float[Array, ""]:
+def distance(new: Family, old: Family) -> Float[Array, ""]:
     """Half of KL both ways, for small moves KL itself: a product of differences, exact however small they are."""
     apart = jax.tree.map(jnp.subtract, new.mean_parameters(), old.mean_parameters())
     return inner(new / old, apart) / 2
