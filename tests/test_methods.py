@@ -243,7 +243,7 @@ def test_every_method_runs_by_name_with_the_same_columns(name):
     options = {"client": "client 1"} if name == "alone" else {}
     result = pt.methods.fit(name, MODEL, PRIOR, PARTS, solver, rounds=2, **options)
     reference = pt.methods.fit("sequential", MODEL, PRIOR, PARTS, {"solver": SOLVER}, rounds=2)
-    assert result.history.columns == reference.history.columns
+    assert [name for name in result.history.columns if name != "log_evidence"] == reference.history.columns
     assert np.isfinite(result.free_energy)
 
 

@@ -50,7 +50,7 @@ def check_the_end(study, files, tolerance=1e-3):
 
 
 def test_with_keys_only_those_who_are_known_get_in(tmp_path, none_left):
-    study, files = processes.federation(tmp_path, NAMES, rows, secure=True, rounds=2)
+    study, files = processes.federation(tmp_path, NAMES, rows, secure=True, rounds=1)
     (study / "clients" / "west" / "keys" / "west").rename(study / "clients" / "west" / "keys" / "own")
     make_key(study / "clients" / "west" / "keys", "west")
     with partita("server", study, log=study / "server.txt") as server, clients(study, files):

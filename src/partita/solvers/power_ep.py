@@ -211,6 +211,8 @@ class PowerEP(Solver):
             new, proper = cavity.matched(tilted(model, datum, *cavity.predictor(), alpha, self.points), alpha)
             return jax.tree.map(lambda a, b: jnp.where(proper, a, b), new, site), proper
 
+        if len(alphas) <= BLOCK:
+            return jax.vmap(row)(shard.data, sites, alphas)
         return jax.lax.map(lambda each: row(*each), (shard.data, sites, alphas), batch_size=BLOCK)
 
 
