@@ -18,10 +18,9 @@ BATCH = 64
 class MomentMatching(Solver):
     """Matches the family to the tilted density of all of a client's rows, whose integrals are sums over some θ.
 
-    A `Grid` is exact for few parameters. With `MonteCarlo` the draws are weighted by how much likelier the tilted
-    density makes them: the moments are then biased by about the number of draws over their effective number, and the
-    farther the tilted density is from q the fewer count. Values of θ are laid out anew around what was matched last
-    until that stays where it is.
+    A `Grid` is exact for few parameters. With `MonteCarlo` draws are weighted by how much likelier the tilted density
+    makes them; the moments are then biased, by about one over the number of draws that the weights leave in effect.
+    Values of θ are laid out anew around what was matched last until that stays where it is.
     """
 
     alpha: float = 1.0
