@@ -255,7 +255,13 @@ def tilted(
     masses = jax.nn.softmax(heights)
     log_mass = jax.nn.logsumexp(heights) + jnp.log((f[1] - f[0]) / jnp.sqrt(2 * jnp.pi * positive))
     by_mean = masses @ first
-    return Tilted(log_mass / alpha, by_mean, -(masses @ second) - alpha * (masses @ jnp.square(first - by_mean)))
+    bent = -(masses @ second) - alpha * (masses @ jnp.square(first - by_mean))
+    # in a wide cavity the likelihood bends between two values of f, and its derivatives are not seen: moments are
+    centre = masses @ f
+    shrunk = 1 - masses @ jnp.square(f - centre) / positive
+    wide = alpha * positive > 1
+    by_mean = jnp.where(wide, (centre - mean) / (alpha * positive), by_mean)
+    return Tilted(log_mass / alpha, by_mean, jnp.where(wide, shrunk / (alpha * positive), bent))
 
 
 def mode(slope: Scalar, mean: Float[Array, ""], reach: Float[Array, ""]) -> Float[Array, ""]:
