@@ -10,11 +10,11 @@ from partita.expectations import Grid, MonteCarlo
 from partita.families import Family, inner
 from partita.families.base import Theta
 from partita.objective import Problem
-from partita.solvers.base import Progress, Solution
+from partita.solvers.base import Progress
 from partita.solvers.gradient import LBFGS
 
 
-class Tilted(Problem):
+class AlphaProblem(Problem):
     """A client's problem with (1/α) log E_q[(p̂ / q)^α], p̂ = context · p(y_k | θ), in place of the free energy.
 
     Whoever maximises it minimises D_α[p̂ ‖ q]. It is a lower bound on log ∫ p̂, and α → 0 is the free energy itself.
@@ -56,15 +56,12 @@ class AlphaDivergence(LBFGS):
         return True
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
-        return super().init(self.tilted(problem), key)
+        return super().init(self.alpha_problem(problem), key)
 
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
-        return super().step(self.tilted(problem), progress, index, key)
+        return super().step(self.alpha_problem(problem), progress, index, key)
 
-    def solution(self, progress: Progress, steps: Int[Array, ""], outcome: Int[Array, ""]) -> Solution:
-        return Solution(progress.q, progress.free_energy, steps, outcome, progress.free_energy)
-
-    def tilted(self, problem: Problem) -> Tilted:
+    def alpha_problem(self, problem: Problem) -> AlphaProblem:
         """The problem with its other objective."""
         fields = {field.name: getattr(problem, field.name) for field in dataclasses.fields(problem)}
-        return Tilted(**fields, alpha=self.alpha, rule=self.rule)
+        return AlphaProblem(**fields, alpha=self.alpha, rule=self.rule)

@@ -74,7 +74,7 @@ class Solver(eqx.Module):
 
     @property
     def estimates_evidence(self) -> bool:
-        """Whether Z_q = ∫ p(θ) Π t_m(θ) dθ of the factors it finds estimates p(y)."""
+        """Whether Z_q = ∫ p(θ) Π t_m(θ) dθ of the factors it finds estimates p(y): its free energy is then q's mass."""
         return False
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
@@ -105,7 +105,8 @@ class Solver(eqx.Module):
 
     def solution(self, progress: Progress, steps: Int[Array, ""], outcome: Int[Array, ""]) -> Solution:
         """What the last progress amounts to."""
-        return Solution(progress.q, progress.free_energy, steps, outcome)
+        log_mass = progress.free_energy if self.estimates_evidence else 0.0
+        return Solution(progress.q, progress.free_energy, steps, outcome, log_mass)
 
 
 class Climb(NamedTuple):

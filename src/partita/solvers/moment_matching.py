@@ -8,7 +8,7 @@ from partita.expectations import Grid, MonteCarlo
 from partita.families import inner
 from partita.families.base import Mean, Theta
 from partita.objective import Factor, Problem
-from partita.solvers.base import Outcome, Progress, Solution, Solver, running
+from partita.solvers.base import Outcome, Progress, Solver, running
 from partita.solvers.power_ep import check_power, distance
 
 BATCH = 64
@@ -75,10 +75,5 @@ class MomentMatching(Solver):
         outcome = jnp.where(lost, Outcome.NO_MOMENTS, progress.outcome)
         found = outcome != Outcome.NO_MOMENTS
         whole = jax.tree.map(lambda a, b: jnp.where(found, a, b), whole, start)
-        return Progress(whole.natural, whole.log_scale, outcome, whole)
-
-    def solution(self, progress: Progress, steps: Int[Array, ""], outcome: Int[Array, ""]) -> Solution:
-        whole = progress.memory
-        proper = whole.natural.is_proper()
-        log_mass = jnp.where(proper, whole.natural.log_normaliser() + whole.log_scale, 0)
-        return Solution(whole.natural, log_mass, steps, outcome, log_mass)
+        log_mass = jnp.where(whole.natural.is_proper(), whole.natural.log_normaliser() + whole.log_scale, 0)
+        return Progress(whole.natural, log_mass, outcome)

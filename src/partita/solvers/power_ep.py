@@ -1,5 +1,6 @@
 """Power expectation propagation by the linear predictor (`alg:pep`): a site for every row, matched in one dimension."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from partita.models import GeneralisedLinear, Model
 from partita.models.glm import gaussian
 from partita.objective import Factor, Problem
 from partita.partition.shard import Shard
-from partita.solvers.base import Outcome, Progress, Solution, Solver
+from partita.solvers.base import Outcome, Progress, Solution, Solver, running
 from partita.solvers.newton import gram, over_blocks
 
 Scalar = Callable[[Array], Array]
@@ -158,7 +159,7 @@ class PowerEP(Solver):
         infinite = jnp.asarray(jnp.inf, mean.dtype)
         damping = jnp.asarray(self.damping, mean.dtype)
         memory = Memory(sites, Factor.of(q) / problem.context, damping, infinite, jnp.asarray(0))
-        return Progress(q, jnp.zeros((), mean.dtype), jnp.asarray(int(Outcome.RUNNING)), memory)
+        return Progress(q, jnp.zeros((), mean.dtype), running(), memory)
 
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         q, memory = gaussian(progress.q), progress.memory
@@ -183,8 +184,7 @@ class PowerEP(Solver):
         return found._replace(memory=found.memory._replace(damping=after))
 
     def solution(self, progress: Progress, steps: Int[Array, ""], outcome: Int[Array, ""]) -> Solution:
-        value = progress.free_energy
-        return Solution(progress.q, value, steps, outcome, value, progress.memory.skipped)
+        return dataclasses.replace(super().solution(progress, steps, outcome), skipped=progress.memory.skipped)
 
     def without_share(self, q: Gaussian, memory: Memory, shard: Shard) -> Gaussian:
         """q without α of the share that a row has, like any other, in what was said before the sites were known."""
