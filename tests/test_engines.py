@@ -34,7 +34,7 @@ def tasks(clients, sent=0.0):
     """A task for each of these clients, in the first turn."""
     factor = Factor.one(PRIOR)
     return [
-        Task(f"0.{k}", k, PARTS.names[k], PRIOR, PRIOR, factor, version=0, seed=0, updates=0, sent=sent)
+        Task(f"0.{k}", k, PARTS.names[k], PRIOR, PRIOR, factor, version=0, seed=0, updates=0, sent=sent, hyper={})
         for k in clients
     ]
 

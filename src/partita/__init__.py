@@ -1,6 +1,6 @@
 """Partitioned variational inference: many owners of data fit one Bayesian model without pooling their rows."""
 
-from partita import checks, datasets, methods, metrics
+from partita import aggregation, checks, datasets, learning, methods, metrics
 from partita.aggregation import Backtracking, Damped
 from partita.errors import InputError
 from partita.expectations import Analytic, GaussHermite, Grid, LocalReparameterisation, MonteCarlo
@@ -70,9 +70,11 @@ __all__ = [
     "Status",
     "Synchronous",
     "Table",
+    "aggregation",
     "checks",
     "datasets",
     "federate",
+    "learning",
     "methods",
     "metrics",
     "run",

@@ -19,8 +19,20 @@ from partita.wire import equal, flatten, unflatten
 if TYPE_CHECKING:
     from partita.server import State
 
-_FORMAT = 4
-_ARRAYS = ("prior", "posterior", "factors", "residual", "age", "ell", "gone", "memory")
+_FORMAT = 5
+_ARRAYS = (
+    "prior",
+    "posterior",
+    "factors",
+    "residual",
+    "age",
+    "ell",
+    "gone",
+    "memory",
+    "hyper",
+    "gradients",
+    "learning",
+)
 _NUMBERS = (
     "seed",
     "turn",
@@ -52,7 +64,7 @@ class Checkpoint(Journal):
 def save(path: str | os.PathLike[str], state: "State", history: History) -> None:
     """Writes all that a run needs to go on after a step. The file is the old one or the new one, never part of one."""
     arrays = flatten({name: getattr(state, name) for name in _ARRAYS})
-    arrays |= flatten({"in_flight": [(task.posterior, task.factor) for task in state.in_flight]})
+    arrays |= flatten({"in_flight": [(task.posterior, task.factor, task.hyper) for task in state.in_flight]})
     about = {
         "format": _FORMAT,
         "names": list(state.names),
@@ -81,17 +93,19 @@ def load(path: str | os.PathLike[str], like: "State") -> tuple["State", History]
     filled = unflatten(arrays, template, str(path))
     if not equal(filled["prior"], like.prior):
         raise InputError(f"{path} belongs to a run with another prior: choose another checkpoint file.")
-    sent = unflatten(arrays, {"in_flight": [(like.prior, like.factors[0])] * len(about["in_flight"])}, str(path))
+    task_like = (like.prior, like.factors[0], like.hyper)
+    sent = unflatten(arrays, {"in_flight": [task_like] * len(about["in_flight"])}, str(path))
     tasks = [
         Task(
             name=like.names[task["client"]],
             prior=filled["prior"],
             posterior=posterior,
             factor=factor,
+            hyper=hyper,
             seed=like.seed,
             **task,
         )
-        for task, (posterior, factor) in zip(about["in_flight"], sent["in_flight"], strict=True)
+        for task, (posterior, factor, hyper) in zip(about["in_flight"], sent["in_flight"], strict=True)
     ]
     numbers = {name: about[name] for name in _NUMBERS}
     state = dataclasses.replace(

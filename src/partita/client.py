@@ -7,6 +7,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from partita.compiled import Compiled
 from partita.families import Family
+from partita.hyper import Hyper, model_at, of_model, prior_at
 from partita.models import Model
 from partita.objective import Cavity, Context, Factor, Problem
 from partita.partition.shard import Shard
@@ -30,6 +31,8 @@ class Recipe(eqx.Module):
     """Whether to begin at `start` in every visit (`sec:experiments:fmnist`: so that stopping early means something)."""
     temperature: float = 1.0
     """By what the KL divergence is multiplied; 1 is Bayes."""
+    learned: tuple[str, ...] = eqx.field(static=True, default=())
+    """The names of the hyperparameters that come with every task."""
 
 
 class Info(eqx.Module):
@@ -49,10 +52,15 @@ class Info(eqx.Module):
 
 
 class Reply(eqx.Module):
-    """What leaves a client, and nothing else: the undamped change Δ_k = q_k / q of its factor, and scalars."""
+    """What leaves a client, and nothing else: the undamped change Δ_k = q_k / q of its factor, and scalars.
+
+    Where hyperparameters are learned, the gradient of its expected log-likelihood in ε under the posterior it was sent
+    goes with them (`sec:hyper-gradients`).
+    """
 
     delta: Factor
     info: Info
+    gradient: Hyper = eqx.field(default_factory=dict)
 
 
 class Assignment(eqx.Module):
@@ -74,17 +82,20 @@ def client_update(
     shard: Shard,
     share: float,
     key: Key[Array, ""],
+    hyper: Hyper | None = None,
 ) -> Reply:
     """Improves a client's factor against everybody else's: maximises its local free energy (`eq:vfe`).
 
     In two programs, so that the long one, which solves, is the same for every method.
     """
-    assignment = assign(recipe, prior, q, factor, share)
-    return answer(recipe.model, recipe.solver, assignment, q, shard, key)
+    hyper = hyper or {}
+    assignment = assign(recipe, prior, q, factor, share, hyper)
+    return answer(recipe.model, recipe.solver, assignment, q, shard, key, of_model(hyper))
 
 
-def _assign(recipe: Recipe, prior: Family, q: Family, factor: Factor, share: float) -> Assignment:
+def _assign(recipe: Recipe, prior: Family, q: Family, factor: Factor, share: float, hyper: Hyper) -> Assignment:
     """What the method asks of a client."""
+    prior = prior_at(prior, hyper)
     context, start = recipe.context, recipe.start
     dtype = jax.tree.leaves(q)[0].dtype
     fraction = jnp.asarray(share, dtype)
@@ -102,23 +113,37 @@ def _assign(recipe: Recipe, prior: Family, q: Family, factor: Factor, share: flo
 
 
 def _answer(
-    model: Model, solver: Solver, assignment: Assignment, q: Family, shard: Shard, key: Key[Array, ""]
+    model: Model,
+    solver: Solver,
+    assignment: Assignment,
+    q: Family,
+    shard: Shard,
+    key: Key[Array, ""],
+    hyper: Hyper,
 ) -> Reply:
     """A client's answer to its assignment.
 
     An answer may be improper where only its direction counts (`NaturalGradient`); its scale is then 0.
     """
     start = q if assignment.start is None else assignment.start
-    problem = Problem(model, shard, assignment.context, assignment.weight, start, assignment.trust_region)
+
+    def ell(hyper: Hyper) -> Float[Array, ""]:
+        return model_at(model, hyper).ell(q, shard.data, shard.weights, ell_key)
+
+    at = model_at(model, hyper)
+    problem = Problem(at, shard, assignment.context, assignment.weight, start, assignment.trust_region)
     solve_key, ell_key = jax.random.split(key)
     solution = solver.solve(problem, solve_key)
     proper = solution.q.is_proper()
     scaled = Factor.of(solution.q) / assignment.baseline
     delta = Factor(scaled.natural, jnp.where(proper, scaled.log_scale + solution.log_mass, 0))
     held_back = jnp.isin(solution.outcome, jnp.array(HELD_BACK)) | ~proper
-    finite = delta.natural.is_finite() & jnp.isfinite(delta.log_scale) & jnp.isfinite(solution.free_energy)
+    value, gradient = jax.value_and_grad(ell)(hyper) if hyper else (ell(hyper), hyper)
+    scalars = jnp.stack([delta.log_scale, solution.free_energy])
+    numbers = [jnp.all(jnp.isfinite(leaf)) for leaf in (scalars, *jax.tree.leaves(gradient))]
+    finite = delta.natural.is_finite() & jnp.all(jnp.array(numbers))
     info = Info(
-        ell=model.ell(q, shard.data, shard.weights, ell_key),
+        ell=value,
         free_energy=solution.free_energy,
         residual=jnp.where(held_back, jnp.inf, solution.q.kl(q)),
         steps=solution.steps,
@@ -126,7 +151,7 @@ def _answer(
         skipped=jnp.asarray(solution.skipped),
         finite=finite,
     )
-    return Reply(delta, info)
+    return Reply(delta, info, gradient)
 
 
 assign = Compiled(_assign)

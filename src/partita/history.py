@@ -14,7 +14,8 @@ class History:
     Columns: step, communications, rounds, gradient_steps, seconds, clock (simulated time), clients (who answered),
     staleness (updates between sending and taking in, the largest), free_energy, residual (the largest of the clients'
     latest), damping, refused (client to reason), unsolved (client to why its solver stopped, unless it converged),
-    skipped (client to how many of its rows have no proper factor), log_evidence (power EP's), and the user's metrics.
+    skipped (client to how many of its rows have no proper factor), log_evidence (power EP's), hyper (hyperparameters
+    that are learned, by name), and the user's metrics.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]] = ()) -> None:

@@ -62,6 +62,7 @@ def join(state: State, name: str) -> State:
         versions=(*state.versions, 0),
         residual=np.append(state.residual, np.inf),
         age=np.append(state.age, 0),
+        gradients={name: np.append(column, column[:1] * np.nan, axis=0) for name, column in state.gradients.items()},
         ell=np.append(state.ell, -np.inf),
         gone=np.append(state.gone, False),
     )

@@ -7,6 +7,7 @@ from partita.aggregation import Aggregation, Damped
 from partita.client import Recipe
 from partita.errors import InputError
 from partita.families import Family
+from partita.learning import Learning
 from partita.models import Model
 from partita.objective import Cavity, Context
 from partita.schedules import Schedule, Sequential, Turns
@@ -29,6 +30,8 @@ class Method(eqx.Module):
     """Whether clients begin at `start` in every visit."""
     temperature: float = 1.0
     """By what every KL divergence is multiplied: 1 is Bayes, and less is colder. The history says so."""
+    learning: Learning | None = None
+    """Which hyperparameters are learned, and how; none when None."""
 
     def __check_init__(self) -> None:
         if not 0 < self.temperature < np.inf:
@@ -39,6 +42,8 @@ class Method(eqx.Module):
     def check(self, prior: Family, clients: int) -> None:
         """Raises an `InputError` if it cannot run with this prior and this many clients."""
         self.schedule.check(clients)
+        if self.learning is not None and self.solver.estimates_evidence:
+            raise InputError("Power EP has no bound to learn hyperparameters by: use sequential PVI, say.")
         if self.start is not None:
             self.start.fitting(prior, "start")
 
@@ -49,4 +54,6 @@ class Method(eqx.Module):
 
     def recipe(self, model: Model) -> Recipe:
         """What the clients need to know of it."""
-        return Recipe(model, self.solver, self.context, self.trust_region, self.start, self.anew, self.temperature)
+        learned = self.learning.names if self.learning else ()
+        about = (self.context, self.trust_region, self.start, self.anew, self.temperature, learned)
+        return Recipe(model, self.solver, *about)

@@ -5,11 +5,12 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import optax
 
+from partita import learning
 from partita.aggregation import (
     Anticipating,
     Averaging,
@@ -23,6 +24,7 @@ from partita.aggregation import (
 )
 from partita.errors import InputError, unknown
 from partita.families import Family
+from partita.learning import How
 from partita.method import Method
 from partita.models import Model
 from partita.objective import Prior, Proximal, SplitPrior, Undeleted
@@ -239,12 +241,15 @@ NAMED: Mapping[str, Callable[..., Method]] = {
 }
 
 
-COMMON = ("anew", "temperature", "trust_region")
+COMMON = ("anew", "how", "learn", "learning", "temperature", "trust_region")
 """Settings that every method has."""
 
 
 def named(name: str, **settings: Any) -> Method:
-    """The method with this name and these settings, such as `named("synchronous", damping=0.2)`."""
+    """The method with this name and these settings, such as `named("synchronous", damping=0.2)`.
+
+    With `learn` it learns the hyperparameters named, in one of the ways of `partita.learning` (`how`).
+    """
     if name not in NAMED:
         raise unknown("method", name, NAMED)
     own = inspect.signature(NAMED[name]).parameters
@@ -253,6 +258,9 @@ def named(name: str, **settings: Any) -> Method:
             raise unknown(f"setting of {name}", setting, [*own, *COMMON])
     method = NAMED[name](**{setting: value for setting, value in settings.items() if setting in own})
     common = {setting: value for setting, value in settings.items() if setting not in own}
+    names, how = common.pop("learn", ()), common.pop("how", "collapsed")
+    if names:
+        common["learning"] = learning.named(how, tuple(names))
     return dataclasses.replace(method, **common)
 
 
@@ -264,13 +272,17 @@ def fit(
     settings: Mapping[str, Any] | None = None,
     *,
     client: str | None = None,
+    learn: Sequence[str] = (),
+    how: How = "collapsed",
     **options: Any,
 ) -> Result:
     """Runs a method by its name, with `options` as for `run`; every method's history has the same columns.
 
-    "pooled" runs on the union of all rows, and "alone" on the rows of the `client` named.
+    "pooled" runs on the union of all rows, and "alone" on the rows of the `client` named. Hyperparameters to `learn`
+    are leaves of the model, such as "noise", and the prior's "prior_scale", "prior_scales" or "layer_scales"; see
+    `partita.learning` for the ways of learning them.
     """
-    method = named(name, **settings or {})
+    method = named(name, learn=learn, how=how, **settings or {})
     if (client is not None) != (name == "alone"):
         raise InputError('"alone" needs the name of a client, and no other method takes one.')
     if client is not None:

@@ -1,6 +1,7 @@
 """The posterior as a user holds it: moments, draws, intervals, predictions, a summary."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Sequence
 from typing import Literal
@@ -16,6 +17,7 @@ from partita.errors import InputError, unknown
 from partita.expectations import LocalReparameterisation
 from partita.families import Family
 from partita.families.base import Theta
+from partita.hyper import Hyper
 from partita.models import Model, Table
 
 Predictive = Literal["closed", "monte_carlo"]
@@ -27,6 +29,8 @@ class Posterior:
 
     model: Model
     q: Family
+    hyper: Hyper = dataclasses.field(default_factory=dict)
+    """The hyperparameters that were learned; the model has its own of them in place."""
 
     @property
     def mean(self) -> Theta:
@@ -85,15 +89,20 @@ class Posterior:
         return np.asarray(log_mean_density(self.model, self.sample(draws, seed), data))
 
     def save(self, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:
-        """Writes the natural parameters, and the names of the coefficients if given; `partita.checkpoint` reads it."""
-        save_posterior(path, self.q, {"family": type(self.q).__name__, "names": list(names or ())})
+        """Writes the natural parameters, the names of the coefficients if given, and hyperparameters learned.
+
+        `partita.checkpoint` reads it.
+        """
+        learned = {name: np.asarray(value).tolist() for name, value in self.hyper.items()}
+        about = {"family": type(self.q).__name__, "names": list(names or ()), "hyper": learned}
+        save_posterior(path, self.q, about)
 
     def summary(self, names: Sequence[str] | None = None, mass: float = 0.95) -> list[dict[str, float | str]]:
-        """A row per parameter: name, mean, sd, and the ends of its interval."""
-        paths = []
-        for path, leaf in jax.tree_util.tree_leaves_with_path(self.mean):
-            label = jax.tree_util.keystr(path) or "theta"
-            paths += [label + (str(list(index)) if index else "") for index in np.ndindex(leaf.shape)]
+        """A row per parameter: name, mean, sd, and the ends of its interval.
+
+        Then one per hyperparameter that was learned: of a point estimate there is only the value, and NaN for the rest.
+        """
+        paths = [name for path, leaf in _leaves(self.mean) for name in _elements(path or "theta", leaf)]
         columns = [
             np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
             for tree in (self.mean, self.sd, *self.interval(mass))
@@ -102,7 +111,20 @@ class Posterior:
             raise InputError(f"There are {len(paths)} parameters and {len(names)} names: give one name each.")
         labels = ["name", "mean", "sd", "low", "high"]
         rows = zip(paths if names is None else names, *columns, strict=True)
-        return [dict(zip(labels, [row[0], *map(float, row[1:])], strict=True)) for row in rows]
+        found = [dict(zip(labels, [row[0], *map(float, row[1:])], strict=True)) for row in rows]
+        for learned, leaf in self.hyper.items():
+            for name, value in zip(_elements(learned, leaf), np.ravel(leaf), strict=True):
+                found.append(dict(zip(labels, [name, float(value), *[math.nan] * 3], strict=True)))
+        return found
+
+
+def _leaves(tree: PyTree) -> list[tuple[str, Array]]:
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def _elements(label: str, leaf: Array) -> list[str]:
+    """A name for each element of an array."""
+    return [label + (str(list(index)) if index else "") for index in np.ndindex(leaf.shape)]
 
 
 def _closed_response(model: Model, q: Family, x: Float[Array, "n d"]) -> Array:

@@ -15,6 +15,7 @@ from partita.engines import Engine, LocalEngine
 from partita.errors import InputError
 from partita.families import Family
 from partita.history import History
+from partita.hyper import model_at
 from partita.journal import Journal
 from partita.membership import join
 from partita.method import Method
@@ -22,7 +23,17 @@ from partita.models import Model
 from partita.partition.shard import Partition
 from partita.predict import Posterior
 from partita.progress import Progress
-from partita.server import Event, Rules, State, divergence, global_free_energy, init, log_normaliser, step
+from partita.server import (
+    Event,
+    Rules,
+    State,
+    divergence,
+    global_free_energy,
+    init,
+    log_normaliser,
+    step,
+    with_learning,
+)
 from partita.solvers import Outcome
 
 
@@ -129,7 +140,8 @@ def run(
     rules.check()
     journal = journal or (Journal() if checkpoint is None else Checkpoint(checkpoint, checkpoint_every))
 
-    state, history = journal.load(init(prior, engine.names, seed, method.aggregation))
+    fresh = init(prior, engine.names, seed, method.aggregation)
+    state, history = journal.load(fresh if method.learning is None else with_learning(fresh, method.learning, model))
     state = journal.amend(state)
     first = global_free_energy(model, engine, prior, prior, seed, left=state.left) if evaluate_every else float("nan")
     before = history.rows[-1]["seconds"] if len(history) else 0.0
@@ -140,7 +152,7 @@ def run(
         while ending is None:
             for name in engine.names:
                 state = state if name in state.names else join(state, name)
-            state, event = step(method, model, engine, state, rules, journal)
+            state, event = step(method, model, engine, state, rules, journal, tolerance)
             if engine.now() >= rules.until:
                 ending = Status.TIMED_OUT, "The time is up."
             if not event.clients:
@@ -151,11 +163,13 @@ def run(
             row = _row(state, event) | {"temperature": float(method.temperature)}
             last = budget.spent(state) or state.settled(tolerance)
             if evaluate_every and (last or state.turn % evaluate_every == 0):
-                row["free_energy"] = global_free_energy(model, engine, prior, state.posterior, seed, left=state.left)
-                found = metrics(Posterior(model, state.posterior)) if metrics else {}
+                at = (seed, 1.0, state.left, state.hyper)
+                row["free_energy"] = global_free_energy(model, engine, state.prior_now, state.posterior, *at)
+                found = metrics(posterior_of(model, state)) if metrics else {}
                 row |= {name: float(value) for name, value in found.items()}
             elif not evaluate_every and (known := np.isfinite(state.ell))[~state.gone].all():
-                row["reported_free_energy"] = state.ell[known].sum() - float(divergence(state.posterior, prior))
+                apart = float(divergence(state.posterior, state.prior_now))
+                row["reported_free_energy"] = state.ell[known].sum() - apart
             if method.solver.estimates_evidence and state.memory is None:
                 row["log_evidence"] = log_normaliser(state)
             row["seconds"] = before + time.perf_counter() - started
@@ -165,7 +179,12 @@ def run(
             state = journal.amend(state)
             bar.update(state.answers if budget.answers < budget.communications else state.communications, row)
     status, message = ending
-    return Result(Posterior(model, state.posterior), status, message, history, state)
+    return Result(posterior_of(model, state), status, message, history, state)
+
+
+def posterior_of(model: Model, state: State) -> Posterior:
+    """The posterior as a user holds it, with the hyperparameters learned in their places."""
+    return Posterior(model_at(model, state.hyper), state.posterior, state.hyper)
 
 
 def _engine(partition: Partition | None, engine: Engine | None, speeds: Sequence[float] | None) -> Engine:
@@ -205,6 +224,7 @@ def _row(state: State, event: Event) -> dict[str, Any]:
         "staleness": event.staleness,
         "residual": float(state.residual[~state.gone].max(initial=0.0)),
         "damping": event.damping,
+        **({"hyper": {name: np.asarray(value).tolist() for name, value in state.hyper.items()}} if state.hyper else {}),
         "refused": {names[k]: reason for k, reason in event.refusals.items()},
         "unanswered": {names[k]: reason for k, reason in event.unanswered.items()},
         "skipped": {names[k]: rows for k, reply in event.replies.items() if (rows := int(reply.info.skipped))},

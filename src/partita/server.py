@@ -1,11 +1,13 @@
 """What the server does (`alg:vmp`): it sends tasks, receives answers, and takes them in. A step is these three."""
 
 import dataclasses
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, PyTree
 
@@ -15,7 +17,18 @@ from partita.client import Reply
 from partita.engines import Answer, Engine, Failure, Task
 from partita.errors import InputError
 from partita.families import Family
+from partita.hyper import (
+    Hyper,
+    at_prior,
+    begin,
+    bound_gradient,
+    constrained,
+    of_model,
+    positive,
+    unconstrained,
+)
 from partita.journal import Journal
+from partita.learning import Learning, Standing, gain
 from partita.method import Method
 from partita.models import Model
 from partita.objective import Factor
@@ -31,12 +44,13 @@ SILENT = 5
 class State:
     """All that the server knows; a file of it is a complete checkpoint. Never changed in place.
 
-    Under product aggregation `posterior == prior · Π factors` after every step.
+    Under product aggregation `posterior == prior_now · Π factors` after every step.
     """
 
     names: tuple[str, ...]
     """The clients."""
     prior: Family
+    """The prior as it was given: where its scale is learned, p(θ | ε) is another."""
     posterior: Family
     factors: tuple[Factor, ...]
     versions: tuple[int, ...]
@@ -56,6 +70,12 @@ class State:
     seed: int
     memory: PyTree = None
     """What the aggregation remembers."""
+    hyper: Hyper = dataclasses.field(default_factory=dict)
+    """The hyperparameters ε that are learned."""
+    gradients: Mapping[str, Float[np.ndarray, "m ..."]] = dataclasses.field(default_factory=dict)
+    """Each client's last ∇_ε of its expected log-likelihood, at the posterior it was sent; NaN before its first."""
+    learning: PyTree = None
+    """What the way of learning ε remembers."""
     turn: int = 0
     updates: int = 0
     """How many times the posterior has changed."""
@@ -74,6 +94,11 @@ class State:
     def left(self) -> tuple[str, ...]:
         """The names of clients that take no part any more."""
         return tuple(name for name, gone in zip(self.names, self.gone, strict=True) if gone)
+
+    @property
+    def prior_now(self) -> Family:
+        """p(θ | ε)."""
+        return at_prior(self.prior, self.hyper) if self.hyper else self.prior
 
     def settled(self, tolerance: float) -> bool:
         """Whether the last answer of everybody who takes part lay within so many nats of the posterior."""
@@ -141,6 +166,14 @@ def init(prior: Family, clients: int | Sequence[str], seed: int = 0, aggregation
     )
 
 
+def with_learning(state: State, learning: Learning, model: Model) -> State:
+    """An initial state whose hyperparameters are to be learned."""
+    hyper = begin(model, state.prior, learning.names)
+    unheard = {name: np.full((len(state.names), *value.shape), np.nan) for name, value in of_model(hyper).items()}
+    memory = learning.init(unconstrained(hyper, positive(model, learning.names)))
+    return dataclasses.replace(state, hyper=hyper, gradients=unheard, learning=memory)
+
+
 def step(
     method: Method,
     model: Model,
@@ -148,8 +181,12 @@ def step(
     state: State,
     rules: Rules | None = None,
     journal: Journal | None = None,
+    tolerance: float = 1e-6,
 ) -> tuple[State, Event]:
-    """One pass through the body of `alg:vmp`. Raises nothing for what a client answers: a bad answer is refused."""
+    """One pass through the body of `alg:vmp`, and a step in ε where it is learned.
+
+    Raises nothing for what a client answers: a bad answer is refused. Answers within the tolerance have settled.
+    """
     journal, rules = journal or Journal(), rules or Rules()
     state = dispatch(method, state, engine.away(state.names))
     journal.keep(state)
@@ -160,6 +197,8 @@ def step(
     for task, _ in state.arrived:
         if task.client in event.refusals:
             engine.tell(task, event.refusals[task.client])
+    if method.learning is not None:
+        new = learn(method, method.learning, model, engine, new, tolerance)
     return new, dataclasses.replace(event, unanswered=unanswered)
 
 
@@ -190,6 +229,7 @@ def dispatch(method: Method, state: State, away: Bool[np.ndarray, " m"]) -> Stat
             seed=state.seed,
             updates=state.updates,
             sent=state.clock,
+            hyper=state.hyper,
         )
         for k in selected
     ]
@@ -267,27 +307,30 @@ def without(state: State, tasks: Sequence[Task]) -> State:
 def take_in(method: Method, model: Model, engine: Engine, state: State, admission: Admission) -> tuple[State, Event]:
     """③ Server: take the changes in, damped."""
     clients = len(state.factors)
-    replies = {task.client: Reply(reply.delta, jax.device_get(reply.info)) for task, reply in state.arrived}
+    replies = {
+        task.client: Reply(reply.delta, *jax.device_get((reply.info, reply.gradient))) for task, reply in state.arrived
+    }
     refusals = admission.refusals([(task, replies[task.client]) for task, _ in state.arrived])
     deltas = {k: replies[k].delta for k in sorted(replies) if k not in refusals}
-
-    def free_energy(q: Family) -> float:
-        return global_free_energy(model, engine, state.prior, q, state.seed, method.temperature, state.left)
 
     holdings = Holdings(state.posterior, dict(enumerate(state.factors)), state.memory)
     bounds = admission if _comparable(state, replies) else Admission()
     held = {k for k, version in enumerate(state.versions) if version > 0 and state.memory is None}
     # factors from before there was anybody to compare them with are judged as soon as there is
     judged = held & deltas.keys() if _comparable(state, ()) else held
-    taken, beyond, divided = admit(method.aggregation, bounds, holdings, deltas, judged, held, free_energy)
+    climbed = functools.partial(free_energy, method, model, engine, state)
+    taken, beyond, divided = admit(method.aggregation, bounds, holdings, deltas, judged, held, climbed)
     refusals |= beyond | taken.refusals
 
     accepted = set(deltas) - set(refusals) if taken.damping > 0 else set()
     residual, age, ell = state.residual.copy(), state.age + 1, state.ell.copy()
+    gradients = {name: column.copy() for name, column in state.gradients.items()}
     for k, reply in replies.items():
         own = float(reply.info.residual) if taken.residual is None else taken.residual
         residual[k] = own if k in accepted else np.inf
         age[k], ell[k] = 0, reply.info.ell if np.isfinite(reply.info.ell) else ell[k]
+        for name, column in gradients.items() if reply.info.finite else ():
+            column[k] = reply.gradient[name]
     residual[list(divided)] = np.inf
     new = dataclasses.replace(
         state,
@@ -298,6 +341,7 @@ def take_in(method: Method, model: Model, engine: Engine, state: State, admissio
         residual=residual,
         age=age,
         ell=ell,
+        gradients=gradients,
         in_flight=tuple(task for task in state.in_flight if task.client not in divided),
         arrived=(),
         turn=state.turn + 1,
@@ -310,6 +354,45 @@ def take_in(method: Method, model: Model, engine: Engine, state: State, admissio
     )
     staleness = max((state.updates - task.updates for task, _ in state.arrived), default=0)
     return new, Event(tuple(replies), taken.damping, staleness, refusals, replies, {})
+
+
+def learn(method: Method, learning: Learning, model: Model, engine: Engine, state: State, tolerance: float) -> State:
+    """④ Server: move ε along the gradient that clients have reported, if it is time to (`sec:hyper_learning`).
+
+    The factors stay and q moves with the prior, so that it is still p(θ | ε) · Π t_m. What clients answered before is
+    then of another problem, and their residuals say nothing any more.
+    """
+    present = ~state.gone
+    reported = all(np.isfinite(column[present]).all() for column in state.gradients.values())
+    heard = np.isfinite(state.ell[present]).all()
+    if not (reported and heard and learning.due(state.residual[present], tolerance)):
+        return state
+    above = positive(model, learning.names)
+    summed = {name: jnp.asarray(column[present].sum(0)) for name, column in state.gradients.items()}
+    gradient = bound_gradient(state.prior, state.posterior, state.hyper, summed, above, method.temperature)
+
+    def at(u: Hyper) -> State:
+        hyper = constrained(u, above)
+        holdings = Holdings(state.posterior, dict(enumerate(state.factors)), state.memory)
+        moved = method.aggregation.with_prior(holdings, at_prior(state.prior, hyper) / state.prior_now)
+        return dataclasses.replace(state, hyper=hyper, posterior=moved.posterior, memory=moved.memory)
+
+    def bound(u: Hyper) -> float:
+        new = at(u)
+        return free_energy(method, model, engine, new, new.posterior) if new.posterior.is_proper() else -np.inf
+
+    u = unconstrained(state.hyper, above)
+    moved = learning.update(Standing(u, gradient, bound, tolerance), state.learning)
+    new = at(moved.u)
+    if not new.posterior.is_proper():
+        new, moved = state, moved._replace(left=gain(gradient))
+    return dataclasses.replace(
+        new,
+        learning=moved.memory,
+        updates=state.updates + 1,
+        residual=np.where(present, np.maximum(state.residual, moved.left), state.residual),
+        communications=state.communications + moved.trials * int(present.sum()),
+    )
 
 
 def _comparable(state: State, replies: Collection[int]) -> bool:
@@ -359,6 +442,12 @@ def admit(
             holdings = Holdings(rest, {**holdings.factors, k: Factor.one(rest)})
 
 
+def free_energy(method: Method, model: Model, engine: Engine, state: State, q: Family) -> float:
+    """F of a q, with the state's hyperparameters and the method's temperature."""
+    at = (state.seed, method.temperature, state.left, state.hyper)
+    return global_free_energy(model, engine, state.prior_now, q, *at)
+
+
 def global_free_energy(
     model: Model,
     engine: Engine,
@@ -367,13 +456,14 @@ def global_free_energy(
     seed: int,
     temperature: float = 1.0,
     left: Collection[str] = (),
+    hyper: Hyper | None = None,
 ) -> float:
     """F(q) = Σ_k ell_k(q) − KL(q ‖ p), which equals Σ F_m + log Z_q where q = p · Π t_m (`prop:local-fe-global-fe`).
 
     With a temperature the divergence has that weight: what tempered clients climb together. The rows of clients that
-    have left do not count.
+    have left do not count. Hyperparameters are the model's own unless given.
     """
-    return engine.ell(model, q, jax.random.key(seed), left) - temperature * float(divergence(q, prior))
+    return engine.ell(model, q, jax.random.key(seed), left, hyper) - temperature * float(divergence(q, prior))
 
 
 @eqx.filter_jit
@@ -384,7 +474,7 @@ def divergence(q: Family, prior: Family) -> jax.Array:
 
 def log_normaliser(state: State) -> float:
     """log Z_q = log ∫ p(θ) Π t_m(θ) dθ (`eq:approx`), under product aggregation."""
-    return float(log_mass(state.posterior) - log_mass(state.prior)) + sum(float(t.log_scale) for t in state.factors)
+    return float(log_mass(state.posterior) - log_mass(state.prior_now)) + sum(float(t.log_scale) for t in state.factors)
 
 
 @eqx.filter_jit

@@ -41,3 +41,8 @@ class Anticipating(Aggregation):
                 posterior = moved
                 factors |= dict.fromkeys(unheard, estimate)
         return taken._replace(holdings=Holdings(posterior, factors, (taken.holdings.memory, heard)))
+
+    def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
+        memory, heard = holdings.memory
+        moved = self.aggregation.with_prior(holdings._replace(memory=memory), change)
+        return moved._replace(memory=(moved.memory, heard))

@@ -70,6 +70,10 @@ class Averaging(Aggregation):
         residual = float(np.max([moved, *residuals]))
         return Taken(Holdings(posterior, factors, Averages(answers, mean, product)), 1.0, 0, {}, residual)
 
+    def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
+        memory = holdings.memory._replace(product=holdings.memory.product * change)
+        return super().with_prior(holdings._replace(memory=memory), change)
+
 
 class Averages(NamedTuple):
     """What `Averaging` remembers: every client's last answer, their mean, and the product p · Π t_m."""

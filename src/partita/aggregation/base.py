@@ -47,6 +47,10 @@ class Aggregation(eqx.Module):
     def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
         """The holdings after the changes `deltas` of some clients. A refusal leaves everything as it was."""
 
+    def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
+        """The holdings once the prior has changed by a factor: the clients' factors stay, and q moves with it."""
+        return holdings._replace(posterior=holdings.posterior * change)
+
 
 def begin(prior: Family, start: Family | None, clients: int) -> tuple[Family, Factor]:
     """A posterior to begin with, the prior when there is no start, and the equal part of it that each factor bears."""

@@ -71,6 +71,10 @@ class Incremental(Aggregation):
         changed = {**holdings.factors, **dict(zip(deltas, factors, strict=True))}
         return Taken(Holdings(moved, changed, memory), 1.0, 0, {}, float(residual) if heard.all() else np.inf)
 
+    def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
+        memory = holdings.memory._replace(prior=holdings.memory.prior * change)
+        return super().with_prior(holdings._replace(memory=memory), change)
+
 
 class Tracked(NamedTuple):
     """What `Incremental` remembers: its optimiser, the prior, who has answered, and the product of all factors.

@@ -181,7 +181,7 @@ def result(
     for column in rows[0]:
         grid.add_column(column, justify="left" if column == "name" else "right")
     for row in rows[:MOST]:
-        grid.add_row(*(value if isinstance(value, str) else f"{value:.4g}" for value in row.values()))
+        grid.add_row(*(f"{value:.4g}" if isinstance(value, float) else value or "" for value in row.values()))
     console = Console()
     console.print(grid)
     if len(rows) > MOST:

@@ -11,6 +11,7 @@ from jaxtyping import Bool
 
 from partita.client import Recipe, Reply
 from partita.families import Family
+from partita.hyper import Hyper
 from partita.models import Model
 from partita.objective import Factor
 
@@ -34,6 +35,8 @@ class Task(NamedTuple):
     """How many updates the posterior had seen when it was sent."""
     sent: float
     """When, on the engine's clock."""
+    hyper: Hyper
+    """The hyperparameters that are learned."""
 
 
 class Answer(NamedTuple):
@@ -65,8 +68,15 @@ class Engine(abc.ABC):
         """The next answer or failure, or None when nothing came for `timeout` seconds of the engine's clock."""
 
     @abc.abstractmethod
-    def ell(self, model: Model, q: Family, key: jax.Array, without: Collection[str] = ()) -> float:
-        """Σ_k ell_k(q) over all clients but some."""
+    def ell(
+        self,
+        model: Model,
+        q: Family,
+        key: jax.Array,
+        without: Collection[str] = (),
+        hyper: Hyper | None = None,
+    ) -> float:
+        """Σ_k ell_k(q) over all clients but some; hyperparameters are the model's own unless given."""
 
     def posted(self, task: str) -> float:
         """When a task was put on its way, on the engine's clock; infinite where it need not be waited for."""

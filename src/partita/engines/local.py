@@ -17,6 +17,7 @@ from partita.compiled import Compiled
 from partita.engines.base import Answer, Engine, Task
 from partita.errors import InputError
 from partita.families import Family
+from partita.hyper import Hyper, model_at
 from partita.models import Model
 from partita.partition.shard import Partition, Shard
 
@@ -61,7 +62,15 @@ class LocalEngine(Engine):
         self._now = max(self._now, due)
         return Answer(task, work.result(), due)
 
-    def ell(self, model: Model, q: Family, key: jax.Array, without: Collection[str] = ()) -> float:
+    def ell(
+        self,
+        model: Model,
+        q: Family,
+        key: jax.Array,
+        without: Collection[str] = (),
+        hyper: Hyper | None = None,
+    ) -> float:
+        model = model_at(model, hyper or {})
         named = zip(self.partition.names, self.partition.shards, strict=True)
         shards = [shard for name, shard in named if name not in without]
         parts = self._pool.map(lambda shard: shard_ell(model, q, shard, key), shards)
@@ -102,7 +111,8 @@ class LocalEngine(Engine):
         k = task.client
         share = self.partition.sizes[k] / self.partition.rows
         key = client_key(task.seed, k, task.version)
-        return client_update(recipe, task.prior, task.posterior, task.factor, self.partition.shards[k], share, key)
+        rows = self.partition.shards[k]
+        return client_update(recipe, task.prior, task.posterior, task.factor, rows, share, key, task.hyper)
 
 
 def cores() -> int:

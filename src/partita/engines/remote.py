@@ -16,6 +16,7 @@ from partita.engines.base import Answer, Engine, Failure, Task
 from partita.engines.site import ell_message, read_ell, read_reply, update_message
 from partita.errors import InputError
 from partita.families import Family
+from partita.hyper import Hyper
 from partita.journal import Journal
 from partita.models import Model
 from partita.objective import Factor
@@ -100,12 +101,19 @@ class RemoteEngine(Engine):
     def posted(self, task: str) -> float:
         return self._under_way[task][1] if task in self._under_way else np.inf
 
-    def ell(self, model: Model, q: Family, key: jax.Array, without: Collection[str] = ()) -> float:
+    def ell(
+        self,
+        model: Model,
+        q: Family,
+        key: jax.Array,
+        without: Collection[str] = (),
+        hyper: Hyper | None = None,
+    ) -> float:
         """Asks everybody; NaN where somebody does not answer."""
         question, asked = f"ell.{uuid.uuid4().hex}", [name for name in self.names if name not in without]
         missing, total, until = {f"{question}.{name}": name for name in asked}, 0.0, self.now() + self.patience
         for task, name in missing.items():
-            self._post(name, ell_message(task, q, key))
+            self._post(name, ell_message(task, q, key, hyper or {}))
         while missing and self.now() < until:
             letter = self._poll(until - self.now())
             task = letter.message.words("task", "") if letter and letter.message else ""
@@ -161,7 +169,7 @@ class RemoteEngine(Engine):
                 raise InputError(message.words("reason", "It is something else than an answer."))
             if header.get("version") != answered.version:
                 raise InputError(f"It answers another version of the factor than {answered.version}.")
-            reply = read_reply(message, self._factor)
+            reply = read_reply(message, self._factor, answered.hyper)
         except InputError as error:
             self.tell(answered, f"cannot be read: {error}")
             self._fail(answered, str(error), "refused")

@@ -14,6 +14,7 @@ from partita.engines.base import Task
 from partita.engines.local import client_key, shard_ell
 from partita.errors import InputError
 from partita.families import Family, FullGaussian
+from partita.hyper import Hyper, begin, model_at, of_model
 from partita.objective import Factor
 from partita.partition.shard import Shard
 from partita.solvers import Outcome
@@ -38,6 +39,7 @@ class Site:
     def __init__(self, name: str, recipe: Recipe, prior: Family, shard: Shard) -> None:
         self.name, self.recipe, self.prior, self.shard = name, recipe, prior, shard
         self._factor = Factor.one(prior)
+        self._hyper = begin(recipe.model, prior, recipe.learned)
 
     def handle(self, message: Message) -> Message:
         """The answer to a message; what cannot be answered is said in a sentence that quotes no row."""
@@ -55,17 +57,19 @@ class Site:
             _LOG.warning("%s: an answer was refused: it %s", self.name, header.get("reason"))
             return Message({**about, "kind": "noted"}, {})
         q = unflatten(_under("q", message), self.prior, "The message")
+        hyper = unflatten(_under("e", message), self._hyper, "The message")
         if kind == "ell":
             key = jax.random.wrap_key_data(jnp.asarray(header["key"], jnp.uint32))
-            ell = shard_ell(self.recipe.model, q, self.shard, key)
+            ell = shard_ell(model_at(self.recipe.model, hyper), q, self.shard, key)
             return Message({**about, "kind": "ell", "ell": float(ell)}, {})
         if kind != "update":
             raise InputError(f"A message of kind {kind!r} is not known: use the same version as the server.")
         factor = unflatten(_under("t", message), self._factor, "The message")
         key = client_key(header["seed"], header["client"], header["version"])
-        reply = client_update(self.recipe, self.prior, q, factor, self.shard, header["share"], key)
+        reply = client_update(self.recipe, self.prior, q, factor, self.shard, header["share"], key, hyper)
         info = {name: value.item() for name, value in vars(jax.device_get(reply.info)).items()}
-        return Message({**about, "kind": "update", "version": header["version"], "info": info}, flatten(reply.delta))
+        arrays = flatten(reply.delta) | _named("e", reply.gradient)
+        return Message({**about, "kind": "update", "version": header["version"], "info": info}, arrays)
 
 
 def update_message(task: Task, share: float) -> Message:
@@ -78,23 +82,23 @@ def update_message(task: Task, share: float) -> Message:
         "seed": task.seed,
         "share": share,
     }
-    arrays = {f"q{name}": array for name, array in flatten(task.posterior).items()}
-    return Message(header, arrays | {f"t{name}": array for name, array in flatten(task.factor).items()})
+    return Message(header, _named("q", task.posterior) | _named("t", task.factor) | _named("e", task.hyper))
 
 
-def read_reply(message: Message, like: Factor) -> Reply:
-    """An answer as it came; what has other shapes or kinds of numbers than a factor is refused."""
+def read_reply(message: Message, like: Factor, hyper: Hyper) -> Reply:
+    """An answer as it came; what has other shapes or kinds of numbers than a factor and a gradient in ε is refused."""
     delta = jax.tree.map(_symmetric, unflatten(message.arrays, like, "The answer"), is_leaf=_has_matrix)
+    gradient = unflatten(_under("e", message), of_model(hyper), "The answer")
     info = message.header.get("info")
     if not isinstance(info, dict) or set(info) != set(_NUMBERS):
         raise InputError("The answer lacks the numbers that go with it.")
-    if len(message.arrays) != len(jax.tree.leaves(delta)):
+    if len(message.arrays) != len(jax.tree.leaves((delta, gradient))):
         raise InputError("The answer holds more than a change of a factor.")
     for name, value in info.items():
         if not _NUMBERS[name](value):
             raise InputError(f"The answer's {name} is not what it should be.")
     finite = info["finite"] and all(np.isfinite(array).all() for array in message.arrays.values())
-    return Reply(delta, Info(**{**info, "finite": finite}))
+    return Reply(delta, Info(**{**info, "finite": finite}), gradient)
 
 
 def _has_matrix(node: Any) -> bool:
@@ -114,10 +118,14 @@ def read_ell(message: Message) -> float:
     return ell if type(ell) is float else float("nan")
 
 
-def ell_message(task: str, q: Family, key: jax.Array) -> Message:
+def ell_message(task: str, q: Family, key: jax.Array, hyper: Hyper) -> Message:
     """A question for a client's expected log-likelihood."""
     header = {"kind": "ell", "task": task, "key": np.asarray(jax.random.key_data(key)).tolist()}
-    return Message(header, {f"q{name}": array for name, array in flatten(q).items()})
+    return Message(header, _named("q", q) | _named("e", hyper))
+
+
+def _named(prefix: str, tree: Any) -> dict[str, np.ndarray]:
+    return {f"{prefix}{name}": array for name, array in flatten(tree).items()}
 
 
 def _under(prefix: str, message: Message) -> dict[str, Any]:

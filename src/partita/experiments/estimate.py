@@ -124,7 +124,7 @@ def _pace(method: Method, setting: Setting, parts: Partition) -> Pace:
     def visit(limit: int) -> tuple[float, int]:
         solver = dataclasses.replace(method.solver, max_steps=limit)
         recipe = dataclasses.replace(method, solver=solver).recipe(setting.model)
-        task = Task("", largest, "", setting.prior, q, factor, version=0, seed=0, updates=0, sent=0.0)
+        task = Task("", largest, "", setting.prior, q, factor, version=0, seed=0, updates=0, sent=0.0, hyper={})
         began = time.perf_counter()
         reply = engine.answer(task, recipe)
         jax.block_until_ready(reply.delta)

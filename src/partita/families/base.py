@@ -156,6 +156,10 @@ class Family(eqx.Module):
         """Its precision over that of another, proper, member: the least and the greatest ratio in any direction."""
         raise InputError(f"A {type(self).__name__} has no precision in every direction: check changes by KL alone.")
 
+    def stretched(self, scale: Theta) -> Self:
+        """The member whose θ lies `scale` times as far from its mean, coordinate by coordinate."""
+        raise InputError(f"A {type(self).__name__} has no scale to be learned: give the prior a Gaussian family.")
+
     def fitting(self, other: Self, name: str) -> Self:
         """The member, called `name`, in the precision of another; it must be proper, and of its family and shape."""
         _same(other, self)

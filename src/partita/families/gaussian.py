@@ -145,6 +145,10 @@ class MeanFieldGaussian(Gaussian):
             lambda m, s, k: m + s * standard_normal(k, shape + m.shape, m.dtype), self.mean, self.sd, keys
         )
 
+    def stretched(self, scale: Theta) -> Self:
+        divided = [jax.tree.map(lambda b, s: b / s**2, eta, scale) for eta in (self.precision_mean, self.precision)]
+        return type(self)(*divided)
+
     def spread(self, noise: Float[Array, "s d"]) -> Theta:
         each = Layout.of(self.precision).unravel(noise)
         return jax.tree.map(lambda m, s, e: m + s * e, self.mean, self.sd, each)
@@ -280,6 +284,11 @@ class FullGaussian(Gaussian):
         noise = jax.random.normal(key, (*shape, self.precision_mean.size), self.precision_mean.dtype)
         drawn = self.spread(noise.reshape(-1, noise.shape[-1]))
         return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), drawn)
+
+    def stretched(self, scale: Theta) -> Self:
+        each = self.layout.ravel(scale)
+        precision = self.precision / jnp.outer(each, each)
+        return type(self)(precision @ self._vector_mean(), precision, self.layout)
 
     def spread(self, noise: Float[Array, "s d"]) -> Theta:
         away = jsp.linalg.solve_triangular(self._cholesky(), noise.T, lower=True, trans="T").T

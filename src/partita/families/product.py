@@ -70,6 +70,9 @@ class Product(Family):
         ranges = [family.precision_range(other[name]) for name, family in self.components.items()]
         return jnp.min(jnp.array([low for low, _ in ranges])), jnp.max(jnp.array([high for _, high in ranges]))
 
+    def stretched(self, scale: Theta) -> Self:
+        return self._map(lambda family, value: family.stretched(value), scale)
+
     def moments(self) -> tuple[Theta, Theta]:
         return self._pair(lambda family: family.moments())
 

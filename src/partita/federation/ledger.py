@@ -22,13 +22,14 @@ from partita.client import Info, Reply
 from partita.engines.base import Task
 from partita.errors import InputError, unknown
 from partita.history import History
+from partita.hyper import of_model, prior_at
 from partita.journal import Journal
 from partita.membership import join, leave, retire
 from partita.objective import Factor
 from partita.server import State
 from partita.wire import SHOWN, Message, equal, flatten, legible, pack, unflatten, unpack
 
-_FORMAT = 4
+_FORMAT = 5
 _SCHEMA = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE arrays (key TEXT PRIMARY KEY, value BLOB NOT NULL);
@@ -48,6 +49,7 @@ CREATE TABLE requests (place INTEGER PRIMARY KEY, name TEXT NOT NULL, what TEXT 
 _CACHE = 131_072
 """How many KiB of memory the data base may use."""
 _CHANGES = {"leave": leave, "retire": retire, "join": join}
+_TREES = ("memory", "hyper", "gradients", "learning")
 _NUMBERS = ("turn", "updates", "answers", "communications", "gradient_steps", "synchronous_steps", "clock")
 
 
@@ -172,8 +174,10 @@ class Ledger(Journal):
         for k, factor in enumerate(state.factors):
             if k >= len(held) or held[k] is not factor:
                 _put(db, k, _packed(factor))
-        if kept is None or kept.memory is not state.memory:
-            db.execute("INSERT OR REPLACE INTO arrays VALUES ('memory', ?)", [_packed(state.memory)])
+        for name in _TREES:
+            if kept is None or getattr(kept, name) is not getattr(state, name):
+                row = [name, _packed(getattr(state, name))]
+                db.execute("INSERT OR REPLACE INTO arrays VALUES (?, ?)", row)
         self._tasks(db, state)
         self._posteriors(db, state)
         numbers = {name: getattr(state, name) for name in _NUMBERS} | {"refused": list(state.refused)}
@@ -196,12 +200,13 @@ class Ledger(Journal):
                 db.execute("UPDATE tasks SET factor = ? WHERE id = ?", [_packed(task.factor), id])
             if reply is not None and (id not in before or before[id][1] is None):
                 info = {name: np.asarray(value).item() for name, value in vars(jax.device_get(reply.info)).items()}
-                row = [place, json.dumps(info), _packed(reply.delta), id]
+                row = [place, json.dumps(info), _packed((reply.delta, reply.gradient)), id]
                 db.execute("UPDATE tasks SET place = ?, info = ?, reply = ? WHERE id = ?", row)
 
     def _posteriors(self, db: sqlite3.Connection, state: State) -> None:
         """Writes the posteriors that tasks were sent with, and the present one unless it is the factors' product."""
-        used = {task.updates: task.posterior for task, _ in _tasks(state).values()} | {state.updates: state.posterior}
+        used = {task.updates: (task.posterior, task.hyper) for task, _ in _tasks(state).values()}
+        used[state.updates] = state.posterior, state.hyper
         if state.memory is None:
             del used[state.updates]
         there = {updates for (updates,) in db.execute("SELECT updates FROM posteriors")}
@@ -269,33 +274,38 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
     one = Factor.one(prior)
     held = tuple(unflatten(unpack(factor).arrays, one, source) for factor in factors)
     numbers = about["numbers"]
-    posteriors = {n: unflatten(unpack(blob).arrays, prior, source) for n, blob in blobs.items()}
+    gradients = {key: np.zeros((len(names), *column.shape[1:])) for key, column in like.gradients.items()}
+    likes = {"gradients": gradients, **{name: getattr(like, name) for name in _TREES if name != "gradients"}}
+    trees = {name: unflatten(unpack(arrays[name]).arrays, likes[name], source) for name in _TREES}
+    posteriors = {n: unflatten(unpack(blob).arrays, (prior, like.hyper), source) for n, blob in blobs.items()}
     if numbers["updates"] not in posteriors:
-        posteriors[numbers["updates"]] = functools.reduce(operator.mul, (factor.natural for factor in held), prior)
+        product = functools.reduce(operator.mul, (t.natural for t in held), prior_at(prior, trees["hyper"]))
+        posteriors[numbers["updates"]] = product, trees["hyper"]
 
     def task(id: str, client: int, version: int, updates: int, sent: float, factor: bytes | None) -> Task:
         own = held[client] if factor is None else unflatten(unpack(factor).arrays, one, source)
-        return Task(id, client, names[client], prior, posteriors[updates], own, version, like.seed, updates, sent)
+        posterior, hyper = posteriors[updates]
+        return Task(id, client, names[client], prior, posterior, own, version, like.seed, updates, sent, hyper)
+
+    def reply(info: str, blob: bytes) -> Reply:
+        delta, gradient = unflatten(unpack(blob).arrays, (one, of_model(like.hyper)), source)
+        return Reply(delta, Info(**json.loads(info)), gradient)
 
     state = dataclasses.replace(
         like,
         names=tuple(names),
         prior=prior,
-        posterior=posteriors[numbers["updates"]],
+        posterior=posteriors[numbers["updates"]][0],
         factors=held,
         versions=tuple(versions),
         residual=np.array(residual),
         age=np.array(age, int),
         ell=np.array(ell),
         gone=np.array(gone, bool),
-        memory=unflatten(unpack(arrays["memory"]).arrays, like.memory, source),
         in_flight=tuple(task(*row[:6]) for row in tasks if row[7] is None),
-        arrived=tuple(
-            (task(*row[:6]), Reply(unflatten(unpack(row[7]).arrays, one, source), Info(**json.loads(row[6]))))
-            for row in tasks
-            if row[7] is not None
-        ),
+        arrived=tuple((task(*row[:6]), reply(row[6], row[7])) for row in tasks if row[7] is not None),
         refused=tuple(numbers["refused"]),
+        **trees,
         **{name: numbers[name] for name in _NUMBERS},
     )
     return state, History(rows)

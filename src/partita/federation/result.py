@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from partita.checkpoint import load_posterior
 from partita.errors import InputError
 from partita.federation import config
 from partita.federation.rows import read
+from partita.hyper import model_at
 from partita.models import Table
 from partita.predict import Posterior
 from partita.preprocess import Encoding
@@ -40,12 +42,13 @@ def fitted(folder: str | os.PathLike[str]) -> Fitted:
     federation = config.load(place)
     agreed = Encoding.from_dict(_result(place)["encoding"])
     model = federation.built_model(len(agreed.names))
-    q, _ = load_posterior(place / "posterior.npz", federation.built_prior(model, len(agreed.names)))
-    return Fitted(Posterior(model, q), agreed, federation.data)
+    q, about = load_posterior(place / "posterior.npz", federation.built_prior(model, len(agreed.names)))
+    hyper = {name: jnp.asarray(value) for name, value in about["hyper"].items()}
+    return Fitted(Posterior(model_at(model, hyper), q, hyper), agreed, federation.data)
 
 
 def summary(folder: Path) -> list[dict[str, Any]]:
-    """The posterior's parameters with mean, standard deviation and interval."""
+    """The posterior's parameters with mean, standard deviation and interval; None where there is no such number."""
     _result(folder)
     with (folder / "summary.csv").open(newline="") as file:
         return [{name: _number(value) for name, value in row.items()} for row in csv.DictReader(file)]
@@ -55,7 +58,7 @@ def draw(folder: Path, rows: list[dict[str, Any]]) -> Path:
     """Draws the intervals of the first parameters, and how the run converged, into result.png."""
     from matplotlib.figure import Figure
 
-    history, rows = _result(folder)["history"], rows[:MOST]
+    history, rows = _result(folder)["history"], [row for row in rows if row["sd"] is not None][:MOST]
     figure = Figure(figsize=(10, max(3.0, 0.25 * len(rows) + 1)), layout="constrained")
     intervals, path = figure.subplots(1, 2)
     lower, upper = (name for name in rows[0] if name not in ("name", "mean", "sd"))
@@ -81,8 +84,8 @@ def _result(folder: Path) -> dict[str, Any]:
         raise InputError(f"There is no result in {folder} yet: `partita status {folder}` says how it stands.") from None
 
 
-def _number(text: str) -> str | float:
+def _number(text: str) -> str | float | None:
     try:
-        return float(text)
+        return None if text == "nan" else float(text)
     except ValueError:
         return text

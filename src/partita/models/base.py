@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -31,6 +31,8 @@ class Model(eqx.Module):
     """
 
     expectation: eqx.AbstractVar[Expectation]
+    positive: ClassVar[tuple[str, ...]] = ()
+    """Those of its leaves that are above 0, such as a standard deviation; learned, they stay there."""
 
     @abc.abstractmethod
     def log_density(self, theta: Theta, datum: PyTree) -> Float[Array, ""]:

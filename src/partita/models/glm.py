@@ -1,6 +1,7 @@
 """Generalised linear models: the data act through a linear predictor f = xᵀθ."""
 
 import abc
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -57,10 +58,13 @@ class GeneralisedLinear(Model):
         return self.mean_response(x @ theta)
 
 
-class LogisticRegression(GeneralisedLinear):
-    """p(y = 1 | f) = 1 / (1 + exp(−f)), y in {0, 1}."""
+class BinaryRegression(GeneralisedLinear):
+    """y in {0, 1} with the probability that a link gives slope · f; a subclass gives the link."""
 
     expectation: Expectation = GaussHermite()
+    slope: float | Float[Array, ""] = 1.0
+    """How steep the link is. Beside a prior whose scale is free it tells nothing more."""
+    positive: ClassVar[tuple[str, ...]] = ("slope",)
 
     @property
     def predicts_classes(self) -> bool:
@@ -69,39 +73,38 @@ class LogisticRegression(GeneralisedLinear):
     def check(self, data: Table) -> None:
         check_binary(data)
 
+    def steep(self, f: Array) -> Array:
+        """slope · f."""
+        return jnp.asarray(self.slope, f.dtype) * f
+
+
+class LogisticRegression(BinaryRegression):
+    """p(y = 1 | f) = 1 / (1 + exp(−slope · f)), y in {0, 1}."""
+
     def log_link_density(self, f: Array, y: Array) -> Array:
-        return -softplus((1 - 2 * y) * f)
+        return -softplus((1 - 2 * y) * self.steep(f))
 
     def mean_response(self, f: Array) -> Array:
-        return jax.nn.sigmoid(f)
+        return jax.nn.sigmoid(self.steep(f))
 
     def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Float[Array, " n"]:
         """The probit approximation σ(m / √(1 + πv/8)) (Spiegelhalter and Lauritzen); the paper prints π for π/8."""
         mean, variance = gaussian(q).project(x)
-        return jax.nn.sigmoid(mean / jnp.sqrt(1 + jnp.pi * variance / 8))
+        return jax.nn.sigmoid(self.steep(mean) / jnp.sqrt(1 + jnp.pi * self.steep(self.steep(variance)) / 8))
 
 
-class ProbitRegression(GeneralisedLinear):
-    """p(y = 1 | f) = Φ(f), y in {0, 1}."""
-
-    expectation: Expectation = GaussHermite()
-
-    @property
-    def predicts_classes(self) -> bool:
-        return True
-
-    def check(self, data: Table) -> None:
-        check_binary(data)
+class ProbitRegression(BinaryRegression):
+    """p(y = 1 | f) = Φ(slope · f), y in {0, 1}."""
 
     def log_link_density(self, f: Array, y: Array) -> Array:
-        return jsp.special.log_ndtr((2 * y - 1) * f)
+        return jsp.special.log_ndtr((2 * y - 1) * self.steep(f))
 
     def mean_response(self, f: Array) -> Array:
-        return jsp.special.ndtr(f)
+        return jsp.special.ndtr(self.steep(f))
 
     def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Float[Array, " n"]:
         mean, variance = gaussian(q).project(x)
-        return jsp.special.ndtr(mean / jnp.sqrt(1 + variance))
+        return jsp.special.ndtr(self.steep(mean) / jnp.sqrt(1 + self.steep(self.steep(variance))))
 
 
 class PoissonRegression(GeneralisedLinear):
@@ -135,6 +138,7 @@ class LinearRegression(GeneralisedLinear):
 
     noise: Float[Array, ""]
     expectation: Expectation = eqx.field(kw_only=True)
+    positive: ClassVar[tuple[str, ...]] = ("noise",)
 
     def __init__(self, noise: float = 1.0, expectation: Expectation | None = None) -> None:
         self.noise = jnp.asarray(noise, jnp.result_type(float))

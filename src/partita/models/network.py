@@ -1,7 +1,7 @@
 """Multi-layer networks with ReLU units, for classification and regression."""
 
 import abc
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -115,6 +115,7 @@ class NetworkRegressor(Network):
     widths: tuple[int, ...] = eqx.field(static=True)
     noise: Float[Array, ""]
     expectation: Expectation
+    positive: ClassVar[tuple[str, ...]] = ("noise",)
 
     def __init__(self, widths: tuple[int, ...], noise: float = 1.0, expectation: Expectation | None = None) -> None:
         self.widths = tuple(widths)

@@ -1,0 +1,320 @@
+"""Hyperparameters: gradients that clients report, three ways of learning, and what is always true meanwhile."""
+
+import functools
+import operator
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from sklearn.linear_model import BayesianRidge
+
+import partita as pt
+from partita.aggregation import Anticipating, Averaging, Incremental, ServerOptimiser, Shared
+from partita.checkpoint import load, save
+from partita.client import answer
+from partita.engines import LocalEngine
+from partita.history import History
+from partita.hyper import begin, bound_gradient, constrained, model_at, positive, prior_at, unconstrained
+from partita.learning import Ascent, Stochastic
+from partita.objective import Factor, Problem
+from partita.server import init, step, with_learning
+from partita.solvers import NaturalGradient
+
+GENERATOR = np.random.default_rng(0)
+X = GENERATOR.normal(size=(200, 4)) @ np.diag([1.0, 2.0, 0.5, 1.0])
+Y = X @ np.array([1.0, -0.7, 2.5, 0.0]) + 0.7 * GENERATOR.normal(size=200)
+LABELS = (GENERATOR.random(200) < 1 / (1 + np.exp(-X @ np.array([1.0, -0.7, 1.5, 0.0])))).astype(float)
+PRIOR = pt.FullGaussian.standard_normal(4)
+LINEAR, LOGISTIC = pt.LinearRegression(1.0), pt.LogisticRegression()
+WAYS = ("coordinate", "collapsed", "stochastic")
+KEY = jax.random.key(0)
+
+
+def clients(y, count=10):
+    parts = zip(np.array_split(X, count), np.array_split(y, count), strict=True)
+    return pt.federate([pt.Table(*part) for part in parts])
+
+
+NUMBERS, CLASSES = clients(Y), clients(LABELS)
+
+
+def bound(model, prior, y, q, hyper):
+    """F(ε, q) of all rows, as it is written down."""
+    ell = model_at(model, hyper).ell(q, pt.Table(jnp.asarray(X), jnp.asarray(y)), jnp.ones(len(y)), KEY)
+    return ell - q.kl(prior_at(prior, hyper))
+
+
+@functools.cache
+def optimum():
+    """The evidence's maximum by scikit-learn, without priors on the precisions."""
+    flat = dict.fromkeys(("alpha_1", "alpha_2", "lambda_1", "lambda_2"), 0.0)
+    return BayesianRidge(fit_intercept=False, tol=1e-14, max_iter=10_000, compute_score=True, **flat).fit(X, Y)
+
+
+def learned(how, names, model=LINEAR, parts=NUMBERS, prior=PRIOR, name="sequential", **options):
+    settings = {"solver": pt.Conjugate()} if model is LINEAR else {}
+    options = {"tolerance": 1e-13, "rounds": 300, "progress": False, "evaluate_every": 10} | options
+    return pt.methods.fit(name, model, prior, parts, settings, learn=names, how=how, **options)
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_linear_regression_in_ten_clients_reaches_the_maximum_of_the_evidence(how):
+    found = learned(how, ["noise", "prior_scale"])
+    assert found.status is pt.Status.CONVERGED
+    expected = [optimum().alpha_ ** -0.5, optimum().lambda_ ** -0.5]
+    np.testing.assert_allclose(list(found.posterior.hyper.values()), expected, rtol=1e-6)
+    assert found.free_energy == pytest.approx(optimum().scores_[-1], abs=1e-6)
+    np.testing.assert_allclose(found.posterior.mean, optimum().coef_, rtol=1e-6)
+    assert found.posterior.model.noise == found.posterior.hyper["noise"]
+
+
+@pytest.mark.parametrize("name", ["synchronous", "asynchronous"])
+def test_other_schedules_lead_there_too(name):
+    found = learned("collapsed", ["noise", "prior_scale"], name=name, tolerance=1e-9, rounds=3000, evaluate_every=0)
+    expected = [optimum().alpha_ ** -0.5, optimum().lambda_ ** -0.5]
+    np.testing.assert_allclose(list(found.posterior.hyper.values()), expected, rtol=1e-4)
+
+
+def pooled_bound(scale):
+    """max_q F(ε, q) on all rows."""
+    prior = prior_at(PRIOR, {"prior_scale": jnp.asarray(scale)})
+    shard, one = CLASSES.pooled().shards[0], jnp.asarray(1.0)
+    return solve(Problem(LOGISTIC, shard, Factor.of(prior), one, prior, one)).free_energy
+
+
+@jax.jit
+def solve(problem):
+    return pt.Newton().solve(problem, KEY)
+
+
+def test_the_prior_scale_of_logistic_regression_is_the_best_of_a_grid():
+    """To 1e-3, the spacing of the last of three grids, each around the best of the one before."""
+    best = 2.0
+    for spacing in (1e-1, 1e-2, 1e-3):
+        grid = best + np.arange(-15, 16) * spacing
+        best = grid[np.argmax([pooled_bound(scale) for scale in grid])]
+    found = learned("collapsed", ["prior_scale"], LOGISTIC, CLASSES, tolerance=1e-10)
+    assert float(found.posterior.hyper["prior_scale"]) == pytest.approx(best, abs=1e-3)
+
+
+def test_a_links_slope_and_the_priors_scale_are_one_number():
+    """p(y | s·xᵀθ) under N(0, 1) is p(y | xᵀθ) under N(0, s²)."""
+    scale, slope = (
+        learned("collapsed", [name], LOGISTIC, CLASSES, tolerance=1e-11) for name in ("prior_scale", "slope")
+    )
+    assert float(slope.posterior.hyper["slope"]) == pytest.approx(float(scale.posterior.hyper["prior_scale"]), rel=1e-5)
+    assert slope.free_energy == pytest.approx(scale.free_energy, abs=1e-8)
+    np.testing.assert_allclose(slope.posterior.predict(X[:5]), scale.posterior.predict(X[:5]), rtol=1e-5)
+
+
+class Watched(Ascent):
+    """Notes the bound before and after each of its steps."""
+
+    seen: list = eqx.field(static=True, kw_only=True)
+
+    def update(self, standing, memory):
+        moved = super().update(standing, memory)
+        self.seen.append((standing.bound(standing.u), standing.bound(moved.u)))
+        return moved
+
+
+@pytest.mark.parametrize("collapsed", [False, True], ids=["coordinate", "collapsed"])
+@pytest.mark.parametrize("names", [["noise", "prior_scales"], ["prior_scale"]], ids=["linear", "logistic"])
+def test_learning_never_lowers_the_bound(collapsed, names):
+    """Nor does PVI from one settled point to the next; on its way from a step to a settled point it may."""
+    model, parts = (LINEAR, NUMBERS) if "noise" in names else (LOGISTIC, CLASSES)
+    seen: list[tuple[float, float]] = []
+    method = pt.methods.named("sequential", learning=Watched(names, collapsed, seen=seen))
+    pt.run(method, model, PRIOR, parts, tolerance=1e-8, rounds=60, evaluate_every=0, progress=False)
+    before, after = np.array(seen).T
+    rounding = 1e-13 * abs(before[0])
+    assert len(seen) > 3
+    assert (after - before).min() >= -rounding
+    assert (after - before).max() > 0.01
+    if collapsed:
+        assert (before[1:] - after[:-1]).min() >= -rounding
+
+
+@pytest.mark.parametrize("how", ["coordinate", "collapsed"])
+def test_relevance_is_determined_feature_by_feature(how):
+    """At the optimum s_j² = E[θ_j²] (MacKay 1992), and the fourth feature, which says nothing, has next to no scale."""
+    found = learned(how, ["noise", "prior_scales"], tolerance=1e-9)
+    scales, q = np.asarray(found.posterior.hyper["prior_scales"]), found.posterior.q
+    np.testing.assert_allclose(scales[:3] ** 2, (np.square(q.mean) + np.square(q.sd))[:3], rtol=1e-3)
+    assert scales[3] < 0.1 < scales[:3].min()
+    assert found.free_energy > learned(how, ["noise", "prior_scale"], tolerance=1e-9).free_energy
+
+
+STILL = Stochastic(("slope", "prior_scales"), optax.set_to_zero())
+SPEEDS = np.linspace(1.0, 1.9, 10)
+
+
+@pytest.mark.parametrize(
+    ("method", "speeds", "rounds"),
+    [
+        (pt.methods.named("sequential", learning=STILL), None, 12),
+        (pt.methods.named("synchronous", learning=STILL, damping=0.5), None, 60),
+        (pt.methods.named("asynchronous", learning=STILL, damping=0.5), SPEEDS, 100),
+    ],
+    ids=["sequential", "synchronous", "asynchronous"],
+)
+def test_the_gradient_assembled_at_a_fixed_point_is_that_of_the_pooled_bound(method, speeds, rounds):
+    model = pt.LogisticRegression(slope=1.3)
+    found = pt.run(
+        method, model, PRIOR, CLASSES, rounds=rounds, tolerance=-1.0, evaluate_every=0, speeds=speeds, progress=False
+    )
+    state, above = found.state, ("slope", "prior_scales")
+    summed = {name: jnp.asarray(column.sum(0)) for name, column in state.gradients.items()}
+    assembled = bound_gradient(PRIOR, state.posterior, state.hyper, summed, above, 1.0)
+    exact = jax.grad(lambda u: bound(model, PRIOR, LABELS, state.posterior, constrained(u, above)))(
+        unconstrained(state.hyper, above)
+    )
+    np.testing.assert_allclose(assembled["slope"], exact["slope"], rtol=1e-10)
+    np.testing.assert_allclose(assembled["prior_scales"], exact["prior_scales"], rtol=1e-10)
+
+
+def test_it_is_the_gradient_of_the_collapsed_bound():
+    """`sec:hyper-gradients`: where q is optimal its dependence on ε does not count; central differences, h = 1e-4."""
+    found = pt.run(
+        pt.methods.named("sequential", learning=Stochastic(("prior_scale",), optax.set_to_zero())),
+        LOGISTIC,
+        PRIOR,
+        CLASSES,
+        rounds=12,
+        tolerance=-1.0,
+        evaluate_every=0,
+        progress=False,
+    )
+    gradient = bound_gradient(PRIOR, found.state.posterior, found.state.hyper, {}, ("prior_scale",), 1.0)["prior_scale"]
+    slope = (pooled_bound(np.exp(1e-4)) - pooled_bound(np.exp(-1e-4))) / 2e-4
+    assert float(gradient) == pytest.approx(float(slope), rel=1e-6)
+
+
+def test_layers_of_a_network_have_scales_of_their_own():
+    model = pt.NetworkRegressor((4, 3, 1))
+    prior = pt.MeanFieldGaussian.standard_normal(model.template(), 2.0)
+    hyper = begin(model, prior, ["noise", "layer_scales"])
+    assert hyper["layer_scales"].shape == (2,)
+    first, second = prior_at(prior, {"layer_scales": jnp.array([0.5, 3.0])}).sd
+    for layer, sd in ((first, 1.0), (second, 6.0)):
+        assert {float(value) for leaf in jax.tree.leaves(layer) for value in leaf.ravel()} == {sd}
+    start = pt.MeanFieldGaussian.tight(model.template())
+    method = pt.methods.named(
+        "sequential",
+        solver=pt.Gradient(learning_rate=0.01, max_steps=100),
+        start=start,
+        learn=["noise", "layer_scales"],
+        how="coordinate",
+    )
+    found = pt.run(method, model, prior, clients(Y, 2), rounds=4, progress=False)
+    fixed = pt.run(
+        method=pt.Method(method.solver, start=start),
+        model=model,
+        prior=prior,
+        partition=clients(Y, 2),
+        rounds=4,
+        progress=False,
+    )
+    assert found.free_energy > fixed.free_energy
+    assert set(found.history["hyper"][-1]) == {"noise", "layer_scales"}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pt.Method(pt.Newton()),
+        pt.Method(pt.Newton(), pt.Synchronous(), pt.Damped(None)),
+        pt.Method(pt.Newton(), aggregation=Anticipating()),
+        pt.Method(NaturalGradient(), pt.Synchronous(), ServerOptimiser()),
+    ],
+    ids=["damped", "synchronous", "anticipating", "optimiser"],
+)
+def test_the_posterior_stays_prior_times_factors_while_the_prior_moves(method):
+    learning = Stochastic(("prior_scale",))
+    method = pt.Method(method.solver, method.schedule, method.aggregation, learning=learning)
+    engine = LocalEngine(CLASSES)
+    state = with_learning(init(PRIOR, 10, aggregation=method.aggregation), learning, LOGISTIC)
+    for _ in range(15):
+        state, _ = step(method, LOGISTIC, engine, state)
+        whole = functools.reduce(operator.mul, (factor.natural for factor in state.factors), state.prior_now)
+        np.testing.assert_allclose(whole.precision, state.posterior.precision, rtol=1e-10)
+        np.testing.assert_allclose(whole.precision_mean, state.posterior.precision_mean, rtol=1e-10, atol=1e-10)
+    assert float(state.hyper["prior_scale"]) != 1.0
+
+
+@pytest.mark.parametrize("aggregation", [Incremental(), Averaging(), Shared()], ids=lambda a: type(a).__name__)
+def test_aggregations_that_remember_a_product_move_it_with_the_prior(aggregation):
+    """With the prior moved first or last, the holdings are the same."""
+    change = PRIOR.stretched(jnp.full(4, 0.5)) / PRIOR
+    late = aggregation.with_prior(aggregation.init(PRIOR, 3), change)
+    early = aggregation.init(PRIOR * change, 3)
+    product = {"Incremental": "prior", "Averaging": "product"}.get(type(aggregation).__name__)
+    pairs = [(late.posterior, early.posterior)]
+    pairs += [(getattr(late.memory, product), getattr(early.memory, product))] if product else []
+    for moved, there in pairs:
+        np.testing.assert_allclose(moved.precision, there.precision, rtol=1e-15)
+
+
+def test_a_state_saved_at_any_step_goes_on_to_the_same_end(tmp_path):
+    """Tasks under way keep the hyperparameters that they were sent with."""
+    method = pt.methods.named("asynchronous", learn=["slope", "prior_scales"], how="stochastic")
+    engine = LocalEngine(CLASSES, SPEEDS)
+    states = [with_learning(init(PRIOR, 10), method.learning, LOGISTIC)]
+    for _ in range(14):
+        states.append(step(method, LOGISTIC, engine, states[-1])[0])
+    save(tmp_path / "state", states[12], History())
+    state, _ = load(tmp_path / "state", states[0])
+    assert len({float(task.hyper["slope"]) for task in state.in_flight}) > 1
+    for _ in range(2):
+        state, _ = step(method, LOGISTIC, engine, state)
+    assert all(eqx.tree_equal(value, vars(states[-1])[name]) for name, value in vars(state).items())
+
+
+def test_other_values_compile_nothing_anew():
+    learned("stochastic", ["noise"], rounds=1)
+    traces = answer.traces
+    learned("stochastic", ["noise"], rounds=3, model=LINEAR)
+    assert answer.traces == traces
+
+
+def test_the_summary_has_what_was_learned():
+    rows = learned("collapsed", ["noise", "prior_scales"], rounds=20).posterior.summary(["a", "b", "c", "d"])
+    assert [row["name"] for row in rows] == ["a", "b", "c", "d", "noise", *(f"prior_scales[{j}]" for j in range(4))]
+    assert rows[4]["mean"] == pytest.approx(optimum().alpha_ ** -0.5, rel=0.05)
+    assert np.isnan(rows[4]["sd"])
+
+
+@pytest.mark.parametrize(
+    ("names", "model", "message"),
+    [
+        (
+            ["nois"],
+            LINEAR,
+            "no hyperparameter named 'nois': choose one of noise, prior_scale, prior_scales, layer_scales",
+        ),
+        (["slope"], LINEAR, "no hyperparameter named 'slope'"),
+        (["noise"], pt.LinearRegression(-1.0), "noise to be learned is -1.0: begin with a number above 0"),
+        (["prior_scale", "prior_scales"], LINEAR, "name one of these only"),
+        (["noise", "noise"], LINEAR, "each once"),
+    ],
+)
+def test_what_cannot_be_learned_is_named(names, model, message):
+    with pytest.raises(pt.InputError, match=message):
+        learned("collapsed", names, model)
+
+
+def test_other_mistakes_are_named_too():
+    with pytest.raises(pt.InputError, match="no way of learning named 'grid'"):
+        learned("grid", ["noise"])
+    with pytest.raises(pt.InputError, match="Power EP has no bound"):
+        pt.methods.fit("power_ep", LOGISTIC, PRIOR, CLASSES, learn=["prior_scale"])
+
+
+def test_positive_names_stay_positive():
+    assert positive(LINEAR, ["noise", "prior_scales"]) == ("noise", "prior_scales")
+    far = constrained({"noise": jnp.asarray(-50.0)}, ("noise",))
+    assert float(far["noise"]) > 0
+    assert Ascent(["noise"]).names == ("noise",)
