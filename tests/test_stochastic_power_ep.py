@@ -21,8 +21,11 @@ from partita import (
 )
 from partita.aggregation import Shared
 from partita.errors import InputError
+from partita.federation.ledger import Ledger
+from partita.history import History
 from partita.membership import retire
 from partita.objective import Prior
+from partita.server import init
 
 _generator = np.random.default_rng(1)
 X = _generator.normal(size=(30, 2))
@@ -113,7 +116,37 @@ def test_what_the_server_keeps_does_not_grow_with_its_clients():
         arrays = {id(leaf): leaf.nbytes for leaf in jax.tree.leaves((state.posterior, state.factors, state.memory))}
         return sum(arrays.values())
 
-    assert kept(10) == kept(1000)
+    assert kept(10) == kept(10_000)
+
+
+def test_nor_does_what_it_writes_down(tmp_path):
+    """But for a client's name and a few counters: a thousand clients more take less than their factors would."""
+
+    def written(clients):
+        names = [f"client {k}" for k in range(clients)]
+        ledger = Ledger(tmp_path / f"{clients}", durable=False)
+        state, _ = ledger.load(init(FullGaussian.standard_normal(60), names, aggregation=Shared()))
+        ledger.close(state, History(), last=True)
+        read, _ = Ledger(tmp_path / f"{clients}").load(init(state.prior, names, aggregation=Shared()))
+        assert len(read.factors) == clients
+        ledger._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return (tmp_path / f"{clients}").stat().st_size
+
+    one = 60 * 61 * 8
+    assert written(1010) - written(10) < 1000 * one / 100
+
+
+def test_its_fixed_point_for_small_alpha_is_that_of_global_vi():
+    """Clients of one size that all answer stand for themselves; the difference is a multiple of α."""
+    prior, model = FullGaussian.standard_normal(2), LogisticRegression(GaussHermite(64))
+    parts = federate([Table(x, y) for x, y in zip(np.split(X, 3), np.split(Y, 3), strict=True)])
+    best = run(methods.pooled(), model, prior, parts.pooled(), tolerance=1e-12, progress=False).state.posterior
+    apart = []
+    for alpha in (1e-2, 1e-4):
+        method = methods.stochastic_power_ep(alpha, 0.5, participants=3)
+        found = run(method, model, prior, parts, rounds=60, evaluate_every=0, progress=False).state.posterior
+        apart.append(np.sqrt(sum(np.sum((a - b) ** 2) for a, b in pairs(found, best))))
+    assert apart[0] / apart[1] == pytest.approx(100, rel=0.02)
 
 
 def pairs(first, second):

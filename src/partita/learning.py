@@ -20,7 +20,7 @@ HALVINGS = 20
 """How often a step is halved before it is given up."""
 QUASI_NEWTON = optax.chain(optax.scale_by_lbfgs(), optax.scale(-1.0))
 """L-BFGS without a line search of its own."""
-AMSGRAD = optax.amsgrad(3e-2)
+AMSGRAD = optax.amsgrad(0.3)
 """Adam whose steps shrink with the gradient, so that it comes to rest though gradients are old."""
 How = Literal["coordinate", "collapsed", "stochastic"]
 
@@ -34,6 +34,8 @@ class Standing(NamedTuple):
     """The free energy at other hyperparameters, where q moves with the prior: one communication a client."""
     tolerance: float
     """How many nats a fixed point may be missed by."""
+    clients: int
+    """How many take part."""
 
 
 class Moved(NamedTuple):
@@ -107,7 +109,9 @@ class Ascent(Learning):
 class Stochastic(Learning):
     """A step after every answer, along everybody's last gradients, of which one is new at a time.
 
-    It asks for nothing and waits for nobody; the noise of old gradients vanishes as ε settles.
+    A pass over all M clients goes as far as one step of the optimiser. It asks for nothing and waits for nobody, and the
+    noise of old gradients vanishes as ε settles. Begin within a factor of ten or so: the largest gradient that was ever
+    seen decides how far steps go.
     """
 
     names: tuple[str, ...] = eqx.field(static=True, converter=tuple)
@@ -118,7 +122,8 @@ class Stochastic(Learning):
 
     def update(self, standing: Standing, memory: PyTree) -> Moved:
         change, memory = self.direction(standing, memory)
-        return Moved(optax.apply_updates(standing.u, change), memory, gain(standing.gradient))
+        u = jax.tree.map(lambda u, c: u + c / standing.clients, standing.u, change)
+        return Moved(u, memory, gain(standing.gradient))
 
 
 def gain(gradient: Hyper) -> float:

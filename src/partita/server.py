@@ -382,7 +382,7 @@ def learn(method: Method, learning: Learning, model: Model, engine: Engine, stat
         return free_energy(method, model, engine, new, new.posterior) if new.posterior.is_proper() else -np.inf
 
     u = unconstrained(state.hyper, above)
-    moved = learning.update(Standing(u, gradient, bound, tolerance), state.learning)
+    moved = learning.update(Standing(u, gradient, bound, tolerance, int(present.sum())), state.learning)
     new = at(moved.u)
     if not new.posterior.is_proper():
         new, moved = state, moved._replace(left=gain(gradient))

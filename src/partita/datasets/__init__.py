@@ -1,9 +1,9 @@
 """Data sets to try things on, as tables of numbers (`adult`) or before preprocessing (`adult_frames`).
 
-Adult is bundled; breast cancer and digits come with scikit-learn; the others are the user's own or downloaded.
+Adult is bundled; breast cancer, diabetes and digits come with scikit-learn; others are the user's own or downloaded.
 """
 
-from partita.datasets.bundled import Dataset, adult, bank, breast_cancer, credit, digits
+from partita.datasets.bundled import Dataset, adult, bank, breast_cancer, credit, diabetes, digits
 from partita.datasets.frame import Frame, Frames
 from partita.datasets.heart import heart_frames
 from partita.datasets.mimic import mimic_frames
@@ -22,6 +22,7 @@ __all__ = [
     "breast_cancer",
     "credit",
     "credit_frames",
+    "diabetes",
     "digits",
     "frames",
     "heart_frames",

@@ -1,4 +1,4 @@
-"""Data sets as numbers, ready for a model: Adult is bundled, two come with scikit-learn, two are downloaded."""
+"""Data sets as numbers, ready for a model: Adult is bundled, three come with scikit-learn, two are downloaded."""
 
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -42,6 +42,16 @@ def breast_cancer() -> Dataset:
     data = _scikit_learn().load_breast_cancer()
     columns = dict(zip(data.feature_names, data.data.T, strict=True))
     return encoded(divided(Frame.build(columns, 1.0 - data.target)))
+
+
+def diabetes() -> Dataset:
+    """Diabetes: how far does the disease progress in a year? 442 rows and 10 columns, from scikit-learn.
+
+    The response is centred.
+    """
+    data = _scikit_learn().load_diabetes()
+    columns = dict(zip(data.feature_names, data.data.T, strict=True))
+    return encoded(divided(Frame.build(columns, data.target - data.target.mean())))
 
 
 def digits() -> Dataset:

@@ -59,6 +59,8 @@ class Ledger(Journal):
     def __init__(self, path: str | os.PathLike[str], durable: bool = True) -> None:
         self.path = Path(path)
         self._kept: State | None = None
+        self._first: tuple[Factor, ...] = ()
+        """The factors that a run begins with, which need not be written: thousands of clients may share one."""
         self._rows = self._traffic = 0
         self._counted: dict[str, Any] = {}
         """The numbers written last."""
@@ -76,6 +78,7 @@ class Ledger(Journal):
                 self._write(db, "format", _FORMAT)
 
     def load(self, fresh: State) -> tuple[State, History]:
+        self._first = fresh.factors
         with self._transaction() as db:
             if not db.execute("SELECT key FROM arrays WHERE key = 'prior'").fetchone():
                 self._write(db, "seed", fresh.seed)
@@ -172,7 +175,7 @@ class Ledger(Journal):
         db.executemany("INSERT OR REPLACE INTO clients VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
         held = () if kept is None else kept.factors
         for k, factor in enumerate(state.factors):
-            if k >= len(held) or held[k] is not factor:
+            if not any(factor is known for known in (*held[k : k + 1], *self._first[k : k + 1])):
                 _put(db, k, _packed(factor))
         for name in _TREES:
             if kept is None or getattr(kept, name) is not getattr(state, name):
@@ -254,7 +257,7 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
         arrays = dict(db.execute("SELECT key, value FROM arrays"))
         blobs = dict(db.execute("SELECT updates, posterior FROM posteriors"))
         clients = db.execute(
-            "SELECT name, version, residual, age, ell, gone, factor FROM clients JOIN factors USING (k) ORDER BY k"
+            "SELECT name, version, residual, age, ell, gone, factor FROM clients LEFT JOIN factors USING (k) ORDER BY k"
         ).fetchall()
         tasks = db.execute(
             "SELECT id, client, version, updates, sent, factor, info, reply FROM tasks ORDER BY place"
@@ -272,7 +275,11 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
         raise InputError(f"{source} belongs to a run with another prior: choose another ledger.")
     names, versions, residual, age, ell, gone, factors = (list(column) for column in zip(*clients, strict=True))
     one = Factor.one(prior)
-    held = tuple(unflatten(unpack(factor).arrays, one, source) for factor in factors)
+    first = (*like.factors, *[one] * (len(names) - len(like.factors)))
+    held = tuple(
+        begun if factor is None else unflatten(unpack(factor).arrays, one, source)
+        for begun, factor in zip(first, factors, strict=True)
+    )
     numbers = about["numbers"]
     gradients = {key: np.zeros((len(names), *column.shape[1:])) for key, column in like.gradients.items()}
     likes = {"gradients": gradients, **{name: getattr(like, name) for name in _TREES if name != "gradients"}}
