@@ -16,6 +16,7 @@ from partita.aggregation import (
     Averaging,
     Backtracking,
     Damped,
+    DoubleLoop,
     Incremental,
     Mean,
     ServerOptimiser,
@@ -23,6 +24,7 @@ from partita.aggregation import (
     agile_adam,
 )
 from partita.errors import InputError, unknown
+from partita.expectations import Grid
 from partita.families import Family
 from partita.learning import How
 from partita.method import Method
@@ -31,7 +33,7 @@ from partita.objective import Prior, Proximal, SplitPrior, Undeleted
 from partita.partition.shard import Partition
 from partita.pvi import Result, run
 from partita.schedules import Asynchronous, Order, RandomSubset, Schedule, Sequential, Synchronous
-from partita.solvers import NaturalGradient, Newton, PowerEP, Solver
+from partita.solvers import MomentMatching, NaturalGradient, Newton, PowerEP, Solver
 
 _NEWTON = Newton()
 _SCHEDULES: Mapping[str, Schedule] = {
@@ -105,6 +107,14 @@ def expectation_propagation(
 ) -> Method:
     """Expectation propagation (Minka 2001): power EP with α = 1."""
     return power_ep(1.0, schedule, damping, passes, start)
+
+
+def double_loop(alpha: float = 0.5, points: int = 20) -> Method:
+    """Power EP with clients as sites by a double loop (Hasenclever et al. 2017), which converges without damping.
+
+    For any model of up to three parameters, over which a grid of so many points in each is laid; see `DoubleLoop`.
+    """
+    return Method(MomentMatching(alpha=alpha, rule=Grid(points)), Synchronous(), DoubleLoop(alpha))
 
 
 def stochastic_power_ep(
@@ -227,6 +237,7 @@ NAMED: Mapping[str, Callable[..., Method]] = {
     "asynchronous": asynchronous,
     "power_ep": power_ep,
     "expectation_propagation": expectation_propagation,
+    "double_loop": double_loop,
     "stochastic_power_ep": stochastic_power_ep,
     "global_vi": global_vi,
     "stochastic_global_vi": stochastic_global_vi,

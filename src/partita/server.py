@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int, PyTree
 
 from partita.admission import Admission
 from partita.aggregation import Aggregation, Damped, FreeEnergy, Holdings, Taken
-from partita.client import Reply
+from partita.client import HELD_BACK, Reply
 from partita.engines import Answer, Engine, Failure, Task
 from partita.errors import InputError
 from partita.families import Family
@@ -327,7 +327,7 @@ def take_in(method: Method, model: Model, engine: Engine, state: State, admissio
     gradients = {name: column.copy() for name, column in state.gradients.items()}
     for k, reply in replies.items():
         own = float(reply.info.residual) if taken.residual is None else taken.residual
-        residual[k] = own if k in accepted else np.inf
+        residual[k] = own if k in accepted and int(reply.info.outcome) not in HELD_BACK else np.inf
         age[k], ell[k] = 0, reply.info.ell if np.isfinite(reply.info.ell) else ell[k]
         for name, column in gradients.items() if reply.info.finite else ():
             column[k] = reply.gradient[name]

@@ -3,6 +3,7 @@
 from partita.aggregation.anticipating import Anticipating
 from partita.aggregation.averaging import Averaging, Mean
 from partita.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken
+from partita.aggregation.double_loop import DoubleLoop
 from partita.aggregation.incremental import Incremental, agile_adam
 from partita.aggregation.product import Backtracking, Damped, check_damping
 from partita.aggregation.server_optimiser import ServerOptimiser
@@ -14,6 +15,7 @@ __all__ = [
     "Averaging",
     "Backtracking",
     "Damped",
+    "DoubleLoop",
     "FreeEnergy",
     "Holdings",
     "Incremental",

@@ -1,0 +1,219 @@
+"""The double loop (Hasenclever et al. 2017) beside its objective written in NumPy, where plain power EP oscillates."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from partita import (
+    Damped,
+    FullGaussian,
+    Grid,
+    InputError,
+    LogDensity,
+    LogisticRegression,
+    MeanFieldGaussian,
+    Method,
+    MomentMatching,
+    PowerEP,
+    Synchronous,
+    Table,
+    federate,
+    run,
+)
+from partita.aggregation import DoubleLoop
+from partita.client import client_update
+from partita.engines import LocalEngine
+from partita.objective import Factor
+from partita.pvi import Status
+from partita.server import init, log_normaliser, step
+
+CLIENTS, COLUMNS = 4, 6
+_generator = np.random.default_rng(0)
+X = 2 * (np.sqrt(0.8) + np.sqrt(0.2) * _generator.normal(size=(CLIENTS, COLUMNS)))
+Y = (_generator.uniform(size=CLIENTS) < 0.5).astype(float)
+ROWS = federate([Table(X[k : k + 1], Y[k : k + 1]) for k in range(CLIENTS)])
+"""A row each, whose columns go together: a mean-field posterior leaves them to correct each other's corrections."""
+MODEL, PRIOR = LogisticRegression(), MeanFieldGaussian.standard_normal(COLUMNS)
+
+
+def one_row(alpha, points=48):
+    return PowerEP(alpha, max_steps=1, back_off=False, points=points)
+
+
+def plain(alpha, damping, rounds):
+    method = Method(one_row(alpha), Synchronous(), Damped(damping))
+    return run(method, MODEL, PRIOR, ROWS, rounds=rounds, tolerance=1e-16, evaluate_every=0, progress=False)
+
+
+def double_loop(alpha):
+    return Method(one_row(alpha), Synchronous(), DoubleLoop(alpha))
+
+
+def log_mass(shift, precision):
+    """A(η) of a mean-field Gaussian."""
+    return np.sum(shift**2 / precision - np.log(precision / (2 * np.pi))) / 2
+
+
+def log_tilted_mass(alpha, k, shift, precision):
+    """log ∫ p(y_k | θ)^α exp⟨η, T(θ)⟩ dθ, by the trapezoidal rule over the row's predictor."""
+    mean, deviation = X[k] @ (shift / precision), np.sqrt(np.sum(X[k] ** 2 / precision))
+    f = np.linspace(mean - 12 * deviation, mean + 12 * deviation, 2001)
+    log_likelihood = -np.logaddexp(0, (1 - 2 * Y[k]) * f)
+    density = np.exp(alpha * log_likelihood - ((f - mean) / deviation) ** 2 / 2)
+    return log_mass(shift, precision) + np.log(density.sum() * (f[1] - f[0]) / (np.sqrt(2 * np.pi) * deviation))
+
+
+def saddle(alpha, theta, factors):
+    """L(θ, λ): η = (shift, precision), one row of `factors` for each client."""
+    prior = np.stack([np.zeros(COLUMNS), np.ones(COLUMNS)])
+    sites = [log_tilted_mass(alpha, k, *(theta - alpha * factor)) for k, factor in enumerate(factors)]
+    return log_mass(*(prior + np.sum(factors, axis=0))) + np.sum(np.array(sites) - log_mass(*theta)) / alpha
+
+
+def flat(q, axis=0):
+    return np.stack([np.asarray(q.precision_mean), np.asarray(q.precision)], axis)
+
+
+def member(natural):
+    return MeanFieldGaussian(*map(jnp.asarray, natural))
+
+
+def moments(q):
+    return np.stack(jax.tree.leaves(q.mean_parameters()))
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.4])
+def test_answers_tell_the_gradients_of_the_saddle(alpha):
+    """∂L/∂λ_k = μ(q) − μ_k and ∂L/∂θ = Σ (μ_k − μ(θ)) / α, with μ_k from clients' answers, by central differences."""
+    generator = np.random.default_rng(3)
+    theta = np.stack([generator.normal(size=COLUMNS), generator.uniform(1, 2, COLUMNS)])
+    factors = np.stack([generator.normal(size=(CLIENTS, COLUMNS)), generator.uniform(0, 0.4, (CLIENTS, COLUMNS))], 1)
+    held, q = member(theta), member(flat(PRIOR) + factors.sum(axis=0))
+    recipe = Method(one_row(alpha, points=256)).recipe(MODEL)
+    deltas = [
+        client_update(recipe, PRIOR, held, Factor(member(factor), jnp.zeros(())), shard, 0.25, jax.random.key(0)).delta
+        for factor, shard in zip(factors, ROWS.shards, strict=True)
+    ]
+    tilted = [moments(held * delta.natural**alpha) for delta in deltas]
+
+    def slope(direction, of_theta=False):
+        ends = [
+            saddle(alpha, theta + h * direction, factors) if of_theta else saddle(alpha, theta, factors + h * direction)
+            for h in (1e-5, -1e-5)
+        ]
+        return (ends[0] - ends[1]) / 2e-5
+
+    for direction in generator.normal(size=(5, *factors.shape)):
+        expected = sum(np.sum(direction[k] * (moments(q) - tilted[k])) for k in range(CLIENTS))
+        assert slope(direction) == pytest.approx(expected, rel=1e-7)
+    for direction in generator.normal(size=(3, *theta.shape)):
+        expected = np.sum(direction * (sum(tilted) - CLIENTS * moments(held))) / alpha
+        assert slope(direction, of_theta=True) == pytest.approx(expected, rel=1e-7)
+
+
+@pytest.fixture(scope="module", params=[1.0, 0.5])
+def path(request):
+    """α, and every state of a run of the double loop until its residual is rounding."""
+    method, engine = double_loop(request.param), LocalEngine(ROWS)
+    states = [init(PRIOR, CLIENTS, 0, method.aggregation)]
+    while len(states) < 400 and not states[-1].settled(1e-16):
+        states.append(step(method, MODEL, engine, states[-1])[0])
+    return request.param, states
+
+
+def test_it_converges_without_damping_where_plain_power_ep_oscillates(path):
+    alpha, states = path
+    residual = plain(alpha, 1.0, 200).history["residual"]
+    assert np.min(residual) > 0.1
+    assert np.min(residual[-50:]) > 1
+    damped = plain(alpha, 1 / CLIENTS, 400)
+    assert damped.status is Status.CONVERGED
+    assert states[-1].settled(1e-15)
+    np.testing.assert_allclose(flat(states[-1].posterior), flat(damped.state.posterior), rtol=1e-6, atol=1e-6)
+    product = flat(PRIOR) + sum(flat(factor.natural) for factor in states[-1].factors)
+    np.testing.assert_allclose(product, flat(states[-1].posterior), rtol=1e-6, atol=1e-6)
+    for found, expected in zip(states[-1].factors, damped.state.factors, strict=True):
+        np.testing.assert_allclose(flat(found.natural), flat(expected.natural), rtol=1e-6, atol=1e-6)
+    assert log_normaliser(states[-1]) == pytest.approx(damped.log_evidence, abs=1e-6)
+
+
+def test_the_outer_objective_never_falls_and_the_inner_one_never_rises(path):
+    alpha, states = path
+    outer, inner = [], []
+    for before, after in itertools.pairwise(states):
+        if not np.array_equal(flat(before.posterior), flat(after.posterior)):
+            factors = np.stack([flat(factor.natural) for factor in before.factors])
+            outer.append(saddle(alpha, flat(before.posterior), factors))
+        elif before.memory.slope < 0:
+            theta = flat(after.posterior)
+            was, now = (saddle(alpha, theta, flat(state.memory.base, axis=1)) for state in (before, after))
+            inner.append(now - was)
+    assert len(outer) > 50
+    assert outer[-1] > outer[0] + 0.1
+    rounding = 1e-12
+    assert np.min(np.diff(outer)) > -rounding
+    assert np.max(inner) < rounding
+    assert np.min(inner) < -1e-3
+
+
+def clutter(theta, y):
+    """A measurement that may be of something else altogether (Minka 2001): no log-concave likelihood."""
+    other = -(y**2) / 20 - jnp.log(10) / 2
+    return jnp.logaddexp(-((y - theta[0]) ** 2) / 2, other) - jnp.log(2)
+
+
+def test_clients_of_several_rows_with_bimodal_tilted_densities_end_where_damped_power_ep_does():
+    generator = np.random.default_rng(1)
+    outliers = generator.uniform(size=12) >= 0.5
+    y = np.where(outliers, generator.normal(2.0, 1.0, 12), generator.normal(0, np.sqrt(10), 12))
+    parts, prior = federate(np.split(y, 6)), FullGaussian.standard_normal(1, 3.0)
+    ends = []
+    for aggregation in (DoubleLoop(1.0), Damped(0.5)):
+        method = Method(MomentMatching(1.0, Grid(64)), Synchronous(), aggregation)
+        result = run(
+            method,
+            LogDensity(clutter, expectation=Grid(20)),
+            prior,
+            parts,
+            rounds=300,
+            tolerance=1e-15,
+            evaluate_every=0,
+            progress=False,
+        )
+        assert result.status is Status.CONVERGED
+        ends.append(result.state.posterior)
+    assert ends[0].mean[0] == pytest.approx(float(ends[1].mean[0]), abs=1e-6)
+    assert ends[0].sd[0] == pytest.approx(float(ends[1].sd[0]), abs=1e-6)
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
+    settings = {"tolerance": -1.0, "evaluate_every": 0, "progress": False}
+    whole = run(double_loop(1.0), MODEL, PRIOR, ROWS, rounds=8, **settings)
+    for rounds in (3, 8):
+        parts = run(double_loop(1.0), MODEL, PRIOR, ROWS, rounds=rounds, checkpoint=tmp_path / "run.npz", **settings)
+    np.testing.assert_array_equal(flat(parts.state.posterior), flat(whole.state.posterior))
+    np.testing.assert_array_equal(parts.state.memory.base.precision, whole.state.memory.base.precision)
+
+
+def test_a_round_without_everybody_or_without_moments_changes_nothing():
+    aggregation = DoubleLoop(1.0)
+    holdings = aggregation.init(PRIOR, 2)
+    good = Factor.one(PRIOR)
+    taken = aggregation.update(holdings, {1: good}, lambda q: 0.0)
+    assert taken.holdings is holdings
+    assert taken.damping == 0
+    assert "everybody" in taken.refusals[1]
+    bad = Factor(PRIOR**-2.0, jnp.zeros(()))
+    taken = aggregation.update(holdings, {0: good, 1: bad}, lambda q: 0.0)
+    assert taken.holdings is holdings
+    assert list(taken.refusals) == [1]
+    assert "improper" in taken.refusals[1]
+
+
+@pytest.mark.parametrize("alpha", [0.0, -0.5, 1.5, float("nan")])
+def test_powers_outside_zero_to_one_are_refused(alpha):
+    with pytest.raises(InputError, match="above 0 and at most 1"):
+        DoubleLoop(alpha)
