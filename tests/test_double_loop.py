@@ -21,6 +21,7 @@ from partita import (
     Synchronous,
     Table,
     federate,
+    methods,
     run,
 )
 from partita.aggregation import DoubleLoop
@@ -159,6 +160,29 @@ def test_the_outer_objective_never_falls_and_the_inner_one_never_rises(path):
     assert np.min(inner) < -1e-3
 
 
+@pytest.mark.parametrize("beyond", [-0.2, 0.2])
+def test_a_step_is_taken_if_the_slope_at_its_end_is_not_positive_and_shortened_otherwise(beyond):
+    """Clients answer with the moments of q moved along, or against, the step that was just tried."""
+    aggregation, prior = DoubleLoop(1.0), MeanFieldGaussian.standard_normal(2)
+    first = {0: Factor(member([[0.3, 0.1], [0.2, 0.1]]), jnp.zeros(())), 1: Factor.one(prior)}
+    tried = aggregation.update(aggregation.init(prior, 2), first, lambda q: 0.0).holdings
+    np.testing.assert_array_equal(flat(tried.posterior), flat(prior))
+    q = prior * tried.factors[0].natural * tried.factors[1].natural
+    steps = [tried.factors[k].natural for k in (0, 1)]
+    answers = {k: Factor(q * steps[k] ** -beyond / prior, jnp.zeros(())) for k in (0, 1)}
+    slope = sum(np.sum(flat(steps[k]) * (moments(q) - moments(q * steps[k] ** -beyond))) for k in (0, 1))
+    assert np.sign(slope) == np.sign(beyond)
+    after = aggregation.update(tried, answers, lambda q: 0.0).holdings
+    if beyond < 0:
+        np.testing.assert_allclose(flat(after.memory.base, axis=1), [flat(step) for step in steps], rtol=1e-14)
+    else:
+        shorter = 0.9 / (1 - slope / float(tried.memory.slope))
+        assert shorter < 0.9
+        np.testing.assert_array_equal(flat(after.memory.base), 0)
+        for k in (0, 1):
+            np.testing.assert_allclose(flat(after.factors[k].natural), shorter * flat(steps[k]), rtol=1e-12)
+
+
 def clutter(theta, y):
     """A measurement that may be of something else altogether (Minka 2001): no log-concave likelihood."""
     other = -(y**2) / 20 - jnp.log(10) / 2
@@ -169,7 +193,7 @@ def test_clients_of_several_rows_with_bimodal_tilted_densities_end_where_damped_
     generator = np.random.default_rng(1)
     outliers = generator.uniform(size=12) >= 0.5
     y = np.where(outliers, generator.normal(2.0, 1.0, 12), generator.normal(0, np.sqrt(10), 12))
-    parts, prior = federate(np.split(y, 6)), FullGaussian.standard_normal(1, 3.0)
+    parts, prior = federate(np.split(y, 3)), FullGaussian.standard_normal(1, 3.0)
     ends = []
     for aggregation in (DoubleLoop(1.0), Damped(0.5)):
         method = Method(MomentMatching(1.0, Grid(64)), Synchronous(), aggregation)
@@ -215,5 +239,6 @@ def test_a_round_without_everybody_or_without_moments_changes_nothing():
 
 @pytest.mark.parametrize("alpha", [0.0, -0.5, 1.5, float("nan")])
 def test_powers_outside_zero_to_one_are_refused(alpha):
-    with pytest.raises(InputError, match="above 0 and at most 1"):
-        DoubleLoop(alpha)
+    for make in (DoubleLoop, methods.double_loop):
+        with pytest.raises(InputError, match="above 0 and at most 1"):
+            make(alpha)

@@ -21,10 +21,11 @@ from partita.aggregation import (
     Mean,
     ServerOptimiser,
     Shared,
+    StochasticLoop,
     agile_adam,
 )
 from partita.errors import InputError, unknown
-from partita.expectations import Grid
+from partita.expectations import Grid, MonteCarlo
 from partita.families import Family
 from partita.learning import How
 from partita.method import Method
@@ -115,6 +116,19 @@ def double_loop(alpha: float = 0.5, points: int = 20) -> Method:
     For any model of up to three parameters, over which a grid of so many points in each is laid; see `DoubleLoop`.
     """
     return Method(MomentMatching(alpha=alpha, rule=Grid(points)), Synchronous(), DoubleLoop(alpha))
+
+
+def snep(
+    alpha: float = 0.5, samples: int = 100, step: float = 0.3, outer: float = 0.1, participants: int | None = None
+) -> Method:
+    """Stochastic natural-gradient EP (Hasenclever et al. 2017): the double loop in small steps, from noisy moments.
+
+    For any model: moments are those of so many draws from the posterior, weighted by the tilted density, which are
+    biased by about one over their number. `participants` clients at random answer in each round, or all.
+    """
+    solver = MomentMatching(alpha=alpha, rule=MonteCarlo(samples), max_steps=1)
+    schedule = Synchronous() if participants is None else RandomSubset(participants)
+    return Method(solver, schedule, StochasticLoop(alpha, step, outer))
 
 
 def stochastic_power_ep(
@@ -238,6 +252,7 @@ NAMED: Mapping[str, Callable[..., Method]] = {
     "power_ep": power_ep,
     "expectation_propagation": expectation_propagation,
     "double_loop": double_loop,
+    "snep": snep,
     "stochastic_power_ep": stochastic_power_ep,
     "global_vi": global_vi,
     "stochastic_global_vi": stochastic_global_vi,

@@ -8,6 +8,7 @@ from partita.aggregation.incremental import Incremental, agile_adam
 from partita.aggregation.product import Backtracking, Damped, check_damping
 from partita.aggregation.server_optimiser import ServerOptimiser
 from partita.aggregation.shared import Shared
+from partita.aggregation.stochastic_loop import StochasticLoop
 
 __all__ = [
     "Aggregation",
@@ -22,6 +23,7 @@ __all__ = [
     "Mean",
     "ServerOptimiser",
     "Shared",
+    "StochasticLoop",
     "Taken",
     "agile_adam",
     "check_damping",

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from partita.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken
 from partita.compiled import Compiled
@@ -109,9 +109,9 @@ def _search(
     ahead = inner(direction, gradients)
     lowered, sloped = ahead <= 0, slope < 0
     step = step * jnp.where(sloped, jnp.clip(SAFETY / (1 - ahead / jnp.where(sloped, slope, 1)), 0.1, 2), 1)
-    newton = jax.tree.map(lambda v: (jnp.sum(v, axis=0) / (alpha + clients) - v) / alpha, steepest)
-    base, direction = choose(lowered, (tried, newton), (base, direction))
-    slope = jnp.where(lowered, inner(newton, gradients), slope)
+    onward = newton(alpha, steepest, clients)
+    base, direction = choose(lowered, (tried, onward), (base, direction))
+    slope = jnp.where(lowered, inner(onward, gradients), slope)
 
     solved = lowered & (left <= INEXACT * outer)
 
@@ -148,6 +148,11 @@ def missed(q: Family, tilted: Family) -> Mean:
 def natural(q: Family, change: Mean) -> Family:
     """F⁻¹ times a change of q's mean parameters: by how much its natural parameters change."""
     return jax.jvp(q.with_mean_parameters, (q.mean_parameters(),), (change,))[1]
+
+
+def newton(alpha: float, steepest: Family, clients: int | Int[Array, ""]) -> Family:
+    """The steps of the λ_k that would end at the minimum were every tilted density q: the Hessian is F ⊗ (11ᵀ + αI)."""
+    return jax.tree.map(lambda v: (jnp.sum(v, axis=0) / (alpha + clients) - v) / alpha, steepest)
 
 
 def product(prior: Family, factors: Family) -> Family:

@@ -1,0 +1,104 @@
+"""Stochastic natural-gradient EP (SNEP; Hasenclever et al. 2017): the double loop in small steps."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from partita.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken
+from partita.aggregation.double_loop import (
+    apart,
+    cavities_proper,
+    choose,
+    matched,
+    missed,
+    natural,
+    newton,
+    product,
+    shortened,
+    stacked,
+)
+from partita.compiled import Compiled
+from partita.errors import InputError
+from partita.families import Family, inner
+from partita.objective import Factor
+from partita.solvers.power_ep import check_power, distance
+
+
+class StochasticLoop(Aggregation):
+    """Every answer is one step ε of the inner loop along the natural gradient; θ follows the product, θ^(1−τ) · q^τ.
+
+    The step is linear in the moments that clients answer with, and so unbiased where these are, however noisy; what
+    noise does to the factors shrinks with ε, and what is seen of it in θ with τ. Steps are shortened where a density
+    would not be proper. The original takes mean parameters of the factors themselves, which then have to be proper
+    densities; here they are those of q, for which power EP's own steps are natural gradients (So and Turner 2024).
+
+    The memory is the prior. On the way q is not p · Π t_m; at a fixed point it is, and that is `DoubleLoop`'s.
+    """
+
+    alpha: float = 1.0
+    step: float = 0.1
+    outer: float = 0.1
+
+    def __check_init__(self) -> None:
+        check_power(self.alpha)
+        if not (0 < self.step <= 1 and 0 < self.outer <= 1):
+            raise InputError(f"Inner and outer step are above 0 and at most 1, not {self.step} and {self.outer}.")
+
+    def init(self, prior: Family, clients: int) -> Holdings:
+        return super().init(prior, clients)._replace(memory=prior)
+
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+        everybody = [holdings.factors[k] for k in sorted(holdings.factors)]
+        posterior, factors, residual, proper = follow(
+            self, holdings.posterior, everybody, list(deltas.values()), jnp.array(list(deltas)), holdings.memory
+        )
+        usable = dict(zip(deltas, proper.tolist(), strict=True))
+        refusals = {k: "has no moments: it is improper" for k in deltas if not usable[k]}
+        if len(refusals) == len(deltas):
+            return Taken(holdings, 0.0, 0, refusals)
+        after = Holdings(posterior, dict(enumerate(factors)), holdings.memory)
+        return Taken(after, float(self.step), 0, refusals, float(residual))
+
+
+def _follow(
+    server: StochasticLoop,
+    theta: Family,
+    factors: list[Factor],
+    deltas: list[Factor],
+    answered: Int[Array, " b"],
+    prior: Family,
+) -> tuple[Family, list[Factor], Float[Array, ""], Bool[Array, " b"]]:
+    """θ and all factors after a step, how far from a fixed point they were, and which answers are proper."""
+    alpha, tilted = server.alpha, matched(server.alpha, theta, deltas)
+    proper = jax.vmap(lambda member: member.is_proper())(tilted)
+
+    def usable(tree: PyTree) -> PyTree:
+        return jax.vmap(lambda one, is_usable: choose(is_usable, one, jax.tree.map(jnp.zeros_like, one)))(tree, proper)
+
+    before = stacked([factor.natural for factor in factors])
+    q = product(prior, before)
+    gradients = usable(missed(q, tilted))
+    steepest = jax.vmap(lambda gradient: natural(q, gradient))(gradients)
+    direction = usable(newton(alpha, steepest, jnp.sum(proper)))
+    residual = jnp.maximum(jnp.max(jax.vmap(inner)(steepest, gradients)) / 2, distance(q, theta))
+
+    def moved(length: Float[Array, ""]) -> Family:
+        return jax.tree.map(lambda leaf, change: leaf.at[answered].add(length * change), before, direction)
+
+    def possible(length: Float[Array, ""]) -> Bool[Array, ""]:
+        return cavities_proper(alpha, theta, moved(length)) & product(prior, moved(length)).is_proper()
+
+    after = moved(shortened(jnp.asarray(server.step, residual.dtype), possible))
+    towards = product(prior, after) / theta
+    far = shortened(
+        jnp.asarray(server.outer, residual.dtype),
+        lambda length: cavities_proper(alpha, theta * towards**length, after),
+    )
+    scales = jnp.stack([factor.log_scale for factor in factors])
+    scales = scales.at[answered].add(usable(jnp.stack([delta.log_scale for delta in deltas])))
+    return theta * towards**far, apart(Factor(after, scales), len(factors)), residual, proper
+
+
+follow = Compiled(_follow)
