@@ -143,11 +143,13 @@ def test_it_converges_without_damping_where_plain_power_ep_oscillates(path):
 
 def test_the_outer_objective_never_falls_and_the_inner_one_never_rises(path):
     alpha, states = path
-    outer, inner = [], []
+    outer, inner, promised = [], [], []
     for before, after in itertools.pairwise(states):
         if not np.array_equal(flat(before.posterior), flat(after.posterior)):
             factors = np.stack([flat(factor.natural) for factor in before.factors])
             outer.append(saddle(alpha, flat(before.posterior), factors))
+            q = member(flat(PRIOR) + factors.sum(axis=0))
+            promised.append(CLIENTS / alpha * float(q.kl(before.posterior)))
         elif before.memory.slope < 0:
             theta = flat(after.posterior)
             was, now = (saddle(alpha, theta, flat(state.memory.base, axis=1)) for state in (before, after))
@@ -156,6 +158,8 @@ def test_the_outer_objective_never_falls_and_the_inner_one_never_rises(path):
     assert outer[-1] > outer[0] + 0.1
     rounding = 1e-12
     assert np.min(np.diff(outer)) > -rounding
+    # as much as the inner loop, which ends when a sixteenth is left, allows to be seen
+    assert np.all(np.diff(outer) > 0.8 * np.array(promised[:-1]) - rounding)
     assert np.max(inner) < rounding
     assert np.min(inner) < -1e-3
 
@@ -220,6 +224,15 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
         parts = run(double_loop(1.0), MODEL, PRIOR, ROWS, rounds=rounds, checkpoint=tmp_path / "run.npz", **settings)
     np.testing.assert_array_equal(flat(parts.state.posterior), flat(whole.state.posterior))
     np.testing.assert_array_equal(parts.state.memory.base.precision, whole.state.memory.base.precision)
+
+
+def test_a_grid_that_finds_no_moments_is_not_taken_for_a_fixed_point():
+    """Clients that stay where they are since they know no better agree with the posterior, but do not say so."""
+    model = LogDensity(lambda theta, y: -1e8 * jnp.sum((theta - y) ** 2))
+    prior, parts = FullGaussian.standard_normal(1), federate([np.array([3.0])] * 2)
+    result = run(methods.double_loop(1.0), model, prior, parts, rounds=3, evaluate_every=0, progress=False)
+    assert result.status is not Status.CONVERGED
+    assert np.isinf(result.history["residual"]).all()
 
 
 def test_a_round_without_everybody_or_without_moments_changes_nothing():

@@ -11,9 +11,10 @@ solver that matches moments, it forms p(y_k | ϑ)^α · (θ / t_k^α), and its a
 *Inner loop.* L is convex in all λ together, whose gradients are μ(q) − μ_k, with q = p · Π t_k. Its minimum is where
 every tilted density built on the θ that is held has the moments of q.
 
-*Outer loop.* θ ← q. Let G(θ) = min_λ L. Since G is a convex function, whose gradient is (M/α) μ(q), less (M/α) A(θ),
-G(θ') − G(θ) ≥ (M/α) [KL(q ‖ θ) − KL(q ‖ θ')] for every θ': the step raises G by (M/α) KL(q ‖ θ) or more, and so does
-every shorter one by something. G is at most Σ_k max log p(y_k | ϑ), and power EP's evidence at the end: it converges.
+*Outer loop.* θ ← q. Let G(θ) = min_λ L. It is a convex function, with the gradient (M/α) μ(q), less (M/α) A(θ); so
+G(θ') − G(θ) ≥ (M/α) [KL(q ‖ θ) − KL(q ‖ θ')] for every θ'. The step raises G by (M/α) KL(q ‖ θ) at least, and a shorter
+one in its direction by something. Since G − A(η_0) is never above Σ_k max log p(y_k | ϑ), KL(q ‖ θ) goes to 0; where it
+is 0, q is a fixed point of power EP, and G − A(η_0) its log evidence. Which of several is not said.
 """
 
 from collections.abc import Callable, Mapping, Sequence
