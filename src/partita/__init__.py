@@ -4,7 +4,16 @@ from partita import aggregation, checks, datasets, learning, methods, metrics
 from partita.aggregation import Backtracking, Damped
 from partita.errors import InputError
 from partita.expectations import Analytic, GaussHermite, Grid, LocalReparameterisation, MonteCarlo
-from partita.families import Family, FullGaussian, MeanFieldGaussian, Product
+from partita.families import (
+    Dirichlet,
+    Family,
+    FullGaussian,
+    Gamma,
+    InverseGamma,
+    LogNormal,
+    MeanFieldGaussian,
+    Product,
+)
 from partita.method import Method
 from partita.models import (
     LinearRegression,
@@ -43,16 +52,20 @@ __all__ = [
     "Blockwise",
     "Conjugate",
     "Damped",
+    "Dirichlet",
     "Family",
     "FixedPoint",
     "FullGaussian",
+    "Gamma",
     "GaussHermite",
     "Gradient",
     "Grid",
     "InputError",
+    "InverseGamma",
     "LinearRegression",
     "LocalReparameterisation",
     "LogDensity",
+    "LogNormal",
     "LogisticRegression",
     "MeanFieldGaussian",
     "Method",

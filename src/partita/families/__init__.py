@@ -1,7 +1,24 @@
 """What shape has q? Exponential families of approximate posteriors and factors."""
 
 from partita.families.base import Family, inner
+from partita.families.dirichlet import Dirichlet
+from partita.families.gamma import Gamma
 from partita.families.gaussian import FullGaussian, Gaussian, MeanFieldGaussian
+from partita.families.inverse_gamma import InverseGamma
+from partita.families.log_normal import LogNormal
 from partita.families.product import Product
+from partita.families.transformed import Transformed
 
-__all__ = ["Family", "FullGaussian", "Gaussian", "MeanFieldGaussian", "Product", "inner"]
+__all__ = [
+    "Dirichlet",
+    "Family",
+    "FullGaussian",
+    "Gamma",
+    "Gaussian",
+    "InverseGamma",
+    "LogNormal",
+    "MeanFieldGaussian",
+    "Product",
+    "Transformed",
+    "inner",
+]

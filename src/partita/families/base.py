@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, Key, PyTree
+from jaxtyping import Array, ArrayLike, Bool, Float, Key, PyTree
 
 from partita.errors import InputError
 
@@ -209,6 +209,23 @@ def inner(natural: PyTree, mean: Mean) -> Float[Array, ""]:
     """⟨η, μ⟩, leaf by leaf in order."""
     pairs = zip(jax.tree.leaves(natural), jax.tree.leaves(mean), strict=True)
     return jnp.sum(jnp.stack([jnp.vdot(a, b) for a, b in pairs]))
+
+
+def floating(leaf: ArrayLike) -> Float[Array, "..."]:
+    """The leaf as an array of floating-point numbers."""
+    array = jnp.asarray(leaf)
+    return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
+
+
+def positive(values: ArrayLike, name: str) -> Float[Array, "..."]:
+    """The values as an array; an `InputError` that names the first which is not a positive number, if any."""
+    array = floating(values)
+    if isinstance(array, jax.core.Tracer):
+        return array
+    allowed = jnp.isfinite(array) & (array > 0)
+    if not allowed.all():
+        raise InputError(f"The {name} is to be a finite number above 0, not {array[~allowed][0]:g}.")
+    return array
 
 
 def _ravel(tree: PyTree) -> Float[Array, " p"]:

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Bool, Float, Key, PyTree
+from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from partita.errors import InputError
-from partita.families.base import Family, Theta
+from partita.families.base import Family, Theta, floating
 from partita.noise import standard_normal
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -86,7 +86,7 @@ class MeanFieldGaussian(Gaussian):
     @classmethod
     def from_mean_sd(cls, mean: Theta, sd: Theta) -> Self:
         """The member with this mean and standard deviation, each shaped like θ; a scalar sd serves every parameter."""
-        mean = jax.tree.map(_floating, mean)
+        mean = jax.tree.map(floating, mean)
         trees: list[Any] = [jax.tree.structure(tree) for tree in (mean, sd)]
         if trees[0] != trees[1]:
             sd = jax.tree.map(lambda m: jnp.asarray(sd, m.dtype), mean)
@@ -234,7 +234,7 @@ class FullGaussian(Gaussian):
     def from_mean_covariance(cls, mean: Theta, covariance: Float[Array, "d d"]) -> Self:
         """The member with this mean, shaped like θ, and this covariance of the raveled θ."""
         layout = Layout.of(mean)
-        vector = layout.ravel(jax.tree.map(_floating, mean))
+        vector = layout.ravel(jax.tree.map(floating, mean))
         precision = _inverse(jnp.linalg.cholesky(jnp.asarray(covariance, vector.dtype)))
         return cls(precision @ vector, precision, layout)
 
@@ -351,17 +351,11 @@ def _total(function: Callable[..., Array], *trees: PyTree) -> Float[Array, ""]:
     return jnp.sum(jnp.stack(terms))
 
 
-def _floating(leaf: ArrayLike) -> Float[Array, "..."]:
-    """The leaf as an array of floating-point numbers."""
-    array = jnp.asarray(leaf)
-    return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
-
-
 def _zeros(like: Theta | int) -> Theta:
     """A θ of zeros, like another or of so many parameters."""
     if isinstance(like, int | np.integer):
         return jnp.zeros(int(like))
-    return jax.tree.map(lambda leaf: jnp.zeros_like(_floating(leaf)), like)
+    return jax.tree.map(lambda leaf: jnp.zeros_like(floating(leaf)), like)
 
 
 def _needs_vector(theta: Theta) -> None:

@@ -1,0 +1,111 @@
+import identities
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special as sp
+import scipy.stats as st
+from jax.scipy.special import gammaln
+
+from partita import Gamma, InputError, InverseGamma
+from partita.checks import check_family
+from partita.families import Family
+from partita.families.gamma import Standard, shape_of
+
+SHAPE, RATE = np.array([[2.5, 0.9, 40.0], [7.0, 3.0, 2.2]]), np.array([[1.5, 3.0, 0.2], [10.0, 1.0, 5.0]])
+GAMMA, INVERSE = Gamma.from_shape_rate(SHAPE, RATE), InverseGamma.from_shape_scale(SHAPE, RATE)
+OTHER = Gamma.from_shape_rate(3.0, 2.0 * np.ones((2, 3)))
+INVERSE_OTHER = InverseGamma.of(OTHER)
+PAIRS = {"gamma": (GAMMA, OTHER), "inverse gamma": (INVERSE, INVERSE_OTHER)}
+SCIPY = {
+    "gamma": (st.gamma(SHAPE, scale=1 / RATE), st.gamma(3.0, scale=0.5)),
+    "inverse gamma": (st.invgamma(SHAPE, scale=RATE), st.invgamma(3.0, scale=2.0)),
+}
+both = pytest.mark.parametrize("kind", PAIRS)
+
+
+@both
+def test_contract(kind):
+    check_family(*PAIRS[kind])
+
+
+@both
+def test_density_entropy_moments_and_kl_are_scipys(kind):
+    identities.density_entropy_and_moments_are_scipys(PAIRS[kind][0], SCIPY[kind][0])
+    identities.kl_is_the_integral(*PAIRS[kind], *SCIPY[kind])
+
+
+@both
+def test_intervals_hold_their_mass(kind):
+    for end, mass in zip(PAIRS[kind][0].interval(0.8), (0.1, 0.9), strict=True):
+        np.testing.assert_allclose(SCIPY[kind][0].cdf(end), mass, atol=0.015)  # five standard errors of 10,000 draws
+
+
+@both
+def test_identities(kind):
+    identities.natural_gradients_are_exact(PAIRS[kind][0])
+    identities.improper_factors_multiply_and_print(*PAIRS[kind])
+    identities.single_precision_stays_single(*PAIRS[kind])
+
+
+def test_the_closed_natural_gradient_is_that_of_the_dense_solve():
+    gradient = Standard(jnp.asarray(np.cos(SHAPE)), jnp.asarray(np.sin(RATE)))
+    dense = jax.jit(Family.pull_back)(GAMMA, gradient)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), GAMMA.pull_back(gradient), dense)
+
+
+@both
+def test_draws_are_differentiable(kind):
+    power = 0.3 if kind == "gamma" else -0.3
+
+    def mean(standard):
+        return jnp.sum(jnp.exp(gammaln(standard.shape + power) - gammaln(standard.shape)) * standard.rate**-power)
+
+    identities.draws_are_differentiable(PAIRS[kind][0], mean)
+
+
+def test_a_shape_is_found_from_the_gap_of_its_means():
+    shape = np.logspace(-3, 4, 30)
+    gap = np.log(shape) - sp.digamma(shape)
+    # The gap is a difference of numbers of size log(shape), and about 1/(2 shape).
+    assert (abs(shape_of(jnp.asarray(gap)) / shape - 1) < 1e-14 + 1e-14 * shape).all()
+
+
+def test_small_shapes_are_drawn_in_single_precision():
+    single = jnp.asarray([0.01, 0.02], jnp.float32)
+    draws = Gamma.from_shape_rate(single, single).sample(jax.random.key(0), (1000,))
+    assert draws.dtype == jnp.float32
+    assert np.isfinite(draws).all()
+
+
+def test_moments_that_do_not_exist_are_infinite():
+    mean, sd = InverseGamma.from_shape_scale([0.5, 1.5, 3.0], 1.0).moments()
+    np.testing.assert_array_equal(mean, [np.inf, 2.0, 0.5])
+    np.testing.assert_array_equal(sd, [np.inf, np.inf, 0.5])
+
+
+def test_the_reciprocal_of_a_draw_has_the_inverse_law():
+    key = jax.random.key(0)
+    np.testing.assert_allclose(1 / INVERSE.sample(key), GAMMA.sample(key), rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (lambda: Gamma.from_shape_rate(-1.0, 2.0), "The shape of a gamma is to be a finite number above 0, not -1."),
+        (lambda: Gamma.from_shape_rate(np.ones(2), [1.0, 0.0]), "The rate of a gamma .* not 0."),
+        (lambda: Gamma.from_shape_rate(np.inf, 1.0), "The shape of a gamma .* not inf."),
+        (lambda: Gamma.from_shape_rate(np.ones(2), np.ones(3)), r"Shapes \(2,\) and rates \(3,\) .* do not fit"),
+        (lambda: InverseGamma.from_shape_scale(0, 1), "The shape of an inverse gamma .* not 0."),
+        (lambda: InverseGamma.from_shape_scale(1, [2, -3]), "The scale of an inverse gamma .* not -3."),
+        (lambda: GAMMA * INVERSE, "cannot be combined"),
+        (lambda: GAMMA * Gamma.from_shape_rate(1.0, 1.0), "different shape"),
+    ],
+)
+def test_bad_input_is_one_sentence(build, sentence):
+    with pytest.raises(InputError, match=sentence):
+        build()
+
+
+def test_a_member_is_made_inside_a_program():
+    assert jax.jit(lambda value: Gamma.from_shape_rate(value, 2.0).shape)(jnp.asarray(3.0)) == 3.0
