@@ -12,6 +12,7 @@ from partita.families import (
     InverseGamma,
     LogNormal,
     MeanFieldGaussian,
+    NormalGamma,
     Product,
 )
 from partita.method import Method
@@ -74,6 +75,7 @@ __all__ = [
     "NetworkClassifier",
     "NetworkRegressor",
     "Newton",
+    "NormalGamma",
     "PoissonRegression",
     "PowerEP",
     "ProbitRegression",

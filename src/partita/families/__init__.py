@@ -6,6 +6,7 @@ from partita.families.gamma import Gamma
 from partita.families.gaussian import FullGaussian, Gaussian, MeanFieldGaussian
 from partita.families.inverse_gamma import InverseGamma
 from partita.families.log_normal import LogNormal
+from partita.families.normal_gamma import NormalGamma
 from partita.families.product import Product
 from partita.families.transformed import Transformed
 
@@ -18,6 +19,7 @@ __all__ = [
     "InverseGamma",
     "LogNormal",
     "MeanFieldGaussian",
+    "NormalGamma",
     "Product",
     "Transformed",
     "inner",

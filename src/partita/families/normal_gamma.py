@@ -1,0 +1,155 @@
+"""The normal–gamma family: coefficients and the precision of the noise around them, jointly."""
+
+import math
+from typing import NamedTuple, Self, TypedDict
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Bool, Float, Key
+
+from partita.errors import InputError
+from partita.families.base import Family, floating, positive
+from partita.families.gamma import Gamma
+from partita.families.gamma import Moments as GammaMoments
+from partita.families.gamma import Standard as ShapeRate
+from partita.families.gaussian import FullGaussian, Layout
+from partita.families.gaussian import Standard as MeanVariance
+
+
+class Coefficients(TypedDict):
+    """θ: a vector of coefficients and the precision of the noise."""
+
+    coefficients: Float[Array, "... d"]
+    precision: Float[Array, "..."]
+
+
+class Moments(NamedTuple):
+    """Mean parameters: E[log τ], −E[τ], E[τβ] and −½ E[τββᵀ]."""
+
+    log: Float[Array, ""]
+    negative: Float[Array, ""]
+    first: Float[Array, " d"]
+    second: Float[Array, "d d"]
+
+
+class Standard(NamedTuple):
+    """Mean m and covariance V/τ of the coefficients given the precision τ, and the shape and rate of τ."""
+
+    gaussian: MeanVariance
+    gamma: ShapeRate
+
+
+class NormalGamma(Family):
+    """β | τ ~ N(m, Λ⁻¹/τ) and τ ~ Gamma(a, b): conjugate to linear regression with noise of unknown precision τ.
+
+    θ is a dict with `coefficients` β and `precision` τ, as that of a product of the two would be. With statistics
+    T(θ) = (log τ, −τ, τβ, −½τββᵀ) natural parameters are `exponent` = a − 1 + d/2, `rate` = b + ½mᵀΛm,
+    `precision_mean` = Λm and `precision` = Λ.
+    """
+
+    exponent: Float[Array, ""]
+    rate: Float[Array, ""]
+    precision_mean: Float[Array, " d"]
+    precision: Float[Array, "d d"]
+
+    @classmethod
+    def from_parameters(
+        cls, mean: Float[Array, " d"], covariance: Float[Array, "d d"], shape: ArrayLike, rate: ArrayLike
+    ) -> Self:
+        """The member with this mean m, covariance Λ⁻¹ where the precision is 1, and this gamma for the precision."""
+        mean = floating(mean)
+        covariance = jnp.asarray(covariance, mean.dtype)
+        if mean.ndim != 1 or covariance.shape != (mean.size, mean.size):
+            raise InputError(f"A mean of shape {mean.shape} and a covariance of {covariance.shape} do not fit.")
+        gamma = Gamma.from_shape_rate(
+            positive(shape, "shape of a normal–gamma").astype(mean.dtype),
+            positive(rate, "rate of a normal–gamma").astype(mean.dtype),
+        )
+        return cls.joined(FullGaussian.from_mean_covariance(mean, covariance), gamma)
+
+    @classmethod
+    def joined(cls, gaussian: FullGaussian, gamma: Gamma) -> Self:
+        """The member with this law of the precision, and this law of the coefficients where the precision is 1."""
+        shift, precision = gaussian.precision_mean, gaussian.precision
+        rate = gamma.rate + shift @ gaussian.mean / 2
+        return cls(gamma.exponent + shift.size / 2, rate, shift, precision)
+
+    @property
+    def gaussian(self) -> FullGaussian:
+        """The law N(m, Λ⁻¹) of the coefficients where the precision is 1."""
+        return FullGaussian(self.precision_mean, self.precision, Layout.of(self.precision_mean))
+
+    @property
+    def gamma(self) -> Gamma:
+        """The law of the precision."""
+        rate = self.rate - self.precision_mean @ self.gaussian.mean / 2
+        return Gamma(self.exponent - self.precision_mean.size / 2, rate)
+
+    def statistics(self, theta: Coefficients) -> Moments:
+        beta, tau = theta["coefficients"], theta["precision"]
+        return Moments(jnp.log(tau), -tau, tau * beta, -tau * jnp.outer(beta, beta) / 2)
+
+    def log_normaliser(self) -> Float[Array, ""]:
+        half_log_det = jnp.sum(jnp.log(jnp.diagonal(jnp.linalg.cholesky(self.precision))))
+        return self.gamma.log_normaliser() - half_log_det + self.precision_mean.size * math.log(2 * math.pi) / 2
+
+    def is_proper(self) -> Bool[Array, ""]:
+        return self.is_finite() & self.gaussian.is_proper() & self.gamma.is_proper()
+
+    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Coefficients:
+        keys = jax.random.split(key)
+        gaussian, tau = self.gaussian, self.gamma.sample(keys[0], shape)
+        away = gaussian.sample(keys[1], shape) - gaussian.mean
+        return {"coefficients": gaussian.mean + away / jnp.sqrt(tau)[..., None], "precision": tau}
+
+    def standard(self) -> Standard:
+        return Standard(self.gaussian.standard(), self.gamma.standard())
+
+    def with_standard(self, standard: Standard) -> Self:
+        return self.joined(
+            self.gaussian.with_standard(standard.gaussian), Gamma(standard.gamma.shape - 1, standard.gamma.rate)
+        )
+
+    def unconstrained(self) -> tuple:
+        return self.gaussian.unconstrained(), self.gamma.unconstrained()
+
+    def with_unconstrained(self, unconstrained: tuple) -> Self:
+        gaussian, gamma = unconstrained
+        return self.joined(self.gaussian.with_unconstrained(gaussian), self.gamma.with_unconstrained(gamma))
+
+    def mean_parameters(self) -> Moments:
+        gamma, (mean, covariance) = self.gamma.mean_parameters(), self.gaussian.standard()
+        tau = -gamma.negative
+        return Moments(*gamma, tau * mean, -(covariance + tau * jnp.outer(mean, mean)) / 2)
+
+    def with_mean_parameters(self, mean: Moments) -> Self:
+        gamma = self.gamma.with_mean_parameters(GammaMoments(mean.log, mean.negative))
+        centre = -mean.first / mean.negative
+        covariance = -2 * mean.second - jnp.outer(mean.first, centre)
+        return self.joined(self.gaussian.with_standard(MeanVariance(centre, covariance)), gamma)
+
+    def pull_back(self, gradient: Standard) -> Self:
+        """That of the gamma, and that of the Gaussian with its mean parameters times E[τ]."""
+        mean, (shape, rate) = self.gaussian.mean, self.gamma.standard()
+        precision = -(gradient.gaussian.variance + gradient.gaussian.variance.T)
+        shift = gradient.gaussian.mean * rate / shape + precision @ mean
+        gamma = self.gamma.pull_back(gradient.gamma)
+        return type(self)(gamma.exponent, gamma.rate + shift @ mean - mean @ precision @ mean / 2, shift, precision)
+
+    def entropy(self) -> Float[Array, ""]:
+        gamma = self.gamma
+        return gamma.entropy() + self.gaussian.entropy() - self.precision_mean.size * gamma.expected_log / 2
+
+    def kl(self, other: Self) -> Float[Array, ""]:
+        mine, theirs = self.gaussian, other.gaussian
+        gap = mine.mean - theirs.mean
+        # given τ both have the precision times τ, which scales the squared distance of their means alone
+        farther = (self.gamma.mean - 1) * (gap @ theirs.precision @ gap) / 2
+        return self.gamma.kl(other.gamma) + mine.kl(theirs) + farther
+
+    def moments(self) -> tuple[Coefficients, Coefficients]:
+        """The coefficients are Student's t: their standard deviation is infinite where the shape is at most 1."""
+        (mean, covariance), (shape, rate) = self.standard()
+        variance = jnp.where(shape > 1, jnp.diagonal(covariance) * rate / (shape - 1), jnp.inf)
+        tau, tau_sd = self.gamma.moments()
+        return {"coefficients": mean, "precision": tau}, {"coefficients": jnp.sqrt(variance), "precision": tau_sd}
