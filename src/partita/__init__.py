@@ -25,6 +25,7 @@ from partita.models import (
     PoissonRegression,
     ProbitRegression,
     Table,
+    UnknownNoiseRegression,
     with_intercept,
 )
 from partita.partition import federate, split, splits
@@ -85,6 +86,7 @@ __all__ = [
     "Status",
     "Synchronous",
     "Table",
+    "UnknownNoiseRegression",
     "aggregation",
     "checks",
     "datasets",

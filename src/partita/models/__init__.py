@@ -9,6 +9,7 @@ from partita.models.glm import (
     ProbitRegression,
 )
 from partita.models.network import Network, NetworkClassifier, NetworkRegressor
+from partita.models.unknown_noise import UnknownNoiseRegression
 
 __all__ = [
     "GeneralisedLinear",
@@ -22,5 +23,6 @@ __all__ = [
     "PoissonRegression",
     "ProbitRegression",
     "Table",
+    "UnknownNoiseRegression",
     "with_intercept",
 ]

@@ -65,6 +65,10 @@ class Model(eqx.Module):
         """E[log p(y_n | f_n)] in closed form for f_n ~ N(mean_n, variance_n)."""
         raise self._lacks("a closed form of its expectation", "GaussHermite or MonteCarlo")
 
+    def expected_log_densities(self, q: Family, data: PyTree) -> Float[Array, " n"]:
+        """E_q[log p(y_n | θ)] of each row in closed form; unless overridden, from its Gaussian linear predictor."""
+        return self.expected_log_density(*self.predictor(q, data), data)
+
     def shared(self, q: Family, data: PyTree) -> PyTree[Float[Array, "..."]]:
         """What all local draws of the rows' predictors have in common, such as means and variances."""
         raise self._lacks("predictors that can be sampled locally", "MonteCarlo")

@@ -1,0 +1,65 @@
+"""Linear regression whose noise is a parameter: q(θ, ε) by one family over both (`sec:hyper_learning`, last part)."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import jax.scipy as jsp
+from jaxtyping import Array, Float
+
+from partita.errors import InputError
+from partita.expectations import Analytic, Expectation
+from partita.families import Family, Gamma, Gaussian, NormalGamma, Product
+from partita.families.normal_gamma import Coefficients
+from partita.models.base import Model, Table, check_table
+
+
+class Residual(NamedTuple):
+    """What q says of a row's residual y − xᵀβ and of the precision τ of its noise."""
+
+    predictor: Float[Array, " n"]
+    """E[xᵀβ]."""
+    spread: Float[Array, " n"]
+    """E[τ var(xᵀβ | τ)]."""
+    precision: Gamma
+
+
+class UnknownNoiseRegression(Model):
+    """y ~ N(xᵀβ, 1/τ) with θ = {"coefficients": β, "precision": τ}.
+
+    Conjugate to `NormalGamma`. With `Product(coefficients=…, precision=Gamma(…))` its expectation is linear in the mean
+    parameters of each of the two, so that solving for them in turn is exact.
+    """
+
+    expectation: Expectation = Analytic()
+
+    def check(self, data: Table) -> None:
+        check_table(data)
+
+    def log_density(self, theta: Coefficients, datum: Table) -> Float[Array, ""]:
+        return jsp.stats.norm.logpdf(datum.y, datum.x @ theta["coefficients"], theta["precision"] ** -0.5)
+
+    def expected_log_densities(self, q: Family, data: Table) -> Float[Array, " n"]:
+        predictor, spread, precision = residual(q, data.x)
+        square = precision.mean * (data.y - predictor) ** 2 + spread
+        return (precision.expected_log - jnp.log(2 * jnp.pi) - square) / 2
+
+    def response(self, theta: Coefficients, x: Float[Array, "n d"]) -> Float[Array, " n"]:
+        return x @ theta["coefficients"]
+
+    def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Float[Array, " n"]:
+        return residual(q, x).predictor
+
+
+def residual(q: Family, x: Float[Array, "n d"]) -> Residual:
+    """The residuals of all rows under a joint law of coefficients and precision, or under independent ones."""
+    if isinstance(q, NormalGamma):
+        return Residual(*q.gaussian.project(x), q.gamma)
+    parts = q.components if isinstance(q, Product) else {}
+    coefficients, precision = parts.get("coefficients"), parts.get("precision")
+    if not (isinstance(coefficients, Gaussian) and isinstance(precision, Gamma) and precision.rate.ndim == 0):
+        raise InputError(
+            "Regression with unknown noise needs a NormalGamma, or a Product of a Gaussian named coefficients and a "
+            "scalar Gamma named precision: use another expectation, such as MonteCarlo, with other families."
+        )
+    predictor, variance = coefficients.project(x)
+    return Residual(predictor, precision.mean * variance, precision)

@@ -1,0 +1,139 @@
+"""Regression with unknown noise, against coordinate ascent and the conjugate posterior in plain NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats as st
+
+import partita as pt
+from partita.checks import check_model
+
+GENERATOR = np.random.default_rng(0)
+N, D = 50, 3
+X = GENERATOR.normal(size=(N, D)) @ (np.eye(D) + 0.3)
+Y = X @ [1.0, -0.5, 0.2] + 0.6 * GENERATOR.normal(size=N)
+SIZES = (4, 6, 14, 13, 13)
+PARTS = pt.federate(
+    [pt.Table(x, y) for x, y in zip(*(np.split(a, np.cumsum(SIZES)[:-1]) for a in (X, Y)), strict=True)], buckets=1
+)
+SHAPE, RATE, SCALE = 2.0, 1.5, 1.5
+MODEL = pt.UnknownNoiseRegression()
+PRODUCT = pt.Product(
+    coefficients=pt.FullGaussian.standard_normal(D, SCALE), precision=pt.Gamma.from_shape_rate(SHAPE, RATE)
+)
+JOINT = pt.NormalGamma.from_parameters(np.zeros(D), SCALE**2 * np.eye(D), SHAPE, RATE)
+EXACT = pt.FixedPoint(max_steps=60, tolerance=-1.0)
+"""Takes all its steps, each of which shrinks the error about tenfold here, until it stays at rounding."""
+
+
+def coordinate_ascent(prior_precision, shape, rate, sweeps=300):
+    """The mean-field optimum over the pooled rows: mean, precision matrix, shape and rate."""
+    gram, tau = X.T @ X, shape / rate
+    for _ in range(sweeps):
+        precision = prior_precision * np.eye(D) + tau * gram
+        mean = np.linalg.solve(precision, tau * X.T @ Y)
+        square = np.sum((Y - X @ mean) ** 2) + np.trace(gram @ np.linalg.inv(precision))
+        tau = (shape + N / 2) / (rate + square / 2)
+    return mean, precision, shape + N / 2, rate + square / 2
+
+
+def parameters(q):
+    return [
+        np.asarray(leaf) for leaf in (q["coefficients"].mean, q["coefficients"].precision, *q["precision"].standard())
+    ]
+
+
+@pytest.mark.parametrize("q", [PRODUCT, JOINT], ids=["product", "normal–gamma"])
+def test_contract(q):
+    check_model(MODEL, q, pt.Table(X[:5], Y[:5]))
+
+
+SWEEPS = pt.Blockwise(pt.Conjugate(), (("coefficients",), ("exponent", "rate")), max_steps=20)
+METHODS = {
+    "sequential": (pt.methods.sequential(EXACT), 12),
+    "synchronous": (pt.methods.synchronous(EXACT, damping=0.5), 60),
+    "sequential, block by block": (pt.methods.sequential(SWEEPS), 25),
+}
+
+
+def pvi(method, prior, rounds):
+    """The posterior after so many rounds: no residual, of which the last are rounding, ends the run before."""
+    result = pt.run(method, MODEL, prior, PARTS, rounds=rounds, tolerance=-1.0, evaluate_every=0)
+    assert result.status is pt.Status.BUDGET_SPENT
+    return result.posterior.q
+
+
+@pytest.mark.parametrize(("method", "rounds"), METHODS.values(), ids=METHODS.keys())
+def test_pvi_reaches_the_optimum_of_coordinate_ascent(method, rounds):
+    q = pvi(method, PRODUCT, rounds)
+    for found, expected in zip(parameters(q), coordinate_ascent(SCALE**-2, SHAPE, RATE), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8)
+
+
+def test_what_independence_costs():
+    """Beside a flat prior, and one of τ that makes up for it, the product has the exact means, and smaller variances.
+
+    With coefficients whose prior is flat, Gamma(a₀, b₀) gives the normal–gamma posterior of shape a = a₀ + (N − D)/2
+    and rate b = b₀ + RSS/2. The product has E[β] and E[τ] = a/b of it, the covariance (a − 1)/a times as large and the
+    variance of τ a/(a + D/2) times.
+    """
+    wide = 1e-5  # the prior's precision, beside about 100 of the rows
+    prior = pt.Product(
+        coefficients=pt.FullGaussian.standard_normal(D, wide**-0.5), precision=pt.Gamma.from_shape_rate(SHAPE, RATE)
+    )
+    q = pt.run(
+        pt.methods.sequential(EXACT), MODEL, prior, PARTS, rounds=12, tolerance=1e-30, evaluate_every=0
+    ).posterior.q
+    mean = np.linalg.lstsq(X, Y)[0]
+    a, b = SHAPE + (N - D) / 2, RATE + np.sum((Y - X @ mean) ** 2) / 2
+    covariance = np.linalg.inv(X.T @ X) * b / (a - 1)
+    np.testing.assert_allclose(q["coefficients"].mean, mean, rtol=1e-6)
+    np.testing.assert_allclose(q["precision"].mean, a / b, rtol=1e-6)
+    np.testing.assert_allclose(q["coefficients"].covariance, covariance * (a - 1) / a, rtol=1e-5)
+    np.testing.assert_allclose(q["precision"].moments()[1] ** 2, a / b**2 * a / (a + D / 2), rtol=1e-5)
+
+
+@pytest.mark.parametrize("damping", [None, 1.0], ids=["sequential", "synchronous"])
+def test_the_normal_gamma_is_exact_in_one_pass(damping):
+    method = pt.methods.sequential(pt.Conjugate())
+    if damping:
+        method = pt.methods.synchronous(pt.Conjugate(), damping=damping)
+    result = pt.run(method, MODEL, JOINT, PARTS, rounds=1)
+    (mean, covariance), (shape, rate) = result.posterior.q.standard()
+    precision = np.eye(D) / SCALE**2 + X.T @ X
+    expected = np.linalg.solve(precision, X.T @ Y)
+    np.testing.assert_allclose(mean, expected, rtol=1e-8)
+    np.testing.assert_allclose(covariance, np.linalg.inv(precision), rtol=1e-8)
+    np.testing.assert_allclose(shape, SHAPE + N / 2, rtol=1e-8)
+    np.testing.assert_allclose(rate, RATE + (Y @ Y - expected @ precision @ expected) / 2, rtol=1e-8)
+    # the bound is tight: rows are jointly Student's t
+    spread = (np.eye(N) + SCALE**2 * X @ X.T) * RATE / SHAPE
+    evidence = st.multivariate_t(np.zeros(N), spread, 2 * SHAPE).logpdf(Y)
+    np.testing.assert_allclose(result.free_energy, evidence, rtol=1e-8)
+
+
+@pytest.mark.parametrize("prior", [PRODUCT, JOINT], ids=["product", "normal–gamma"])
+def test_it_predicts(prior):
+    solver = pt.Conjugate() if prior is JOINT else pt.FixedPoint()
+    posterior = pt.run(pt.methods.sequential(solver), MODEL, prior, PARTS, rounds=3).posterior
+    closed, drawn = posterior.predict(X[:4]), posterior.predict(X[:4], how="monte_carlo", draws=4000)
+    sd = np.sqrt(np.diag(X[:4] @ np.linalg.inv(X.T @ X) @ X[:4].T) * 0.5)
+    assert (abs(closed - drawn) < 5 * sd / np.sqrt(4000)).all()
+    assert np.isfinite(posterior.log_predictive_density(pt.Table(X[:4], Y[:4]))).all()
+    assert [row["name"] for row in posterior.summary()][-1] == "['precision']"
+
+
+@pytest.mark.parametrize(
+    "q",
+    [
+        pt.FullGaussian.standard_normal(D),
+        pt.Product(coefficients=pt.FullGaussian.standard_normal(D)),
+        pt.Product(coefficients=PRODUCT["coefficients"], precision=pt.LogNormal.from_median_sd(1.0, 1.0)),
+        pt.Product(coefficients=PRODUCT["coefficients"], precision=pt.Gamma.from_shape_rate(np.ones(2), 1.0)),
+    ],
+    ids=["no noise", "no precision", "log-normal", "two precisions"],
+)
+def test_other_families_are_told_what_is_needed(q):
+    with pytest.raises(pt.InputError, match="needs a NormalGamma, or a Product"):
+        MODEL.ell(q, pt.Table(jnp.asarray(X), jnp.asarray(Y)), jnp.ones(N), jax.random.key(0))
