@@ -104,6 +104,12 @@ class AtTheMean(GaussHermite):
         return super().at_predictor(model, mean, 0 * variance, data)
 
 
+class NoBound(AtTheMean):
+    """Log densities at the mean of θ, which for a concave one are above their mean, said to be below."""
+
+    bounds = True
+
+
 class Total(GaussHermite):
     def rows(self, model, q, data, key):
         return jnp.sum(super().rows(model, q, data, key))
@@ -124,6 +130,7 @@ class Overflowing(Expectation):
     [
         (MeanOfRows(), "ell is not the weighted sum"),
         (LogisticRegression(expectation=AtTheMean()), "disagrees with draws of θ"),
+        (LogisticRegression(expectation=NoBound()), "above draws of θ"),
         (LogisticRegression(expectation=Total()), "a number per row"),
         (LogisticRegression(expectation=NarrowDraws()), "biased"),
         (LogisticRegression(expectation=Overflowing()), "not finite"),

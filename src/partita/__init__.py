@@ -3,7 +3,7 @@
 from partita import aggregation, checks, datasets, learning, methods, metrics
 from partita.aggregation import Backtracking, Damped
 from partita.errors import InputError
-from partita.expectations import Analytic, GaussHermite, Grid, LocalReparameterisation, MonteCarlo
+from partita.expectations import Analytic, Assignments, GaussHermite, Grid, LocalReparameterisation, MonteCarlo
 from partita.families import (
     Dirichlet,
     Family,
@@ -17,6 +17,7 @@ from partita.families import (
 )
 from partita.method import Method
 from partita.models import (
+    GaussianMixture,
     LinearRegression,
     LogDensity,
     LogisticRegression,
@@ -49,6 +50,7 @@ __all__ = [
     "LBFGS",
     "AlphaDivergence",
     "Analytic",
+    "Assignments",
     "Asynchronous",
     "Backtracking",
     "Blockwise",
@@ -60,6 +62,7 @@ __all__ = [
     "FullGaussian",
     "Gamma",
     "GaussHermite",
+    "GaussianMixture",
     "Gradient",
     "Grid",
     "InputError",

@@ -56,6 +56,11 @@ class Expectation(eqx.Module):
         """Whether the answer does not depend on the key."""
         return True
 
+    @property
+    def bounds(self) -> bool:
+        """Whether it is a lower bound on the expectation, rather than the expectation itself."""
+        return False
+
     def at_predictor(
         self, model: "Model", mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
     ) -> Float[Array, " n"]:
@@ -90,6 +95,22 @@ class Analytic(Expectation):
         self, model: "Model", mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
     ) -> Float[Array, " n"]:
         return model.expected_log_density(mean, variance, data)
+
+
+class Assignments(Expectation):
+    """For models with a discrete latent variable in each row: a bound, maximised over the law r_n of each of them.
+
+    At its maximum Σ_k r_nk (E_q[log p(y_n, z_n = k | θ)] − log r_nk) is log Σ_k exp E_q[log p(y_n, z_n = k | θ)]. Its
+    gradient is that at the best r_n held fixed (the envelope theorem), so that its natural gradient is the conjugate
+    factor of the expected statistics: the latent variables never leave the client, and nothing is kept between visits.
+    """
+
+    @property
+    def bounds(self) -> bool:
+        return True
+
+    def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
+        return jax.nn.logsumexp(model.expected_joint_log_densities(q, data), axis=1)
 
 
 class GaussHermite(Expectation):

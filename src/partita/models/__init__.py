@@ -8,10 +8,12 @@ from partita.models.glm import (
     PoissonRegression,
     ProbitRegression,
 )
+from partita.models.mixture import GaussianMixture
 from partita.models.network import Network, NetworkClassifier, NetworkRegressor
 from partita.models.unknown_noise import UnknownNoiseRegression
 
 __all__ = [
+    "GaussianMixture",
     "GeneralisedLinear",
     "LinearRegression",
     "LogDensity",

@@ -69,6 +69,10 @@ class Model(eqx.Module):
         """E_q[log p(y_n | θ)] of each row in closed form; unless overridden, from its Gaussian linear predictor."""
         return self.expected_log_density(*self.predictor(q, data), data)
 
+    def expected_joint_log_densities(self, q: Family, data: PyTree) -> Float[Array, "n k"]:
+        """E_q[log p(y_n, z_n = k | θ)] of each row and each value of its latent variable."""
+        raise self._lacks("a discrete latent variable", "Analytic or MonteCarlo")
+
     def shared(self, q: Family, data: PyTree) -> PyTree[Float[Array, "..."]]:
         """What all local draws of the rows' predictors have in common, such as means and variances."""
         raise self._lacks("predictors that can be sampled locally", "MonteCarlo")

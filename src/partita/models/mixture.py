@@ -1,0 +1,58 @@
+"""A mixture of Gaussians, whose rows each have a latent variable: the component that they came from."""
+
+from typing import TypedDict
+
+import jax
+import jax.numpy as jnp
+import jax.scipy as jsp
+import numpy as np
+from jaxtyping import Array, Float
+
+from partita.errors import InputError
+from partita.expectations import Assignments, Expectation
+from partita.families import Dirichlet, Family, Gamma, Gaussian, Product
+from partita.models.base import Model, check_finite
+
+
+class Components(TypedDict):
+    """θ: probabilities, means and precisions of the components."""
+
+    weights: Float[Array, " k"]
+    means: Float[Array, "k d"]
+    precisions: Float[Array, "k d"]
+
+
+class GaussianMixture(Model):
+    """x ~ Σ_k π_k N(μ_k, diag(1/τ_k)) with θ = {"weights": π, "means": μ, "precisions": τ}; the data are a matrix x.
+
+    q is `Product(weights=Dirichlet(…), means=…, precisions=Gamma(…))`, the means Gaussian over an array (k, d). From a
+    q whose components are alike they stay alike: begin at a `start` that tells them apart.
+    """
+
+    expectation: Expectation = Assignments()
+
+    def check(self, data: Float[Array, "n d"]) -> None:
+        if np.ndim(data) != 2:
+            raise InputError("the data are not a matrix: give rows of an array of two dimensions")
+        check_finite(data)
+
+    def log_density(self, theta: Components, datum: Float[Array, " d"]) -> Float[Array, ""]:
+        each = jsp.stats.norm.logpdf(datum, theta["means"], theta["precisions"] ** -0.5)
+        return jax.nn.logsumexp(jnp.log(theta["weights"]) + jnp.sum(each, axis=-1))
+
+    def expected_joint_log_densities(self, q: Family, data: Float[Array, "n d"]) -> Float[Array, "n k"]:
+        parts = q.components if isinstance(q, Product) else {}
+        weights, means, precisions = (parts.get(name) for name in ("weights", "means", "precisions"))
+        if not (isinstance(weights, Dirichlet) and isinstance(means, Gaussian) and isinstance(precisions, Gamma)):
+            raise InputError(
+                "A mixture needs a Product of a Dirichlet named weights, a Gaussian named means and a Gamma named "
+                "precisions: use another expectation, such as MonteCarlo, with other families."
+            )
+        mean, sd = means.moments()
+        square = (data[:, None] - mean) ** 2 + sd**2
+        each = precisions.expected_log - jnp.log(2 * jnp.pi) - precisions.mean * square
+        return weights.expected_log + jnp.sum(each, axis=-1) / 2
+
+    def responsibilities(self, q: Family, data: Float[Array, "n d"]) -> Float[Array, "n k"]:
+        """The probability of each component for each row, at the best law of its latent variable."""
+        return jax.nn.softmax(self.expected_joint_log_densities(q, data), axis=1)
