@@ -35,7 +35,10 @@ def check_family(q: Family, other: Family) -> None:
     _near(_distance(q * other / other, q), 0, 1e-10, "(q · p) / p is not q")
     _near(_distance(q**2 / q, q), 0, 1e-12, "q² / q is not q")
     factor = q / q**2
-    assert not factor.is_proper(), "1/q is said to be proper"
+    # where θ is bounded, as probabilities are, 1/q may be proper: then 1 is, which lies between q and 1/q
+    assert _normalisable(q.one()) or not factor.is_proper(), "1/q is said to be proper"
+    finite = bool(np.isfinite(factor.log_normaliser()))
+    assert bool(factor.is_proper()) == finite, "1/q is proper and its A not finite, or the reverse"
     assert str(factor), "an improper factor does not print"
     assert factor.is_finite(), "1/q is said not to be finite"
 
@@ -180,6 +183,10 @@ def check_aggregation(aggregation: Aggregation, solver: Solver, model: Model, pr
     undamped, _ = step(Method(solver, Sequential(), Damped()), model, engine, init(prior, len(parts)))
     expected = prior * (undamped.posterior / prior) ** event.damping
     _near(_distance(state.posterior, expected), 0, 1e-8, "the posterior did not move by the damping reported")
+
+
+def _normalisable(q: Family) -> bool:
+    return bool(q.is_proper()) and bool(np.isfinite(q.log_normaliser()))
 
 
 def _double(q: Family) -> None:

@@ -15,7 +15,11 @@ Q, OTHER = Dirichlet.from_concentration(ALPHA), Dirichlet.from_concentration(np.
 
 
 def test_contract():
-    check_family(Q, OTHER)
+    """With a member whose inverse, unlike Q's, is proper: its concentrations are 2 − α."""
+    q = Dirichlet.from_concentration([[1.5, 0.7, 1.9], [1.0, 1.2, 0.5]])
+    assert (q / q**2).is_proper()
+    assert not (Q / Q**2).is_proper()
+    check_family(q, OTHER)
 
 
 def test_it_is_scipys():

@@ -109,3 +109,9 @@ def test_bad_input_is_one_sentence(build, sentence):
 
 def test_a_member_is_made_inside_a_program():
     assert jax.jit(lambda value: Gamma.from_shape_rate(value, 2.0).shape)(jnp.asarray(3.0)) == 3.0
+
+
+def test_a_number_is_an_array_of_a_type_of_its_own():
+    """A weak type, as Python's numbers have, turns strong on the way, and every program would be compiled twice."""
+    for q in (Gamma.from_shape_rate(2.0, 3), InverseGamma.from_shape_scale(2, 3.0)):
+        assert not any(leaf.weak_type for leaf in jax.tree.leaves(q))

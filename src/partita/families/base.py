@@ -212,9 +212,9 @@ def inner(natural: PyTree, mean: Mean) -> Float[Array, ""]:
 
 
 def floating(leaf: ArrayLike) -> Float[Array, "..."]:
-    """The leaf as an array of floating-point numbers."""
-    array = jnp.asarray(leaf)
-    return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
+    """The leaf as an array of floating-point numbers, of a type that is its own: a weak one would compile anew."""
+    dtype = jnp.asarray(leaf).dtype
+    return jnp.asarray(leaf, dtype if jnp.issubdtype(dtype, jnp.floating) else float)
 
 
 def positive(values: ArrayLike, name: str) -> Float[Array, "..."]:
