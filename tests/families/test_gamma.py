@@ -71,6 +71,15 @@ def test_a_shape_is_found_from_the_gap_of_its_means():
     assert (abs(shape_of(jnp.asarray(gap)) / shape - 1) < 1e-14 + 1e-14 * shape).all()
 
 
+@pytest.mark.parametrize(("shape", "rate"), [(-2.5, 2.0), (0.0, 2.0), (2.0, 0.0), (2.0, -1.0), (np.nan, 1.0)])
+def test_what_is_improper_has_no_normaliser(shape, rate):
+    """Also where log |Γ(shape)| is a number."""
+    q = Gamma(jnp.asarray(shape - 1), jnp.asarray(rate))
+    assert not q.is_proper()
+    assert not np.isfinite(q.log_normaliser())
+    assert not InverseGamma(q / InverseGamma.stretch(q)).is_proper()
+
+
 def test_small_shapes_are_drawn_in_single_precision():
     single = jnp.asarray([0.01, 0.02], jnp.float32)
     draws = Gamma.from_shape_rate(single, single).sample(jax.random.key(0), (1000,))

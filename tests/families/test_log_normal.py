@@ -109,6 +109,7 @@ def test_it_is_the_posterior_of_any_model():
     [
         (lambda: LogNormal.from_median_sd([1.0, -2.0], 1.0), "The median of a log-normal .* not -2."),
         (lambda: LogNormal.from_median_sd(1.0, 0.0), "The standard deviation of a logarithm .* not 0."),
+        (lambda: LogNormal.of(Gamma.from_shape_rate(1.0, 1.0)), "A LogNormal is made of a Gaussian, not of a Gamma."),
         (lambda: MEAN_FIELD * FULL, "cannot be combined"),
     ],
 )

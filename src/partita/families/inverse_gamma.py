@@ -1,6 +1,6 @@
 """The inverse gamma family: variances and squared scales."""
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
@@ -16,6 +16,7 @@ class InverseGamma(Transformed):
     |dθ/du| = u⁻² has an `exponent` of −2; standard parameters are the shape and the rate of u, which is the scale of θ.
     """
 
+    kind: ClassVar[type] = Gamma
     natural: Gamma
 
     @classmethod

@@ -1,6 +1,6 @@
 """The log-normal family: positive numbers whose logarithms are Gaussian."""
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import equinox as eqx
 import jax
@@ -18,6 +18,7 @@ class LogNormal(Transformed):
     |dθ/du| = exp(u) has a `precision_mean` of 1; standard parameters are mean and variance of log θ.
     """
 
+    kind: ClassVar[type] = Gaussian
     natural: Gaussian
 
     @classmethod

@@ -1,10 +1,11 @@
 """A family of θ = g(u), for a family of u: logarithms that are Gaussian, reciprocals that are gamma."""
 
 import abc
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
+from partita.errors import InputError
 from partita.families.base import Family, Mean, Theta
 
 
@@ -16,6 +17,8 @@ class Transformed(Family):
     parameters by a constant, which is in the prior and in the posterior and cancels from factors.
     """
 
+    kind: ClassVar[type]
+    """Of what family u is."""
     natural: Family
     """exp⟨η, T(u)⟩ as a member of u's family."""
 
@@ -37,6 +40,8 @@ class Transformed(Family):
     @classmethod
     def of(cls, original: Family) -> Self:
         """The law of θ for this law of u."""
+        if not isinstance(original, cls.kind):
+            raise InputError(f"A {cls.__name__} is made of a {cls.kind.__name__}, not of a {type(original).__name__}.")
         return cls(original / cls.stretch(original))
 
     @property
