@@ -1,6 +1,7 @@
 """Stochastic power EP (`alg:spep`) beside one written in NumPy, its limit, and what it keeps."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import log_ndtr
@@ -9,9 +10,12 @@ from partita import (
     FixedPoint,
     FullGaussian,
     GaussHermite,
+    Grid,
+    LogDensity,
     LogisticRegression,
     MeanFieldGaussian,
     Method,
+    MomentMatching,
     ProbitRegression,
     Sequential,
     Table,
@@ -87,6 +91,50 @@ def test_as_alpha_vanishes_it_is_mini_batch_global_vi(family):
         apart.append(np.sqrt(sum(np.sum((a - b) ** 2) for a, b in pairs(q, limit))))
     slopes = np.diff(np.log10(apart)) / np.diff(np.log10(alphas))
     np.testing.assert_allclose(slopes, 1, atol=0.01)
+
+
+def mixture(theta, y):
+    """log of a density with two bumps, of which the data do not say which they come from."""
+    return jnp.logaddexp(-((y - theta[0]) ** 2) / 2, -((y + 1 - theta[0] / 2) ** 2) - 0.3)
+
+
+HEIGHTS = np.random.default_rng(2).normal(0.8, 1.2, 9)
+
+
+def test_for_a_mixture_its_step_is_that_of_the_paper():
+    """`alg:spep` on a fine grid: q · (p(y_k) / t)^α is matched, and q moves by M·ρ/α of the way in its parameters."""
+    alpha, damping, parts = 0.5, 0.1, federate(np.split(HEIGHTS, 3))
+    method = methods.stochastic_power_ep(alpha, damping, "fixed", rows=False)
+    model, prior = LogDensity(mixture, expectation=Grid()), MeanFieldGaussian.standard_normal(1)
+    before, after = (run(method, model, prior, parts, communications=n).state.posterior for n in (1, 2))
+    theta = np.linspace(-12, 12, 20_001)
+    mean, precision = float(before.mean[0]), float(before.precision[0])
+    log_q, log_prior = -precision * (theta - mean) ** 2 / 2, -(theta**2) / 2
+    likelihood = sum(np.asarray(jax.vmap(lambda one, y=y: mixture(one[None], y))(theta)) for y in HEIGHTS[3:6])
+    log_tilted = log_q + alpha * (likelihood - (log_q - log_prior) / 3)
+    mass = np.exp(log_tilted - log_tilted.max())
+    mass /= mass.sum()
+    centre = mass @ theta
+    matched = np.array([centre, 1.0]) / (mass @ (theta - centre) ** 2)
+    natural = np.array([mean * precision, precision])
+    expected = natural + 3 * damping / alpha * (matched - natural)
+    np.testing.assert_allclose([after.precision_mean[0], after.precision[0]], expected, rtol=1e-9)
+
+
+def test_as_alpha_vanishes_it_is_mini_batch_global_vi_for_a_mixture():
+    """`prop:sep`, step by step with damping, over four decades, with grids so fine that these differ by less."""
+    model, prior = LogDensity(mixture, expectation=Grid(96)), MeanFieldGaussian.standard_normal(1)
+    parts = federate([HEIGHTS[:4], HEIGHTS[4:]])
+
+    def posterior(solver):
+        method = Method(solver, Sequential(), Shared(0.1), Prior(rescaled=True))
+        return run(method, model, prior, parts, rounds=2, progress=False).state.posterior
+
+    limit = posterior(FixedPoint(max_steps=1, back_off=False))
+    alphas = 10.0 ** -np.arange(2, 7)
+    found = [posterior(MomentMatching(alpha, Grid(96))) for alpha in alphas]
+    apart = [np.sqrt(sum(np.sum((a - b) ** 2) for a, b in pairs(q, limit))) for q in found]
+    np.testing.assert_allclose(np.diff(np.log10(apart)) / np.diff(np.log10(alphas)), 1, atol=0.02)
 
 
 @pytest.mark.parametrize("participants", [1, 2])

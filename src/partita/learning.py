@@ -109,9 +109,9 @@ class Ascent(Learning):
 class Stochastic(Learning):
     """A step after every answer, along everybody's last gradients, of which one is new at a time.
 
-    A pass over all M clients goes as far as one step of the optimiser. It asks for nothing and waits for nobody, and the
-    noise of old gradients vanishes as ε settles. Begin within a factor of ten or so: the largest gradient that was ever
-    seen decides how far steps go.
+    A pass over all M clients goes as far as one step of the optimiser. It asks for nothing and waits for nobody, and
+    the noise of old gradients vanishes as ε settles. Begin within a factor of ten or so: the largest gradient that was
+    ever seen decides how far steps go.
     """
 
     names: tuple[str, ...] = eqx.field(static=True, converter=tuple)

@@ -136,14 +136,17 @@ def stochastic_power_ep(
     damping: float | None = None,
     order: Order = "random",
     participants: int = 1,
+    rows: bool = True,
     start: Family | None = None,
 ) -> Method:
     """Stochastic power EP (`alg:spep`; Li et al. 2015): one factor for all, which each answer moves by ρ, 1/M if None.
 
     Neither the server nor a client keeps anything that grows with the number of clients. One client at a time, or
-    `participants` at random. α → 0 is mini-batch global VI by natural gradients (`prop:sep`).
+    `participants` at random. With `rows` every row has a site, which takes a generalised linear model; otherwise a
+    client's rows are matched as a whole, for any model of up to three parameters. α → 0 is mini-batch global VI by
+    natural gradients (`prop:sep`).
     """
-    solver = PowerEP(alpha=alpha, max_steps=1, back_off=False)
+    solver = PowerEP(alpha=alpha, max_steps=1, back_off=False) if rows else MomentMatching(alpha=alpha)
     schedule = Sequential(order) if participants == 1 else RandomSubset(participants)
     return Method(solver, schedule, Shared(damping), Prior(rescaled=True), start=start)
 

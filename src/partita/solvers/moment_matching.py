@@ -21,7 +21,8 @@ class MomentMatching(Solver):
 
     A `Grid` is exact for few parameters. With `MonteCarlo` draws are weighted by how much likelier the tilted density
     makes them; the moments are then biased, by about one over the number of draws that the weights leave in effect.
-    Values of θ are laid out anew around what was matched last until that stays where it is.
+    Values of θ are laid out anew around what was matched last until that stays where it is. Rows that stand for w times
+    as many (`Prior(rescaled=True)`) count as w clients, of which one is matched: (p(y_k | θ)^w / t_k)^(α/w).
 
     Natural parameters are no linear function of moments: those matched to few draws are biased, however much the server
     damps, and may not exist. With a `step_size` ε below 1 an answer says at what rate natural parameters change as mean
@@ -52,7 +53,7 @@ class MomentMatching(Solver):
         return Progress(problem.start, zero, running(), problem.start.mean_parameters())
 
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
-        around, start = progress.q, problem.start
+        around, start, alpha = progress.q, problem.start, self.power(problem)
         factor = start / problem.context.natural
         theta, log_masses = self.rule.nodes(around, key)
         statistics = jax.vmap(around.statistics)(theta)
@@ -60,7 +61,7 @@ class MomentMatching(Solver):
         def log_ratio(one: Theta, statistic: Mean) -> Float[Array, ""]:
             rows = jax.vmap(problem.model.log_density, in_axes=(None, 0))(one, problem.shard.data)
             likelihood = problem.weight * (problem.shard.weights @ rows)
-            return self.alpha * (likelihood - inner(factor, statistic)) + inner(start / around, statistic)
+            return alpha * (likelihood - inner(factor, statistic)) + inner(start / around, statistic)
 
         logs = log_masses + jax.lax.map(lambda pair: log_ratio(*pair), (theta, statistics), batch_size=BATCH)
         # draws have other moments than what they were drawn from: the tilted density changes theirs by as much
@@ -79,16 +80,20 @@ class MomentMatching(Solver):
 
         A grid that went on being laid out anew has not found the tilted density: it may have no moments.
         """
-        start = Factor.of(problem.start)
+        start, alpha = Factor.of(problem.start), self.power(problem)
         said = start / problem.context
-        mass = Factor(progress.q.one(), progress.free_energy - self.alpha * said.log_scale)
-        whole = start * (self.towards(problem.start, progress.memory) * mass) ** (1 / self.alpha)
+        mass = Factor(progress.q.one(), progress.free_energy - alpha * said.log_scale)
+        whole = start * (self.towards(problem.start, progress.memory) * mass) ** (1 / alpha)
         lost = jnp.asarray(isinstance(self.rule, Grid)) & (progress.outcome == Outcome.RUNNING)
         outcome = jnp.where(lost, Outcome.NO_MOMENTS, progress.outcome)
         found = outcome != Outcome.NO_MOMENTS
         whole = jax.tree.map(lambda a, b: jnp.where(found, a, b), whole, start)
         log_mass = jnp.where(whole.natural.is_proper(), whole.natural.log_normaliser() + whole.log_scale, 0)
         return Progress(whole.natural, log_mass, outcome)
+
+    def power(self, problem: Problem) -> Float[Array, ""]:
+        """The power of the whole that gives one of w copies the power α."""
+        return self.alpha / jnp.maximum(problem.weight, 1)
 
     def towards(self, start: Family, moments: Mean) -> Factor:
         """By what q changes until its moments are these, at the rate at which it does over the first ε of the way."""
