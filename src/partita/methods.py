@@ -147,6 +147,7 @@ def stochastic_power_ep(
     natural gradients (`prop:sep`).
     """
     solver = PowerEP(alpha=alpha, max_steps=1, back_off=False) if rows else MomentMatching(alpha=alpha)
+    solver = PowerEP(alpha=alpha, max_steps=1, in_turn=False)
     schedule = Sequential(order) if participants == 1 else RandomSubset(participants)
     return Method(solver, schedule, Shared(damping), Prior(rescaled=True), start=start)
 

@@ -24,6 +24,7 @@ from partita import (
 )
 from partita.compiled import Compiled
 from partita.errors import InputError
+from partita.objective import Factor
 from partita.partition import federate
 from partita.solvers import Outcome
 from partita.solvers.power_ep import Sites
@@ -47,7 +48,7 @@ def test_as_alpha_vanishes_its_passes_are_the_fixed_points_steps(model, family, 
     alphas = 10.0 ** -np.arange(3, 9)
     apart = []
     for alpha in alphas:
-        q = solve(PowerEP(alpha, damping, max_steps=3, tolerance=0.0, back_off=False), task, KEY).q
+        q = solve(PowerEP(alpha, damping, max_steps=3, tolerance=0.0, in_turn=False), task, KEY).q
         apart.append(np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(leaves(q), leaves(limit), strict=True))))
     slopes = np.diff(np.log10(apart)) / np.diff(np.log10(alphas))
     np.testing.assert_allclose(slopes, 1, atol=0.01)
@@ -148,7 +149,7 @@ def test_a_row_with_weight_two_is_two_rows():
     prior = FullGaussian.standard_normal(3)
     twice = problem(prior, x=np.concatenate([X, X[:5]]), y=np.concatenate([Y, Y[:5]]))
     weighted = problem(prior, weights=[np.where(np.arange(40) < 5, 2.0, 1.0)])
-    one, other = solve(PowerEP(0.5), twice, KEY), solve(PowerEP(0.5), weighted, KEY)
+    one, other = (solve(PowerEP(0.5, tolerance=1e-20), task, KEY) for task in (twice, weighted))
     np.testing.assert_allclose(one.q.precision, other.q.precision, rtol=1e-9)
     assert one.free_energy == pytest.approx(float(other.free_energy), abs=1e-8)
 
@@ -157,7 +158,8 @@ def test_half_a_row_is_the_root_of_its_likelihood():
     """Two halves of each row, each matched as a whole, are one row matched with the power 1/2."""
     prior = FullGaussian.standard_normal(3)
     halves = problem(prior, x=np.tile(X, (2, 1)), y=np.tile(Y, 2), weights=[np.full(80, 0.5)])
-    one, other = solve(PowerEP(1.0), halves, KEY), solve(PowerEP(0.5), problem(prior), KEY)
+    one = solve(PowerEP(1.0, tolerance=1e-20), halves, KEY)
+    other = solve(PowerEP(0.5, tolerance=1e-20), problem(prior), KEY)
     np.testing.assert_allclose(one.q.precision, other.q.precision, rtol=1e-7)
     assert one.free_energy == pytest.approx(float(other.free_energy), abs=1e-8)
 
@@ -169,6 +171,44 @@ def test_where_the_client_came_from_does_not_matter():
     one, other = solve(PowerEP(), problem(context), KEY), solve(PowerEP(), problem(context, start), KEY)
     np.testing.assert_allclose(one.q.precision, other.q.precision, rtol=1e-5)
     assert one.free_energy == pytest.approx(float(other.free_energy), abs=1e-8)
+
+
+def rare():
+    """Rows of which few, all of one class, have a category, whose standardised column is wide under the prior."""
+    generator = np.random.default_rng(2)
+    x = np.column_stack([np.ones(60), generator.normal(size=60), np.where(np.arange(60) % 5 == 0, 40.0, 0.0)])
+    return x, ((generator.uniform(size=60) < 0.5) & (x[:, 2] == 0)).astype(float)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.5, 0.1])
+def test_rare_categories_settle_in_turn_and_not_at_once(alpha):
+    """In whatever order the rows come, since a fixed point knows none."""
+    x, y = rare()
+    prior = FullGaussian.standard_normal(3)
+    solver = PowerEP(alpha, max_steps=300, tolerance=1e-20)
+    found = [
+        solve(solver, problem(prior, x=x[order], y=y[order]), KEY) for order in (slice(None), slice(None, None, -1))
+    ]
+    assert [Outcome(int(each.outcome)) for each in found] == [Outcome.CONVERGED] * 2
+    np.testing.assert_allclose(found[0].q.precision, found[1].q.precision, rtol=1e-8)
+    np.testing.assert_allclose(found[0].q.mean, found[1].q.mean, rtol=1e-8)
+    assert found[0].free_energy == pytest.approx(float(found[1].free_energy), abs=1e-8)
+    at_once = dataclasses.replace(solver, in_turn=False)
+    near = solve(at_once, problem(prior, x=x, y=y), KEY)
+    assert Outcome(int(near.outcome)) != Outcome.CONVERGED
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
+@pytest.mark.parametrize("alpha", [1.0, 0.1])
+def test_an_improper_context_has_a_proper_answer_that_does_not_depend_on_the_start(alpha, family):
+    context = Factor.one(family.standard_normal(3)) / Factor.of(family.standard_normal(3, 2.0))
+    starts = family.standard_normal(3, 0.5), family.standard_normal(3, 0.3)
+    solver = PowerEP(alpha, max_steps=300, tolerance=1e-20)
+    found = [solve(solver, problem(start, context=context), KEY) for start in starts]
+    assert [Outcome(int(each.outcome)) for each in found] == [Outcome.CONVERGED] * 2
+    assert found[0].q.is_proper()
+    np.testing.assert_allclose(found[0].q.precision, found[1].q.precision, rtol=1e-8, atol=1e-10)
+    assert found[0].free_energy == pytest.approx(float(found[1].free_energy), abs=1e-8)
 
 
 class Unknowable(LogisticRegression):

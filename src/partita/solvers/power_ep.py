@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from partita.errors import InputError
 from partita.families import Family, FullGaussian, Gaussian, MeanFieldGaussian
 from partita.families.base import inner
+from partita.families.gaussian import Standard
 from partita.models import GeneralisedLinear, Model
 from partita.models.glm import gaussian
 from partita.objective import Factor, Problem
@@ -68,6 +69,27 @@ class Coordinates(NamedTuple):
     variance: Float[Array, ""] | Float[Array, " d"]
     direction: Float[Array, ""] | Float[Array, " d"]
 
+    @classmethod
+    def of(cls, q: Standard, x: Float[Array, " d"]) -> "Coordinates":
+        """Those of a row: θ's own where q is mean-field, else f alone."""
+        mean, variance = q
+        if variance.ndim == 1:
+            return cls(mean, variance, x)
+        return cls(x @ mean, x @ (variance @ x), jnp.ones((), mean.dtype))
+
+    def lift(self, q: Standard, x: Float[Array, " d"]) -> Standard:
+        """q with the coordinates of a row moved here, and θ given them as it was: a change of rank one."""
+        mean, variance = q
+        if variance.ndim == 1:
+            return Standard(self.mean, self.variance)
+        before = variance @ x
+        spread = jnp.where(x @ before > 0, x @ before, 1)
+        slope = before / spread
+        return Standard(
+            mean + slope * (self.mean - x @ mean),
+            variance + jnp.outer(slope, slope) * (self.variance - spread),
+        )
+
     def without(self, site: Sites, alpha: Float[Array, ""]) -> "Coordinates":
         """The cavity q / s^α; its variances are not positive where it is improper."""
         left = 1 - alpha * site.precision * self.variance
@@ -117,13 +139,18 @@ class Memory(NamedTuple):
     """
     damping: Float[Array, ""]
     moved: Float[Array, ""]
-    """How far the last pass went, in nats of KL."""
+    """How far the last pass would have gone undamped, in nats of KL."""
     skipped: Int[Array, ""]
     """How many rows kept their sites in the last pass, since no other was proper."""
 
 
 class PowerEP(Solver):
-    """Passes over the rows in which every site is matched at once, s ← s^(1−ρ) · ŝ^ρ, until q stays where it is.
+    """Passes over the rows in which sites are matched, s ← s^(1−ρ) · ŝ^ρ, until q stays where it is.
+
+    Rows are matched in turn, each to q as the row before has left it. All at once, each would be matched to a q that
+    does not follow: sites of rows whose predictors are much wider than their likelihoods overshoot then, on Adult by
+    −1.8 times their error. In turn, α = 1 needs no damping; a small α, which leaves most of a site in its cavity, may:
+    ρ is halved, for the rest of a visit, when a pass goes farther than the one before.
 
     α = 1 is expectation propagation, and α → 0 the fixed point of the free energy (`FixedPoint`). A client's answer
     depends on its context and not on the sites it had before: none need be kept, and losing them would cost passes and
@@ -135,9 +162,9 @@ class PowerEP(Solver):
     damping: float = 1.0
     max_steps: int = 100
     tolerance: float = 1e-10
-    """Stops after a pass that moves q by less than this, in nats of KL."""
-    back_off: bool = eqx.field(static=True, default=True)
-    """Whether damping is halved where q would be improper, or passes grow, until they shrink again."""
+    """Stops after a pass that would move q by less than this undamped, in nats of KL."""
+    in_turn: bool = eqx.field(static=True, default=True)
+    """Whether rows are matched one after another, from the context on if it is proper; or all at once, to the start."""
     points: int = eqx.field(static=True, default=48)
 
     def __check_init__(self) -> None:
@@ -153,35 +180,37 @@ class PowerEP(Solver):
         if not isinstance(problem.start, MeanFieldGaussian | FullGaussian):
             raise InputError(f"Power EP needs a Gaussian family, not {type(problem.start).__name__}.")
         q, rows = problem.start, len(problem.shard.weights)
+        if self.in_turn:
+            context = gaussian(problem.context.natural)
+            q = jax.tree.map(lambda a, b: jnp.where(problem.bounded(), a, b), context, q)
         mean = q.precision_mean
         shape = (rows, *mean.shape) if isinstance(q, MeanFieldGaussian) else (rows,)
         sites = Sites(jnp.zeros(shape, mean.dtype), jnp.zeros(shape, mean.dtype), jnp.zeros(rows, mean.dtype))
-        infinite = jnp.asarray(jnp.inf, mean.dtype)
         damping = jnp.asarray(self.damping, mean.dtype)
-        memory = Memory(sites, Factor.of(q) / problem.context, damping, infinite, jnp.asarray(0))
+        memory = Memory(sites, Factor.of(q) / problem.context, damping, jnp.full_like(damping, jnp.inf), jnp.asarray(0))
         return Progress(q, jnp.zeros((), mean.dtype), running(), memory)
 
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         q, memory = gaussian(progress.q), progress.memory
         weighted = Shard(problem.shard.data, problem.weight * problem.shard.weights, problem.shard.rows)
-        matched, proper = self.pass_over(problem.model, weighted, self.without_share(q, memory, weighted), memory.sites)
         damping = memory.damping
-        sites = jax.tree.map(lambda old, new: old + damping * (new - old), memory.sites, matched)
+        cavity = self.without_share(q, memory, weighted)
+        sites, proper = self.pass_over(problem.model, weighted, cavity, memory.sites, damping)
         rest = memory.rest ** (1 - damping)
         whole = problem.context * rest * sites.product(q, weighted)
         new = whole.natural
-        moved = jnp.where(new.is_proper(), distance(new, q), jnp.inf)
+        moved = jnp.where(new.is_proper(), distance(new, q) / damping**2, jnp.inf)
         value = new.log_normaliser() + whole.log_scale
         skipped = jnp.sum(~proper & (problem.shard.weights > 0))
         outcome = jnp.where((moved <= self.tolerance) & (skipped == 0), Outcome.CONVERGED, Outcome.RUNNING)
         taken = Progress(new, value, outcome, Memory(sites, rest, damping, moved, skipped))
-        if not self.back_off:
+        if not self.in_turn:
             return taken
         possible = jnp.isfinite(moved)
         found = jax.tree.map(lambda a, b: jnp.where(possible, a, b), taken, progress)
-        shrank = possible & (moved <= memory.moved)
-        after = jnp.where(shrank, jnp.minimum(2 * damping, self.damping), damping / 2)
-        return found._replace(memory=found.memory._replace(damping=after))
+        calm = possible & (moved <= memory.moved)
+        after = jnp.where(calm, damping, damping / 2), jnp.where(calm, moved, jnp.inf)
+        return found._replace(memory=found.memory._replace(damping=after[0], moved=after[1]))
 
     def solution(self, progress: Progress, steps: Int[Array, ""], outcome: Int[Array, ""]) -> Solution:
         return dataclasses.replace(super().solution(progress, steps, outcome), skipped=progress.memory.skipped)
@@ -192,28 +221,35 @@ class PowerEP(Solver):
         proper = cavity.is_proper()
         return jax.tree.map(lambda a, b: jnp.where(proper, a, b), cavity, q)
 
-    def pass_over(self, model: Model, shard: Shard, q: Gaussian, sites: Sites) -> tuple[Sites, Bool[Array, " n"]]:
-        """Every row's new site, matched to q as it is, or its old one where there is no proper one.
+    def pass_over(
+        self, model: Model, shard: Shard, q: Gaussian, sites: Sites, damping: float | Float[Array, ""] = 1.0
+    ) -> tuple[Sites, Bool[Array, " n"]]:
+        """Every row's new site, or its old one where there is no proper one, and whether there is.
 
         A row of weight w counts as w copies of it, or as that power of its likelihood if it is less than one.
         """
-        mean, variance = q.standard()
         alphas = self.alpha * jnp.where(shard.weights > 0, jnp.minimum(shard.weights, 1), 1)
-        diagonal = isinstance(q, MeanFieldGaussian)
 
-        def row(datum: PyTree, site: Sites, alpha: Float[Array, ""]) -> tuple[Sites, Bool[Array, ""]]:
-            x = datum.x
-            if diagonal:
-                coordinates = Coordinates(mean, variance, x)
-            else:
-                coordinates = Coordinates(x @ mean, x @ variance @ x, jnp.ones((), mean.dtype))
-            cavity = coordinates.without(site, alpha)
+        def match(q: Standard, datum: PyTree, site: Sites, alpha: Float[Array, ""]) -> tuple[Sites, Bool[Array, ""]]:
+            cavity = Coordinates.of(q, datum.x).without(site, alpha)
             new, proper = cavity.matched(tilted(model, datum, *cavity.predictor(), alpha, self.points), alpha)
-            return jax.tree.map(lambda a, b: jnp.where(proper, a, b), new, site), proper
+            return jax.tree.map(lambda a, b: jnp.where(proper, b + damping * (a - b), b), new, site), proper
 
+        def follow(q: Standard, row: tuple[PyTree, Sites, Array, Array]) -> tuple[Standard, tuple[Sites, Array]]:
+            datum, site, alpha, weight = row
+            new, proper = match(q, datum, site, alpha)
+            moved = Coordinates.of(q, datum.x).without(jax.tree.map(jnp.subtract, site, new), weight)
+            proper &= jnp.all(moved.variance > 0)
+            taken = moved.lift(q, datum.x), new
+            q, site = jax.tree.map(lambda a, b: jnp.where(proper, a, b), taken, (q, site))
+            return q, (site, proper)
+
+        rows = (shard.data, sites, alphas)
+        if self.in_turn:
+            return jax.lax.scan(follow, q.standard(), (*rows, shard.weights))[1]
         if len(alphas) <= BLOCK:
-            return jax.vmap(row)(shard.data, sites, alphas)
-        return jax.lax.map(lambda each: row(*each), (shard.data, sites, alphas), batch_size=BLOCK)
+            return jax.vmap(lambda *row: match(q.standard(), *row))(*rows)
+        return jax.lax.map(lambda row: match(q.standard(), *row), rows, batch_size=BLOCK)
 
 
 def distance(new: Family, old: Family) -> Float[Array, ""]:
