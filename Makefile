@@ -21,6 +21,7 @@ bench:
 	$(PYTHON) benchmarks/global_vi_adult.py
 	$(PYTHON) benchmarks/network_step.py
 	$(PYTHON) benchmarks/messages.py
+	$(PYTHON) benchmarks/power_ep.py
 
 demo:
 	$(PYTHON) -m partita demo
