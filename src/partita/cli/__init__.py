@@ -65,7 +65,7 @@ def experiment(
         str,
         typer.Argument(
             help="uci, mortality, heart, mnist-homogeneous, mnist-early-stopping, mnist-damping, mnist-inhomogeneous, "
-            "mnist-ablation or digits."
+            "mnist-ablation, digits or ep."
         ),
     ],
     output: Annotated[Path | None, typer.Option(help="The folder for results; by default named after the run.")] = None,
@@ -89,6 +89,13 @@ def experiment(
 
     Interrupt it as you like: the same command goes on. Data are downloaded once, or found under PARTITA_DATA.
     """
+    if name == "ep":
+        from partita.experiments import ep
+
+        if any(option is not None for option in (seeds, problem, data, solver, workers, config)) or plan:
+            raise InputError("The experiment ep takes --output, --quick and --json, and no other option.")
+        ep.run(output or Path("partita-experiment-ep-quick" if quick else "partita-experiment-ep"), quick, json)
+        return
     from partita.cli.experiment import Settings, run_experiment
 
     settings = Settings(name, output, config, data, solver, seeds, workers, tuple(problem or ()), quick, plan)
