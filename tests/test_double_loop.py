@@ -41,7 +41,7 @@ MODEL, PRIOR = LogisticRegression(), MeanFieldGaussian.standard_normal(COLUMNS)
 
 
 def one_row(alpha, points=48):
-    return PowerEP(alpha, max_steps=1, back_off=False, points=points)
+    return PowerEP(alpha, max_steps=1, in_turn=False, points=points)
 
 
 def plain(alpha, damping, rounds):

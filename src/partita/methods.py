@@ -146,8 +146,7 @@ def stochastic_power_ep(
     client's rows are matched as a whole, for any model of up to three parameters. α → 0 is mini-batch global VI by
     natural gradients (`prop:sep`).
     """
-    solver = PowerEP(alpha=alpha, max_steps=1, back_off=False) if rows else MomentMatching(alpha=alpha)
-    solver = PowerEP(alpha=alpha, max_steps=1, in_turn=False)
+    solver = PowerEP(alpha=alpha, max_steps=1, in_turn=False) if rows else MomentMatching(alpha=alpha)
     schedule = Sequential(order) if participants == 1 else RandomSubset(participants)
     return Method(solver, schedule, Shared(damping), Prior(rescaled=True), start=start)
 

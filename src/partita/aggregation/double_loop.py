@@ -29,7 +29,7 @@ from partita.compiled import Compiled
 from partita.families import Family, inner
 from partita.families.base import Mean
 from partita.objective import Factor
-from partita.solvers.power_ep import check_power, distance
+from partita.solvers.power import check_power
 
 INEXACT = 1 / 16
 """The inner loop ends when what is left of it is so small a part of the outer step, in nats of KL."""
@@ -105,7 +105,7 @@ def _search(
     tilted = matched(alpha, theta, deltas)
     gradients = missed(q, tilted)
     steepest = jax.vmap(lambda gradient: natural(q, gradient))(gradients)
-    left, outer = jnp.max(jax.vmap(inner)(steepest, gradients)) / 2, distance(q, theta)
+    left, outer = jnp.max(jax.vmap(inner)(steepest, gradients)) / 2, q.distance(theta)
 
     ahead = inner(direction, gradients)
     lowered, sloped = ahead <= 0, slope < 0

@@ -23,7 +23,7 @@ from partita.compiled import Compiled
 from partita.errors import InputError
 from partita.families import Family, inner
 from partita.objective import Factor
-from partita.solvers.power_ep import check_power, distance
+from partita.solvers.power import check_power
 
 
 class StochasticLoop(Aggregation):
@@ -82,7 +82,7 @@ def _follow(
     gradients = usable(missed(q, tilted))
     steepest = jax.vmap(lambda gradient: natural(q, gradient))(gradients)
     direction = usable(newton(alpha, steepest, jnp.sum(proper)))
-    residual = jnp.maximum(jnp.max(jax.vmap(inner)(steepest, gradients)) / 2, distance(q, theta))
+    residual = jnp.maximum(jnp.max(jax.vmap(inner)(steepest, gradients)) / 2, q.distance(theta))
 
     def moved(length: Float[Array, ""]) -> Family:
         return jax.tree.map(lambda leaf, change: leaf.at[answered].add(length * change), before, direction)

@@ -1,5 +1,6 @@
 """The command line: `partita demo`, `partita experiment`, and the commands of a federation."""
 
+import importlib
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,6 +9,9 @@ import typer
 
 from partita.cli.federation import client, federation, result, resume, server, status
 from partita.errors import InputError
+
+_STUDIES = ("ep", "hyper")
+"""Experiments that are no table of methods: modules of their own."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -65,7 +69,7 @@ def experiment(
         str,
         typer.Argument(
             help="uci, mortality, heart, mnist-homogeneous, mnist-early-stopping, mnist-damping, mnist-inhomogeneous, "
-            "mnist-ablation, digits or ep."
+            "mnist-ablation, digits, ep or hyper."
         ),
     ],
     output: Annotated[Path | None, typer.Option(help="The folder for results; by default named after the run.")] = None,
@@ -89,12 +93,11 @@ def experiment(
 
     Interrupt it as you like: the same command goes on. Data are downloaded once, or found under PARTITA_DATA.
     """
-    if name == "ep":
-        from partita.experiments import ep
-
+    if name in _STUDIES:
         if any(option is not None for option in (seeds, problem, data, solver, workers, config)) or plan:
-            raise InputError("The experiment ep takes --output, --quick and --json, and no other option.")
-        ep.run(output or Path("partita-experiment-ep-quick" if quick else "partita-experiment-ep"), quick, json)
+            raise InputError(f"The experiment {name} takes --output, --quick and --json, and no other option.")
+        study = importlib.import_module(f"partita.experiments.{name}")
+        study.run(output or Path(f"partita-experiment-{name}{'-quick' if quick else ''}"), quick, json)
         return
     from partita.cli.experiment import Settings, run_experiment
 

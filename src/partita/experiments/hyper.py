@@ -27,7 +27,9 @@ from partita.models import LinearRegression, LogisticRegression, Model, Table
 from partita.objective import Factor, Problem
 from partita.partition import split, splits
 from partita.partition.shard import Partition
-from partita.pvi import Result, run
+from partita.pvi import Result
+from partita.pvi import run as run_method
+from partita.server import divergence
 from partita.solvers import Conjugate, Newton, Solution
 
 CLIENTS = 10
@@ -49,7 +51,7 @@ class Bound(NamedTuple):
     """dF/dε as ten clients tell it, where q is the best; NaN where they were not asked."""
 
 
-def run_study(folder: Path, quick: bool, as_json: bool) -> None:
+def run(folder: Path, quick: bool, as_json: bool) -> None:
     """Runs everything, draws the figure, and prints the table, or JSON."""
     jax.config.update("jax_enable_x64", True)
     bound, ways = logistic(quick)
@@ -82,16 +84,16 @@ def logistic(quick: bool) -> tuple[Bound, dict[How, Result]]:
     table = datasets.breast_cancer().train
     parts, model, size = clients(table), LogisticRegression(), table.x.shape[1]
     pooled = parts.pooled()
-    scales = np.geomspace(0.1, 10.0, 9 if quick else 41)
-    rounds = 5 if quick else 200
+    scales = np.geomspace(0.1, 10.0, 5 if quick else 41)
+    rounds = 3 if quick else 200
     priors = [FullGaussian.standard_normal(size, scale) for scale in scales]
     best = [solve(model, prior, pooled) for prior in priors]
-    ells = [float(found.free_energy + found.q.kl(prior)) for found, prior in zip(best, priors, strict=True)]
+    ells = [float(found.free_energy + divergence(found.q, prior)) for found, prior in zip(best, priors, strict=True)]
     free_energy = np.array(
-        [[ell - float(found.q.kl(prior)) for ell, found in zip(ells, best, strict=True)] for prior in priors]
+        [[ell - float(divergence(found.q, prior)) for ell, found in zip(ells, best, strict=True)] for prior in priors]
     )
     gradients = np.full(len(scales), np.nan)
-    for place in range(0, len(scales), 4 if quick else 5):
+    for place in range(0, len(scales), 5):
         gradients[place] = assembled(model, priors[place], parts)
     begin = FullGaussian.standard_normal(size, BEGIN)
     ways = {
@@ -114,7 +116,9 @@ def logistic(quick: bool) -> tuple[Bound, dict[How, Result]]:
 def assembled(model: Model, prior: Family, parts: Partition) -> float:
     """dF/d log scale at PVI's fixed point, from what the clients have sent."""
     still = Stochastic(("prior_scale",), optax.set_to_zero())
-    state = run(Method(Newton(), learning=still), model, prior, parts, rounds=6, evaluate_every=0, progress=False).state
+    state = run_method(
+        Method(Newton(), learning=still), model, prior, parts, rounds=6, evaluate_every=0, progress=False
+    ).state
     return float(bound_gradient(prior, state.posterior, state.hyper, {}, ("prior_scale",), 1.0)["prior_scale"])
 
 
@@ -157,7 +161,7 @@ def linear(quick: bool) -> list[dict[str, Any]]:
             learn=["noise", "prior_scale"],
             how=how,
             tolerance=1e-6 if quick else 1e-12,
-            rounds=10 if quick else 500,
+            rounds=3 if quick else 500,
             evaluate_every=10,
             progress=False,
         )

@@ -135,6 +135,11 @@ class Family(eqx.Module):
         """KL(self ‖ other), both proper."""
         return other.log_normaliser() - self.cross(other) - self.entropy()
 
+    def distance(self, other: Self) -> Float[Array, ""]:
+        """Half of KL both ways, for small moves KL itself: a product of differences, exact however small they are."""
+        apart = jax.tree.map(jnp.subtract, self.mean_parameters(), other.mean_parameters())
+        return inner(self / other, apart) / 2
+
     def log_prob(self, theta: Theta) -> Float[Array, ""]:
         """The log density log q(θ) at one θ."""
         return inner(self, self.statistics(theta)) - self.log_normaliser()

@@ -10,7 +10,7 @@ from partita.families import Family, inner
 from partita.families.base import Mean, Theta
 from partita.objective import Factor, Problem
 from partita.solvers.base import Outcome, Progress, Solver, running
-from partita.solvers.power_ep import check_power, distance
+from partita.solvers.power import check_power
 
 BATCH = 64
 """For how many θ all rows are gone through at a time."""
@@ -71,7 +71,7 @@ class MomentMatching(Solver):
         moments = jax.tree.unflatten(structure, [a + b for a, b in zip(before, changes, strict=True)])
         matched = start.with_mean_parameters(between(start, moments, self.step_size))
         log_mass = jax.nn.logsumexp(logs) + around.log_normaliser() - start.log_normaliser()
-        settled = (distance(matched, around) <= self.tolerance) | (jnp.asarray(self.step_size) < 1)
+        settled = (matched.distance(around) <= self.tolerance) | (jnp.asarray(self.step_size) < 1)
         outcome = jnp.where(settled, Outcome.CONVERGED, Outcome.RUNNING)
         return Progress(matched, log_mass, jnp.where(matched.is_proper(), outcome, Outcome.NO_MOMENTS), moments)
 

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from partita.errors import InputError
-from partita.families import Family, FullGaussian, Gaussian, MeanFieldGaussian
-from partita.families.base import inner
+from partita.families import FullGaussian, Gaussian, MeanFieldGaussian
 from partita.families.gaussian import Standard
 from partita.models import GeneralisedLinear, Model
 from partita.models.glm import gaussian
@@ -19,6 +18,7 @@ from partita.objective import Factor, Problem
 from partita.partition.shard import Shard
 from partita.solvers.base import Outcome, Progress, Solution, Solver, running
 from partita.solvers.newton import gram, over_blocks
+from partita.solvers.power import check_power
 
 Scalar = Callable[[Array], Array]
 """A function of a predictor, elementwise."""
@@ -28,12 +28,6 @@ DROP = 32.0
 """How far below that at its mode the logarithm of a tilted density is where its integration ends."""
 SEARCH = 12
 """Steps towards that mode and those ends, which need not be exact."""
-
-
-def check_power(alpha: float | Array) -> None:
-    """Raises an `InputError` unless α is in (0, 1]; one that is traced was looked at before."""
-    if isinstance(alpha, int | float) and not 0 < alpha <= 1:
-        raise InputError(f"The power α is above 0 and at most 1, not {alpha}.")
 
 
 class Sites(eqx.Module):
@@ -199,7 +193,7 @@ class PowerEP(Solver):
         rest = memory.rest ** (1 - damping)
         whole = problem.context * rest * sites.product(q, weighted)
         new = whole.natural
-        moved = jnp.where(new.is_proper(), distance(new, q) / damping**2, jnp.inf)
+        moved = jnp.where(new.is_proper(), new.distance(q) / damping**2, jnp.inf)
         value = new.log_normaliser() + whole.log_scale
         skipped = jnp.sum(~proper & (problem.shard.weights > 0))
         outcome = jnp.where((moved <= self.tolerance) & (skipped == 0), Outcome.CONVERGED, Outcome.RUNNING)
@@ -250,12 +244,6 @@ class PowerEP(Solver):
         if len(alphas) <= BLOCK:
             return jax.vmap(lambda *row: match(q.standard(), *row))(*rows)
         return jax.lax.map(lambda row: match(q.standard(), *row), rows, batch_size=BLOCK)
-
-
-def distance(new: Family, old: Family) -> Float[Array, ""]:
-    """Half of KL both ways, for small moves KL itself: a product of differences, exact however small they are."""
-    apart = jax.tree.map(jnp.subtract, new.mean_parameters(), old.mean_parameters())
-    return inner(new / old, apart) / 2
 
 
 def tilted(
