@@ -20,7 +20,7 @@ HALVINGS = 20
 """How often a step is halved before it is given up."""
 QUASI_NEWTON = optax.chain(optax.scale_by_lbfgs(), optax.scale(-1.0))
 """L-BFGS without a line search of its own."""
-AMSGRAD = optax.amsgrad(1.0, b1=0.5)
+AMSGRAD = optax.amsgrad(0.3, b1=0.5)
 """Adam whose steps shrink with the gradient, and that forgets old ones soon: it comes to rest though most are old."""
 How = Literal["coordinate", "collapsed", "stochastic"]
 
