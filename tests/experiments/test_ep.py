@@ -14,7 +14,7 @@ from partita.experiments import ep
 _generator = np.random.default_rng(0)
 X = _generator.normal(size=(30, 3))
 Y = X @ [1.0, -1.0, 0.5] + _generator.normal(size=30) / 2
-SMALL = ep.QUICK._replace(proposals=2 * ep.BATCH)
+SMALL = ep.QUICK[0]._replace(proposals=2 * ep.BATCH)
 
 
 def test_the_evidence_is_exact_where_the_posterior_is_gaussian():

@@ -41,9 +41,10 @@ BATCH = 4096
 
 
 class Scale(NamedTuple):
-    """How much is run."""
+    """How much is run on a data set."""
 
-    rows: dict[str, int]
+    data: str
+    rows: int
     models: tuple[str, ...]
     chains: int
     warmup: int
@@ -51,19 +52,21 @@ class Scale(NamedTuple):
     proposals: int
 
 
-WHOLE = Scale({"breast cancer": 569, "adult": 2000}, tuple(MODELS), 4, 1000, 5000, 2**18)
-QUICK = Scale({"breast cancer": 100}, ("logistic",), 2, 200, 300, 2**13)
+WHOLE = (
+    Scale("breast cancer", 569, tuple(MODELS), 4, 1000, 5000, 2**18),
+    Scale("adult", 2000, tuple(MODELS), 4, 1000, 2000, 2**18),
+)
+QUICK = (Scale("breast cancer", 100, ("logistic",), 2, 200, 300, 2**13),)
 
 
 def run(folder: Path, quick: bool, as_json: bool) -> None:
     """Runs what is missing, draws the figure, and prints the table, or JSON."""
     jax.config.update("jax_enable_x64", True)
-    scale = QUICK if quick else WHOLE
     found = []
-    for data, rows in scale.rows.items():
-        table = rows_of(data, rows)
+    for scale in QUICK if quick else WHOLE:
+        data, table = scale.data, rows_of(scale.data, scale.rows)
         for name in scale.models:
-            cell = functools.partial(kept, folder / "cells", asked={"rows": rows, **scale._asdict()})
+            cell = functools.partial(kept, folder / "cells", asked=scale._asdict())
             nuts = cell(f"{data} {name} NUTS", functools.partial(reference, MODELS[name], table, scale))
             for family in FAMILIES:
                 for solver in SOLVERS:
