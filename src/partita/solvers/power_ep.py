@@ -257,7 +257,8 @@ def tilted(
     """The tilted density N(f; mean, variance) · p(y | f)^α of a row, by the trapezoidal rule from end to end.
 
     For a smooth integrand that vanishes at both ends the rule is exact but for exponentially little. It sees what a
-    Gauss–Hermite rule on the cavity would not: likelihoods much narrower than the cavity, or bent within it.
+    Gauss–Hermite rule on the cavity would not: likelihoods much narrower than the cavity, or bent within it. Values of f
+    are sinh of even ones, so that they are a fraction of one apart where likelihoods bend, however wide the cavity.
     """
     data = jax.tree.map(lambda leaf: leaf[None], datum)
     positive = jnp.where(variance > 0, variance, 1)
@@ -272,12 +273,13 @@ def tilted(
         return alpha * log_density(f) - jnp.square(f - mean) / (2 * positive)
 
     low, high = ends(height, mode(slope, mean, alpha * positive), jnp.sqrt(2 * DROP * positive))
-    f = jnp.linspace(low, high, points)
+    even = jnp.linspace(jnp.arcsinh(low), jnp.arcsinh(high), points)
+    f = jnp.sinh(even)
     value = log_density(f)
     first, second = jax.jvp(slope, (f,), (jnp.ones_like(f),))
-    heights = alpha * value - jnp.square(f - mean) / (2 * positive)
+    heights = alpha * value - jnp.square(f - mean) / (2 * positive) + jnp.log1p(jnp.square(f)) / 2
     masses = jax.nn.softmax(heights)
-    log_mass = jax.nn.logsumexp(heights) + jnp.log((f[1] - f[0]) / jnp.sqrt(2 * jnp.pi * positive))
+    log_mass = jax.nn.logsumexp(heights) + jnp.log((even[1] - even[0]) / jnp.sqrt(2 * jnp.pi * positive))
     by_mean = masses @ first
     bent = -(masses @ second) - alpha * (masses @ jnp.square(first - by_mean))
     # in a wide cavity the likelihood bends between two values of f, and its derivatives are not seen: moments are
