@@ -26,6 +26,8 @@ BLOCK = 1024
 """How many rows are matched at a time: so few that what it takes stays in the cache."""
 DROP = 32.0
 """How far below that at its mode the logarithm of a tilted density is where its integration ends."""
+RECOVERY = 1.1
+"""By what damping grows after a pass that went less far than the one before."""
 SEARCH = 12
 """Steps towards that mode and those ends, which need not be exact."""
 
@@ -203,7 +205,7 @@ class PowerEP(Solver):
         possible = jnp.isfinite(moved)
         found = jax.tree.map(lambda a, b: jnp.where(possible, a, b), taken, progress)
         calm = possible & (moved <= memory.moved)
-        after = jnp.where(calm, damping, damping / 2), jnp.where(calm, moved, jnp.inf)
+        after = jnp.where(calm, jnp.minimum(RECOVERY * damping, self.damping), damping / 2), jnp.where(calm, moved, jnp.inf)
         return found._replace(memory=found.memory._replace(damping=after[0], moved=after[1]))
 
     def solution(self, progress: Progress, steps: Int[Array, ""], outcome: Int[Array, ""]) -> Solution:
