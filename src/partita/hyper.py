@@ -56,13 +56,16 @@ spreads the numbers over θ, and how many there are."""
 def begin(model: Model, prior: Family, names: Sequence[str]) -> Hyper:
     """The hyperparameters of these names as they are; raises an `InputError` for what cannot be learned."""
     leaves = model_leaves(model)
+    if clash := [name for name in names if name in SCALES and name in leaves]:
+        raise InputError(f"{clash[0]} is the model's and the prior's: call the model's something else.")
     found = dict[str, Array]()
     for name in names:
         if name in SCALES:
             found[name] = jnp.ones(SCALES[name][1](prior.moments()[0]), jax.tree.leaves(prior)[0].dtype)
             prior_at(prior, found)
         elif name in leaves:
-            found[name] = jnp.asarray(leaves[name])
+            leaf = jnp.asarray(leaves[name])
+            found[name] = jnp.asarray(leaf, leaf.dtype)  # Python's numbers would be of another type once they move
         else:
             raise unknown("hyperparameter", name, [*leaves, *SCALES])
         if name in positive(model, names) and not np.all(np.asarray(found[name]) > 0):

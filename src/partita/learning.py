@@ -31,11 +31,14 @@ class Standing(NamedTuple):
     u: Hyper
     gradient: Hyper
     bound: Callable[[Hyper], float]
-    """The free energy at other hyperparameters, where q moves with the prior: one communication a client."""
+    """The free energy at other hyperparameters, where q moves with the prior: one communication a client.
+
+    NaN where somebody did not answer.
+    """
     tolerance: float
     """How many nats a fixed point may be missed by."""
-    clients: int
-    """How many take part."""
+    share: float
+    """What part of those who take part have answered just now."""
 
 
 class Moved(NamedTuple):
@@ -63,6 +66,11 @@ class Learning(eqx.Module):
         """What the optimiser remembers before its first step."""
         return self.optimiser.init(u)
 
+    @property
+    def waits(self) -> bool:
+        """Whether an answer counts only where it was formed with the hyperparameters as they are now."""
+        return True
+
     @abc.abstractmethod
     def due(self, residual: Float[np.ndarray, " m"], tolerance: float) -> bool:
         """Whether ε is to move now, given the residuals of clients that take part; infinite since ε last moved."""
@@ -79,7 +87,7 @@ class Learning(eqx.Module):
 class Ascent(Learning):
     """Steps that do not lower the free energy: halved until F(ε', q') is not below F(ε, q), with q moved by the prior.
 
-    Coordinate ascent steps whenever everybody has answered since the last step. On the collapsed bound
+    Coordinate ascent steps whenever everybody's answer to ε as it is has been taken in. On the collapsed bound
     F(ε, q*(ε)) steps wait until everybody's answers have settled: there the gradient at a fixed q is the bound's own
     (`sec:hyper-gradients`), and the optimiser sees the bound's curvature. Factors are kept: PVI goes on from them.
     """
@@ -98,18 +106,20 @@ class Ascent(Learning):
         if not inner(change, standing.gradient) > 0:
             change, memory = self.direction(standing, self.init(standing.u))
         before = standing.bound(standing.u)
-        floor = before - 8 * np.finfo(float).eps * (1 + abs(before))
-        for halvings in range(HALVINGS):
-            trial = jax.tree.map(lambda u, c, t=0.5**halvings: u + t * c, standing.u, change)
-            if standing.bound(trial) >= floor:
-                return Moved(trial, memory, np.inf, halvings + 2)
-        return Moved(standing.u, memory, trials=HALVINGS + 1)
+        floor = before - 8 * float(jnp.finfo(jax.tree.leaves(standing.u)[0].dtype).eps) * (1 + abs(before))
+        reached, trials = before, 1
+        while not np.isnan(reached) and trials <= HALVINGS:
+            trial = jax.tree.map(lambda u, c, t=2.0 ** (1 - trials): u + t * c, standing.u, change)
+            reached, trials = standing.bound(trial), trials + 1
+            if reached >= floor:
+                return Moved(trial, memory, np.inf, trials)
+        return Moved(standing.u, memory, np.inf if np.isnan(reached) else gain(standing.gradient), trials)
 
 
 class Stochastic(Learning):
-    """A step after every answer, along everybody's last gradients, of which one is new at a time.
+    """A step with every step of the server, along everybody's last gradients, of which few are new at a time.
 
-    A pass over all M clients goes as far as one step of the optimiser. It asks for nothing and waits for nobody, and
+    A pass over all clients goes as far as one step of the optimiser. It asks for nothing and waits for nobody, and
     the noise of old gradients vanishes as ε settles. Begin within a factor of ten or so: the largest gradient that was
     ever seen decides how far steps go.
     """
@@ -117,12 +127,16 @@ class Stochastic(Learning):
     names: tuple[str, ...] = eqx.field(static=True, converter=tuple)
     optimiser: optax.GradientTransformation = eqx.field(static=True, default=AMSGRAD)
 
+    @property
+    def waits(self) -> bool:
+        return False
+
     def due(self, residual: Float[np.ndarray, " m"], tolerance: float) -> bool:
         return True
 
     def update(self, standing: Standing, memory: PyTree) -> Moved:
         change, memory = self.direction(standing, memory)
-        u = jax.tree.map(lambda u, c: u + c / standing.clients, standing.u, change)
+        u = jax.tree.map(lambda u, c: u + standing.share * c, standing.u, change)
         return Moved(u, memory, gain(standing.gradient))
 
 

@@ -44,6 +44,8 @@ class Method(eqx.Module):
         self.schedule.check(clients)
         if self.learning is not None and self.solver.estimates_evidence:
             raise InputError("Power EP has no bound to learn hyperparameters by: use sequential PVI, say.")
+        if self.learning is not None and self.passes is not None:
+            raise InputError("A method of one pass does not come back to learn hyperparameters: use another.")
         if self.start is not None:
             self.start.fitting(prior, "start")
 

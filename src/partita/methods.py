@@ -288,6 +288,8 @@ def named(name: str, **settings: Any) -> Method:
     method = NAMED[name](**{setting: value for setting, value in settings.items() if setting in own})
     common = {setting: value for setting, value in settings.items() if setting not in own}
     names, how = common.pop("learn", ()), common.pop("how", "collapsed")
+    if isinstance(names, str) or (names and "learning" in common):
+        raise InputError(f"Hyperparameters to learn are a list of names, without other learning, not {names!r}.")
     if names:
         common["learning"] = learning.named(how, tuple(names))
     return dataclasses.replace(method, **common)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ from partita.method import Method
 from partita.models import Model
 from partita.objective import Factor
 from partita.schedules import Turns
+from partita.wire import equal
 
 LOOK = 5.0
 """Seconds after which the server looks whether anything was asked for from outside, while it waits for clients."""
@@ -198,7 +200,7 @@ def step(
         if task.client in event.refusals:
             engine.tell(task, event.refusals[task.client])
     if method.learning is not None:
-        new = learn(method, method.learning, model, engine, new, tolerance)
+        new = learn(method, method.learning, model, engine, new, len(event.clients), tolerance)
     return new, dataclasses.replace(event, unanswered=unanswered)
 
 
@@ -325,13 +327,20 @@ def take_in(method: Method, model: Model, engine: Engine, state: State, admissio
     accepted = set(deltas) - set(refusals) if taken.damping > 0 else set()
     residual, age, ell = state.residual.copy(), state.age + 1, state.ell.copy()
     gradients = {name: column.copy() for name, column in state.gradients.items()}
+    elsewhere = {
+        task.client
+        for task, _ in state.arrived
+        if method.learning is not None and method.learning.waits and not equal(task.hyper, state.hyper)
+    }
     for k, reply in replies.items():
         own = float(reply.info.residual) if taken.residual is None else taken.residual
         residual[k] = own if k in accepted and int(reply.info.outcome) not in HELD_BACK else np.inf
         age[k], ell[k] = 0, reply.info.ell if np.isfinite(reply.info.ell) else ell[k]
-        for name, column in gradients.items() if reply.info.finite else ():
+        for name, column in gradients.items() if k in accepted else ():
             column[k] = reply.gradient[name]
-    residual[list(divided)] = np.inf
+    residual[[*divided, *elsewhere]] = np.inf
+    for column in gradients.values():
+        column[list(divided)] = np.nan
     new = dataclasses.replace(
         state,
         posterior=taken.holdings.posterior,
@@ -356,7 +365,15 @@ def take_in(method: Method, model: Model, engine: Engine, state: State, admissio
     return new, Event(tuple(replies), taken.damping, staleness, refusals, replies, {})
 
 
-def learn(method: Method, learning: Learning, model: Model, engine: Engine, state: State, tolerance: float) -> State:
+def learn(
+    method: Method,
+    learning: Learning,
+    model: Model,
+    engine: Engine,
+    state: State,
+    answers: int,
+    tolerance: float,
+) -> State:
     """④ Server: move ε along the gradient that clients have reported, if it is time to (`sec:hyper_learning`).
 
     The factors stay and q moves with the prior, so that it is still p(θ | ε) · Π t_m. What clients answered before is
@@ -368,7 +385,9 @@ def learn(method: Method, learning: Learning, model: Model, engine: Engine, stat
     if not (reported and heard and learning.due(state.residual[present], tolerance)):
         return state
     above = positive(model, learning.names)
-    summed = {name: jnp.asarray(column[present].sum(0)) for name, column in state.gradients.items()}
+    summed = {
+        name: jnp.asarray(column[present].sum(0), state.hyper[name].dtype) for name, column in state.gradients.items()
+    }
     gradient = bound_gradient(state.prior, state.posterior, state.hyper, summed, above, method.temperature)
 
     def at(u: Hyper) -> State:
@@ -382,14 +401,17 @@ def learn(method: Method, learning: Learning, model: Model, engine: Engine, stat
         return free_energy(method, model, engine, new, new.posterior) if new.posterior.is_proper() else -np.inf
 
     u = unconstrained(state.hyper, above)
-    moved = learning.update(Standing(u, gradient, bound, tolerance, int(present.sum())), state.learning)
-    new = at(moved.u)
+    moved = learning.update(Standing(u, gradient, bound, tolerance, answers / int(present.sum())), state.learning)
+    new = state if moved.u is u else at(moved.u)
+    if new is not state and state.memory is None:
+        product = functools.reduce(operator.mul, (factor.natural for factor in state.factors), new.prior_now)
+        new = dataclasses.replace(new, posterior=product)
     if not new.posterior.is_proper():
         new, moved = state, moved._replace(left=gain(gradient))
     return dataclasses.replace(
         new,
         learning=moved.memory,
-        updates=state.updates + 1,
+        updates=state.updates + (new is not state),
         residual=np.where(present, np.maximum(state.residual, moved.left), state.residual),
         communications=state.communications + moved.trials * int(present.sum()),
     )
@@ -443,9 +465,14 @@ def admit(
 
 
 def free_energy(method: Method, model: Model, engine: Engine, state: State, q: Family) -> float:
-    """F of a q, with the state's hyperparameters and the method's temperature."""
+    """What all clients climb together, with the state's hyperparameters and the method's temperature.
+
+    A client that has left has no rows any more; its factor, which stays, speaks for it.
+    """
     at = (state.seed, method.temperature, state.left, state.hyper)
-    return global_free_energy(model, engine, state.prior_now, q, *at)
+    stay = [factor for factor, gone in zip(state.factors, state.gone, strict=True) if gone]
+    said = sum(float(factor.expected_log(q)) for factor in stay)
+    return global_free_energy(model, engine, state.prior_now, q, *at) + method.temperature * said
 
 
 def global_free_energy(

@@ -73,6 +73,10 @@ class DoubleLoop(Aggregation):
         after = Holdings(posterior, dict(zip(clients, factors, strict=True)), memory)
         return Taken(after, min(float(holdings.memory.step), 1.0), 0, {}, float(residual))
 
+    def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
+        memory = holdings.memory._replace(prior=holdings.memory.prior * change)
+        return super().with_prior(holdings._replace(memory=memory), change)
+
 
 class Search(NamedTuple):
     """What `DoubleLoop` remembers of the line search in its inner loop; clients come first in its arrays."""

@@ -61,6 +61,9 @@ class StochasticLoop(Aggregation):
         after = Holdings(posterior, dict(enumerate(factors)), holdings.memory)
         return Taken(after, float(self.step), 0, refusals, float(residual))
 
+    def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
+        return super().with_prior(holdings._replace(memory=holdings.memory * change), change)
+
 
 def _follow(
     server: StochasticLoop,

@@ -115,7 +115,7 @@ def _symmetric(node: Any) -> Any:
 def read_ell(message: Message) -> float:
     """An expected log-likelihood as it came; NaN for anything else."""
     ell = message.header.get("ell")
-    return ell if type(ell) is float else float("nan")
+    return ell if type(ell) is float and np.isfinite(ell) else float("nan")
 
 
 def ell_message(task: str, q: Family, key: jax.Array, hyper: Hyper) -> Message:

@@ -288,7 +288,8 @@ class FullGaussian(Gaussian):
     def stretched(self, scale: Theta) -> Self:
         each = self.layout.ravel(scale)
         precision = self.precision / jnp.outer(each, each)
-        return type(self)(precision @ self._vector_mean(), precision, self.layout)
+        shift = jnp.where(jnp.all(each == 1), self.precision_mean, precision @ self._vector_mean())
+        return type(self)(shift, precision, self.layout)
 
     def spread(self, noise: Float[Array, "s d"]) -> Theta:
         away = jsp.linalg.solve_triangular(self._cholesky(), noise.T, lower=True, trans="T").T

@@ -43,7 +43,7 @@ def fitted(folder: str | os.PathLike[str]) -> Fitted:
     agreed = Encoding.from_dict(_result(place)["encoding"])
     model = federation.built_model(len(agreed.names))
     q, about = load_posterior(place / "posterior.npz", federation.built_prior(model, len(agreed.names)))
-    hyper = {name: jnp.asarray(value) for name, value in about["hyper"].items()}
+    hyper = {name: jnp.asarray(value) for name, value in about.get("hyper", {}).items()}
     return Fitted(Posterior(model_at(model, hyper), q, hyper), agreed, federation.data)
 
 

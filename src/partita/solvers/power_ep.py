@@ -146,7 +146,7 @@ class PowerEP(Solver):
     Rows are matched in turn, each to q as the row before has left it. All at once, each would be matched to a q that
     does not follow: sites of rows whose predictors are much wider than their likelihoods overshoot then, on Adult by
     −1.8 times their error. In turn, α = 1 needs no damping; a small α, which leaves most of a site in its cavity, may:
-    ρ is halved, for the rest of a visit, when a pass goes farther than the one before.
+    ρ is halved when a pass goes farther than the one before, and recovers slowly.
 
     α = 1 is expectation propagation, and α → 0 the fixed point of the free energy (`FixedPoint`). A client's answer
     depends on its context and not on the sites it had before: none need be kept, and losing them would cost passes and
@@ -205,8 +205,9 @@ class PowerEP(Solver):
         possible = jnp.isfinite(moved)
         found = jax.tree.map(lambda a, b: jnp.where(possible, a, b), taken, progress)
         calm = possible & (moved <= memory.moved)
-        after = jnp.where(calm, jnp.minimum(RECOVERY * damping, self.damping), damping / 2), jnp.where(calm, moved, jnp.inf)
-        return found._replace(memory=found.memory._replace(damping=after[0], moved=after[1]))
+        after = jnp.where(calm, jnp.minimum(RECOVERY * damping, self.damping), damping / 2)
+        seen = jnp.where(calm, moved, jnp.inf)
+        return found._replace(memory=found.memory._replace(damping=after, moved=seen))
 
     def solution(self, progress: Progress, steps: Int[Array, ""], outcome: Int[Array, ""]) -> Solution:
         return dataclasses.replace(super().solution(progress, steps, outcome), skipped=progress.memory.skipped)
@@ -259,8 +260,8 @@ def tilted(
     """The tilted density N(f; mean, variance) · p(y | f)^α of a row, by the trapezoidal rule from end to end.
 
     For a smooth integrand that vanishes at both ends the rule is exact but for exponentially little. It sees what a
-    Gauss–Hermite rule on the cavity would not: likelihoods much narrower than the cavity, or bent within it. Values of f
-    are sinh of even ones, so that they are a fraction of one apart where likelihoods bend, however wide the cavity.
+    Gauss–Hermite rule on the cavity would not: likelihoods much narrower than the cavity, or bent within it. Values of
+    f are sinh of even ones, so that they are a fraction of one apart where likelihoods bend, however wide the cavity.
     """
     data = jax.tree.map(lambda leaf: leaf[None], datum)
     positive = jnp.where(variance > 0, variance, 1)
