@@ -142,7 +142,8 @@ def test_the_gradient_of_a_refused_answer_does_not_count():
 def test_in_single_precision_the_posterior_stays_prior_times_factors():
     """Quotients of wide and narrow priors would lose what the factors say."""
     single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), pt.FullGaussian.standard_normal(4, 1e-3))
-    parts = pt.federate([pt.Table(np.float32(x), np.float32(y)) for x, y in zip(np.split(X, 4), np.split(Y, 4))])
+    rows = zip(np.split(np.float32(X), 4), np.split(np.float32(Y), 4), strict=True)
+    parts = pt.federate([pt.Table(*part) for part in rows])
     model = pt.LinearRegression(jnp.float32(1.0))
     options = {"tolerance": 1e-4, "rounds": 40, "evaluate_every": 0, "progress": False}
     state = pt.methods.fit("sequential", model, single, parts, learn=["prior_scale"], **options).state
