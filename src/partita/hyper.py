@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from partita.compiled import Compiled
 from partita.errors import InputError, unknown
 from partita.families import Family
-from partita.families.base import Theta
+from partita.families.base import Theta, floating
 from partita.models import Model
 
 Hyper: TypeAlias = Mapping[str, Float[Array, "..."]]
@@ -64,8 +64,7 @@ def begin(model: Model, prior: Family, names: Sequence[str]) -> Hyper:
             found[name] = jnp.ones(SCALES[name][1](prior.moments()[0]), jax.tree.leaves(prior)[0].dtype)
             prior_at(prior, found)
         elif name in leaves:
-            leaf = jnp.asarray(leaves[name])
-            found[name] = jnp.asarray(leaf, leaf.dtype)  # Python's numbers would be of another type once they move
+            found[name] = floating(leaves[name])
         else:
             raise unknown("hyperparameter", name, [*leaves, *SCALES])
         if name in positive(model, names) and not np.all(np.asarray(found[name]) > 0):
