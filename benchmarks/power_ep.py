@@ -95,7 +95,7 @@ def runs(table):
             "status": result.status.value,
             "communications": result.state.communications,
             "steps": result.state.gradient_steps,
-            "log_evidence": result.log_evidence,
+            "log_evidence": result.log_evidence if method.solver.estimates_evidence else None,
             "sd": float(np.mean(result.posterior.q.sd)),
             "skipped": sum(sum(row["skipped"].values()) for row in result.history.rows),
             "unsolved": sum(len(row["unsolved"]) for row in result.history.rows),
@@ -138,7 +138,7 @@ def show(report):
             f"{row['communications']}",
             f"{row['steps']}",
             f"{row['sd']:.4f}",
-            f"{row['log_evidence']:.2f}",
+            "" if row["log_evidence"] is None else f"{row['log_evidence']:.2f}",
             f"{row['skipped']}",
             f"{row['unsolved']}",
         )

@@ -72,8 +72,22 @@ def test_linear_regression_in_ten_clients_reaches_the_maximum_of_the_evidence(ho
     assert found.posterior.model.noise == found.posterior.hyper["noise"]
 
 
-@pytest.mark.parametrize("how", WAYS)
-@pytest.mark.parametrize("name", ["synchronous", "asynchronous"])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("synchronous", "collapsed"),
+        ("asynchronous", "coordinate"),
+        ("asynchronous", "stochastic"),
+        *(
+            pytest.param(name, how, marks=pytest.mark.slow)
+            for name, how in (
+                ("synchronous", "coordinate"),
+                ("synchronous", "stochastic"),
+                ("asynchronous", "collapsed"),
+            )
+        ),
+    ],
+)
 def test_other_schedules_lead_there_too(name, how):
     """Three clients: asynchronous answers to an ε that has moved since do not count as settled."""
     method = pt.methods.named(name, solver=pt.Conjugate(), damping=0.5, learn=["noise", "prior_scale"], how=how)
@@ -180,6 +194,7 @@ def test_the_prior_scale_of_logistic_regression_is_the_best_of_a_grid():
     assert float(found.posterior.hyper["prior_scale"]) == pytest.approx(best, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_links_slope_and_the_priors_scale_are_one_number():
     """p(y | s·xᵀθ) under N(0, 1) is p(y | xᵀθ) under N(0, s²)."""
     scale, slope = (
@@ -273,6 +288,7 @@ def test_it_is_the_gradient_of_the_collapsed_bound():
     assert float(gradient) == pytest.approx(float(slope), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_layers_of_a_network_have_scales_of_their_own():
     model = pt.NetworkRegressor((4, 3, 1))
     prior = pt.MeanFieldGaussian.standard_normal(model.template(), 2.0)

@@ -18,6 +18,7 @@ def test_the_best_of_a_grid_is_refined_by_a_parabola():
     assert best["bound"] == pytest.approx(-5.0)
 
 
+@pytest.mark.slow
 def test_a_quick_run_writes_what_it_says(tmp_path):
     done = CliRunner().invoke(app, ["experiment", "hyper", "--quick", "--json", "--output", str(tmp_path)])
     assert done.exit_code == 0, done.output

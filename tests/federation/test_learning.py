@@ -41,6 +41,7 @@ def test_it_is_the_run_in_one_process(which, tmp_path):
     assert all("e['noise']" in message.arrays for message in asked if "seed" in message.header)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [("sequential", "collapsed"), ("asynchronous", "stochastic")], ids="-".join)
 def test_a_server_killed_at_many_operations_goes_on_to_the_same_end(which, tmp_path):
     method, there = METHODS[which], sites(METHODS[which])

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.scipy.stats import norm
 from sklearn.mixture import BayesianGaussianMixture
 
@@ -30,6 +31,7 @@ class Pair(Model):
         return of["first"], of["second"]
 
 
+@pytest.mark.slow
 def test_it_is_scikit_learns_where_that_has_the_same_prior():
     """In one dimension, with normal–gamma components: scikit-learn's prior of a mean is in units of its precision.
 

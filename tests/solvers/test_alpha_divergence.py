@@ -22,7 +22,7 @@ GRID = Grid(40)
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
-@pytest.mark.parametrize("alpha", [0.5, 0.1])
+@pytest.mark.parametrize("alpha", [0.5, pytest.param(0.1, marks=pytest.mark.slow)])
 def test_it_ends_at_a_fixed_point_of_moment_matching(family, alpha):
     """`alg:pep_alpha` and `alg:pep` for a client with all rows: the same posterior and the same evidence."""
     prior = family.standard_normal(2, 1.5)

@@ -161,7 +161,7 @@ class PowerEP(Solver):
     """Stops after a pass that would move q by less than this undamped, in nats of KL."""
     in_turn: bool = eqx.field(static=True, default=True)
     """Whether rows are matched one after another, from the context on if it is proper; or all at once, to the start."""
-    points: int = eqx.field(static=True, default=48)
+    points: int = eqx.field(static=True, default=96)
 
     def __check_init__(self) -> None:
         check_power(self.alpha)
