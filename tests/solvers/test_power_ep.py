@@ -28,7 +28,7 @@ from partita.errors import InputError
 from partita.objective import Factor
 from partita.partition import federate
 from partita.solvers import Outcome
-from partita.solvers.power_ep import Sites, tilted
+from partita.solvers.power_ep import LEAST, Sites, tilted
 
 MODELS = {
     "logistic": LogisticRegression(GaussHermite(64)),
@@ -314,3 +314,12 @@ def test_tilted_densities_are_integrated_however_wide_their_cavities_are(model):
         assert float(found.log_mass) == pytest.approx(log_mass / alpha, abs=1e-5)
         assert mean + alpha * variance * float(found.slope) == pytest.approx(centre, abs=1e-6 * spread**0.5)
         assert variance * (1 - alpha * variance * float(found.curvature)) == pytest.approx(spread, rel=1e-5)
+
+
+def test_rounding_does_not_damp_passes_to_a_standstill():
+    """At a fixed point passes go to and fro by rounding; a ρ of nothing would make any place look like one."""
+    x, y = rare()
+    task, solver = problem(FullGaussian.standard_normal(3), x=x, y=y), PowerEP(0.1, tolerance=0.0, points=48)
+    start = solver.init(task, KEY)
+    memory = jax.lax.fori_loop(0, 250, lambda i, progress: solver.step(task, progress, i, KEY), start).memory
+    assert float(memory.damping) >= LEAST

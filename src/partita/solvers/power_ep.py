@@ -26,8 +26,12 @@ BLOCK = 1024
 """How many rows are matched at a time: so few that what it takes stays in the cache."""
 DROP = 32.0
 """How far below that at its mode the logarithm of a tilted density is where its integration ends."""
+GROWTH = 1.5
+"""How many times as far as the shortest pass since then a pass may go before ρ is halved; slow ones go to and fro."""
 RECOVERY = 1.1
-"""By what damping grows after a pass that went less far than the one before."""
+"""By what ρ grows after any other pass."""
+LEAST = 1 / 64
+"""The smallest ρ: with less, a pass tells nothing of how far away a fixed point is."""
 SEARCH = 12
 """Steps towards that mode and those ends, which need not be exact."""
 
@@ -135,7 +139,7 @@ class Memory(NamedTuple):
     """
     damping: Float[Array, ""]
     moved: Float[Array, ""]
-    """How far the last pass would have gone undamped, in nats of KL."""
+    """How far a pass since ρ was last halved would have gone undamped at least, in nats of KL."""
     skipped: Int[Array, ""]
     """How many rows kept their sites in the last pass, since no other was proper."""
 
@@ -146,7 +150,7 @@ class PowerEP(Solver):
     Rows are matched in turn, each to q as the row before has left it. All at once, each would be matched to a q that
     does not follow: sites of rows whose predictors are much wider than their likelihoods overshoot then, on Adult by
     −1.8 times their error. In turn, α = 1 needs no damping; a small α, which leaves most of a site in its cavity, may:
-    ρ is halved when a pass goes farther than the one before, and recovers slowly.
+    ρ is halved when passes go farther again, and recovers slowly.
 
     α = 1 is expectation propagation, and α → 0 the fixed point of the free energy (`FixedPoint`). A client's answer
     depends on its context and not on the sites it had before: none need be kept, and losing them would cost passes and
@@ -204,9 +208,9 @@ class PowerEP(Solver):
             return taken
         possible = jnp.isfinite(moved)
         found = jax.tree.map(lambda a, b: jnp.where(possible, a, b), taken, progress)
-        calm = possible & (moved <= memory.moved)
-        after = jnp.where(calm, jnp.minimum(RECOVERY * damping, self.damping), damping / 2)
-        seen = jnp.where(calm, moved, jnp.inf)
+        calm = possible & (moved <= GROWTH * memory.moved)
+        after = jnp.where(calm, jnp.minimum(RECOVERY * damping, self.damping), jnp.maximum(damping / 2, LEAST))
+        seen = jnp.where(calm, jnp.minimum(moved, memory.moved), jnp.inf)
         return found._replace(memory=found.memory._replace(damping=after, moved=seen))
 
     def solution(self, progress: Progress, steps: Int[Array, ""], outcome: Int[Array, ""]) -> Solution:
