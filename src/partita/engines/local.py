@@ -109,10 +109,12 @@ class LocalEngine(Engine):
     def answer(self, task: Task, recipe: Recipe) -> Reply:
         """What the client makes of a task."""
         k = task.client
-        share = self.partition.sizes[k] / self.partition.rows
-        key = client_key(task.seed, k, task.version)
-        rows = self.partition.shards[k]
-        return client_update(recipe, task.prior, task.posterior, task.factor, rows, share, key, task.hyper)
+        key, rows = client_key(task.seed, k, task.version), self.partition.shards[k]
+        return client_update(recipe, task.prior, task.posterior, task.factor, rows, self.share(k), key, task.hyper)
+
+    def share(self, client: int) -> float:
+        """The part of all rows that a client has."""
+        return self.partition.sizes[client] / self.partition.rows
 
 
 def cores() -> int:

@@ -67,9 +67,7 @@ class Site:
         factor = unflatten(_under("t", message), self._factor, "The message")
         key = client_key(header["seed"], header["client"], header["version"])
         reply = client_update(self.recipe, self.prior, q, factor, self.shard, header["share"], key, hyper)
-        info = {name: value.item() for name, value in vars(jax.device_get(reply.info)).items()}
-        arrays = flatten(reply.delta) | _named("e", reply.gradient)
-        return Message({**about, "kind": "update", "version": header["version"], "info": info}, arrays)
+        return reply_message({**about, "version": header["version"]}, reply)
 
 
 def update_message(task: Task, share: float) -> Message:
@@ -83,6 +81,12 @@ def update_message(task: Task, share: float) -> Message:
         "share": share,
     }
     return Message(header, _named("q", task.posterior) | _named("t", task.factor) | _named("e", task.hyper))
+
+
+def reply_message(about: Mapping[str, Any], reply: Reply) -> Message:
+    """An answer as it is sent."""
+    info = {name: value.item() for name, value in vars(jax.device_get(reply.info)).items()}
+    return Message({**about, "kind": "update", "info": info}, flatten(reply.delta) | _named("e", reply.gradient))
 
 
 def read_reply(message: Message, like: Factor, hyper: Hyper) -> Reply:

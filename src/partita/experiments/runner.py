@@ -1,7 +1,8 @@
 """Runs the cells of an experiment, problem × seed × method, each into a file of its own, in any number of processes.
 
 A cell that has its file is not run again, so that an experiment may be interrupted at any point. A file is put in place
-by a rename, and belongs to the configuration whose digest it carries. Compiled programs are kept beside the cells.
+by a rename, and belongs to the configuration whose digest it carries. Compiled programs, and answers of long first
+visits, which cells share, are kept beside the cells.
 """
 
 import concurrent.futures.process
@@ -21,14 +22,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from partita import __version__
+from partita import __version__, pvi
 from partita.atomic import write_text
 from partita.engines.local import cores
 from partita.errors import InputError
 from partita.experiments.config import Experiment, Problem, Run, file_name
+from partita.experiments.first_visits import FirstVisits
 from partita.experiments.problem import Setting, optimiser, prepare, solver, solver_settings
 from partita.methods import NAMED, fit, named
 from partita.pvi import Result
+from partita.server import Rules
 
 COLUMNS = (
     "communications",
@@ -84,19 +87,29 @@ class Plan(NamedTuple):
 
     def digest(self, cell: Cell) -> str:
         """A digest of everything in the configuration that the cell's result depends on."""
-        about = {
+        return _digest(
+            self._clients(cell)
+            | {
+                "run": dataclasses.asdict(cell.run),
+                "seed": cell.seed,
+                "slowness": self.experiment.slowness,
+                "draws": self.experiment.draws,
+            }
+        )
+
+    def clients_digest(self, cell: Cell) -> str:
+        """A digest of what clients have and do, whatever the method asks of them."""
+        return _digest(self._clients(cell) | {"pooled": cell.run.method == "pooled"})
+
+    def _clients(self, cell: Cell) -> dict[str, Any]:
+        return {
             "format": _FORMAT,
             "version": __version__,
             "data": self.fingerprints.get(cell.problem.name),
             "problem": dataclasses.asdict(cell.problem),
-            "run": dataclasses.asdict(cell.run),
             "solver": solver_settings(self.experiment, cell.solver),
-            "seed": cell.seed,
             "rows": self.experiment.quick.rows if self.experiment.smoke else None,
-            "slowness": self.experiment.slowness,
-            "draws": self.experiment.draws,
         }
-        return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
 
     def done(self, cell: Cell) -> dict[str, Any] | None:
         """The cell's result, if it is there and whole and of this configuration."""
@@ -121,6 +134,10 @@ class Plan(NamedTuple):
             alone = cell.run.curve if cell.problem.model == "network" and not self.experiment.smoke else ""
             found.setdefault((cell.problem.name, cell.seed, alone), []).append(cell)
         return list(found.values())
+
+
+def _digest(about: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
 
 
 Report = Callable[[int, int, str], None]
@@ -255,33 +272,29 @@ def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, A
     For "alone" there are a row and an ending per client.
     """
     run, settings = cell.run, method_settings(plan, cell, setting)
-    checkpoint = cell.path(plan.folder).with_suffix(f".{plan.digest(cell)}.npz")
-    go = functools.partial(
-        fit,
-        run.method,
-        setting.model,
-        setting.prior,
-        setting.clients,
-        settings,
-        communications=run.communications,
-        seed=cell.seed,
-        metrics=setting.metrics,
-        progress=False,
-    )
+    budget = {"communications": run.communications, "seed": cell.seed, "metrics": setting.metrics, "progress": False}
     if run.method == "alone":
-        results = [go(client=name) for name in setting.clients.names]
+        data = (setting.model, setting.prior, setting.clients)
+        results = [fit("alone", *data, settings, client=name, **budget) for name in setting.clients.names]
         rows = [
             _last(result) | {"client": name, "communications": 0}
             for name, result in zip(setting.clients.names, results, strict=True)
         ]
         return rows, [result.status.value for result in results], sum(map(_seconds, results))
-    speeds = None if run.method == "pooled" else setting.speeds
-    answers = named(run.method, **settings).answers(1 if run.method == "pooled" else len(setting.clients))
-    result = go(
-        speeds=speeds,
+    pooled, method = run.method == "pooled", named(run.method, **settings)
+    clients = setting.clients.pooled() if pooled else setting.clients
+    speeds = None if pooled else setting.speeds
+    checkpoint = cell.path(plan.folder).with_suffix(f".{plan.digest(cell)}.npz")
+    result = pvi.run(
+        method,
+        setting.model,
+        setting.prior,
+        engine=FirstVisits(clients, speeds, plan.folder / "first-visits", plan.clients_digest(cell)),
+        rules=Rules(),
         evaluate_every=run.evaluate_every,
         checkpoint=checkpoint,
-        checkpoint_every=max(1, run.communications // (20 * answers)),
+        checkpoint_every=max(1, run.communications // (20 * method.answers(len(clients)))),
+        **budget,
     )
     checkpoint.unlink(missing_ok=True)
     return [_kept(row) for row in result.history if "nll" in row], [result.status.value], _seconds(result)

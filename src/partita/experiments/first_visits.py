@@ -1,0 +1,59 @@
+"""Clients in this process whose long first visits are kept in files, and are not made twice.
+
+An answer is a function of its task. In the first visits of synchronous methods everybody is sent the prior, so that
+runs that differ in damping, and the committee machine with the whole prior, ask for the same answers; with a network
+these take longer than all later ones. An interrupted first round goes on where it was.
+"""
+
+import hashlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from partita.atomic import write
+from partita.client import Recipe, Reply, assign
+from partita.engines.base import Task
+from partita.engines.local import LocalEngine
+from partita.engines.site import read_reply, reply_message
+from partita.errors import InputError
+from partita.partition.shard import Partition
+from partita.wire import pack, unpack
+
+WORTH_KEEPING = 1.0
+"""Seconds that a visit takes at least for its answer to be kept."""
+
+
+class FirstVisits(LocalEngine):
+    """A `LocalEngine` that looks for answers to first visits in a folder, and puts them there.
+
+    `about` stands for what the arrays of a task do not say: everybody's rows, and settings of model and solver.
+    """
+
+    def __init__(self, partition: Partition, speeds: Sequence[float] | None, folder: Path, about: str) -> None:
+        super().__init__(partition, speeds)
+        self.folder, self.about = folder, about
+
+    def answer(self, task: Task, recipe: Recipe) -> Reply:
+        if task.version > 0:
+            return super().answer(task, recipe)
+        path = self.folder / f"{self._digest(task, recipe)}.reply"
+        try:
+            return read_reply(unpack(path.read_bytes()), task.factor, task.hyper)
+        except (FileNotFoundError, InputError):
+            began = time.perf_counter()
+            reply = jax.block_until_ready(super().answer(task, recipe))
+            if time.perf_counter() - began >= WORTH_KEEPING:
+                write(path, lambda file: file.write(pack(reply_message({}, reply))))
+            return reply
+
+    def _digest(self, task: Task, recipe: Recipe) -> str:
+        share = self.share(task.client)
+        assignment = assign(recipe, task.prior, task.posterior, task.factor, share, task.hyper)
+        solver = type(recipe.solver).__name__
+        digest = hashlib.sha256(f"{self.about} {solver} {task.client} {task.seed}".encode())
+        for leaf in jax.tree.leaves((recipe.model, recipe.solver, assignment, task.posterior, task.hyper)):
+            digest.update(np.asarray(leaf).tobytes())
+        return digest.hexdigest()[:32]
