@@ -27,10 +27,15 @@ def write(path: str | os.PathLike[str], fill: Callable[[IO[bytes]], None], mode:
         raise
 
 
-def write_text(path: str | os.PathLike[str], text: str, mode: int = 0o666) -> None:
-    """Writes a text."""
+def write_bytes(path: str | os.PathLike[str], data: bytes, mode: int = 0o666) -> None:
+    """Writes some bytes."""
 
     def fill(file: IO[bytes]) -> None:
-        file.write(text.encode())
+        file.write(data)
 
     write(path, fill, mode)
+
+
+def write_text(path: str | os.PathLike[str], text: str, mode: int = 0o666) -> None:
+    """Writes a text."""
+    write_bytes(path, text.encode(), mode)

@@ -43,7 +43,9 @@ class Info(eqx.Module):
     free_energy: Float[Array, ""]
     """Its local free energy at its answer."""
     residual: Float[Array, ""]
-    """KL(q_k ‖ q), how far its answer lies from the posterior it was sent; infinite where its solver was held back."""
+    """KL(q_k ‖ q), how far its answer lies from the posterior it was sent; infinite where its solver was held back.
+
+    Where the solver had farther to go than that, what it had left."""
     steps: Int[Array, ""]
     outcome: Int[Array, ""]
     skipped: Int[Array, ""]
@@ -145,7 +147,7 @@ def _answer(
     info = Info(
         ell=value,
         free_energy=solution.free_energy,
-        residual=jnp.where(held_back, jnp.inf, solution.q.kl(q)),
+        residual=jnp.where(held_back, jnp.inf, jnp.maximum(solution.q.kl(q), solution.left)),
         steps=solution.steps,
         outcome=solution.outcome,
         skipped=jnp.asarray(solution.skipped),

@@ -46,6 +46,29 @@ class History:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.rows)
 
+    def last(self, column: str) -> dict[str, Any]:
+        """What a column of entries by client says of each one's last answer, if anything."""
+        found: dict[str, Any] = {}
+        for row in reversed(self.rows):
+            for name in row["clients"]:
+                found.setdefault(name, row[column].get(name))
+        return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences about clients' last answers that were not what was asked for."""
+        skipped = self.last("skipped").items()
+        found = [
+            f"{rows} rows of {name} have no proper site, and were left out or as before." for name, rows in skipped
+        ]
+        reasons: dict[str, list[str]] = {}
+        for name, reason in self.last("unsolved").items():
+            reasons.setdefault(reason, []).append(name)
+        for reason, names in reasons.items():
+            who = names[0] if len(names) == 1 else f"{len(names)} clients"
+            found.append(f"The last visit of {who} did not end with a solution: {reason}")
+        return found
+
     @property
     def refusals(self) -> list[tuple[int, str, str]]:
         """Every refused answer: step, client and reason."""

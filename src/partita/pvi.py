@@ -179,6 +179,7 @@ def run(
             state = journal.amend(state)
             bar.update(state.answers if budget.answers < budget.communications else state.communications, row)
     status, message = ending
+    message = " ".join([message, *history.remarks])
     return Result(posterior_of(model, state), status, message, history, state)
 
 
@@ -260,6 +261,10 @@ def _ending(
         return status, f"No answer could be taken in: that of {name} {reason}. {remedy}"
     if len(history) and not latest > first - 10 * (1 + abs(first)) and not np.isnan(first):
         return Status.DIVERGED, f"The free energy ran away to {latest:.6g}. Damp more."
+    if np.isinf(state.residual[~state.gone]).all() and len(history):
+        unsolved = history.last("unsolved")
+        if all(unsolved.get(state.names[k]) == Outcome.NO_MOMENTS.sentence for k in taking_part):
+            return Status.IMPROPER, "Nobody's tilted density has moments that could be matched."
     if state.settled(tolerance):
         return Status.CONVERGED, f"Every client's answer lies within {tolerance:g} nats of the posterior."
     if not budget.spent(state):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from partita import LinearRegression, Table
+from partita import LinearRegression, PowerEP, Table
 from partita.cli import app
 from partita.errors import InputError
 from partita.experiments import ep
@@ -42,8 +42,10 @@ def test_what_was_computed_is_kept_for_the_same_settings_alone(tmp_path):
         computed.append(1)
         return {"value": len(computed)}
 
-    asked = [{"rows": 1}, {"rows": 1}, {"rows": 2}]
-    assert [ep.kept(tmp_path, "a cell", compute, settings)["value"] for settings in asked] == [1, 1, 2]
+    solver, other = PowerEP(0.5), PowerEP(0.5, points=48)
+    asked = [(SMALL, None), (SMALL, None), (SMALL, solver), (SMALL, solver), (SMALL, other), (ep.WHOLE[0], other)]
+    found = [ep.kept(tmp_path, scale, "a cell", compute, by)["value"] for scale, by in asked]
+    assert found == [1, 1, 2, 2, 3, 4]
 
 
 def test_chains_without_numpyro_end_in_one_sentence(monkeypatch):

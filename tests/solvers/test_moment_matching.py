@@ -18,6 +18,7 @@ from partita import (
     PowerEP,
     Product,
     Sequential,
+    Status,
     Table,
     federate,
     run,
@@ -133,6 +134,17 @@ def test_a_tilted_density_whose_moments_are_not_found_is_reported_and_changes_no
     assert found.free_energy == 0
 
 
+def test_a_run_in_which_nobody_finds_moments_ends_and_says_so():
+    prior = MeanFieldGaussian.standard_normal(1)
+    model = LogDensity(lambda theta, y: 3 * jnp.sum(theta**2))
+    parts = federate([np.array([3.0]), np.array([1.0])])
+    result = run(Method(MomentMatching()), model, prior, parts, rounds=50, evaluate_every=0, progress=False)
+    assert result.status is Status.IMPROPER
+    assert "Nobody's tilted density has moments" in result.message
+    assert Outcome.NO_MOMENTS.sentence in result.message
+    assert result.state.answers == 2
+
+
 def test_grids_are_for_gaussians_of_few_parameters():
     with pytest.raises(InputError, match="too large, 3 at most"):
         Grid().nodes(FullGaussian.standard_normal(4), KEY)
@@ -140,6 +152,8 @@ def test_grids_are_for_gaussians_of_few_parameters():
         Grid().nodes(Product(a=FullGaussian.standard_normal(1)), KEY)
     with pytest.raises(InputError, match="above 0 and at most 1"):
         MomentMatching(2.0)
+    with pytest.raises(InputError, match="at least 2, not 1"):
+        MomentMatching(rule=MonteCarlo(1))
 
 
 def log_density(q, theta):

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.special import log_expit, log_ndtr
+from scipy.special import gammaln, log_expit, log_ndtr
 from small_problems import FAMILIES, KEY, X, Y, problem, solve
 
 from partita import (
@@ -19,6 +19,7 @@ from partita import (
     PoissonRegression,
     PowerEP,
     ProbitRegression,
+    Status,
     Table,
     methods,
     run,
@@ -228,7 +229,7 @@ def test_rows_without_a_proper_site_are_skipped_counted_and_shown():
     parts = federate([Table(bad, Y)], names=["ward"])
     result = run(methods.power_ep(), Unknowable(), prior, parts, rounds=1, evaluate_every=0, progress=False)
     assert result.history.rows[0]["skipped"] == {"ward": 2}
-    assert result.history.rows[0]["unsolved"] == {"ward": Outcome.STEP_LIMIT.sentence}
+    assert "2 rows of ward have no proper site" in result.message
     without = solve(PowerEP(0.5), problem(prior, x=X[good], y=Y[good]), KEY)
     np.testing.assert_allclose(result.state.posterior.precision, without.q.precision, rtol=1e-5)
 
@@ -244,10 +245,16 @@ def test_a_site_whose_cavity_is_improper_stays_as_it_is():
     assert (new.shift[5], new.precision[5]) == (0, 1e6)
 
 
-@pytest.mark.parametrize("alpha", [0.0, -0.5, 1.5, float("nan")])
+@pytest.mark.parametrize("alpha", [0.0, -0.5, 1.5, float("nan"), np.float32(1.5), jnp.asarray(0.0), "0.5", None])
 def test_a_power_beyond_its_range_is_refused(alpha):
     with pytest.raises(InputError, match="above 0 and at most 1"):
         PowerEP(alpha)
+
+
+@pytest.mark.parametrize("settings", [{"damping": 0.0}, {"damping": 2.0}, {"max_steps": 0}])
+def test_damping_and_passes_that_make_no_sense_are_refused(settings):
+    with pytest.raises(InputError, match=r"above 0 and at most 1|at least one"):
+        PowerEP(**settings)
 
 
 def test_models_and_families_without_a_gaussian_predictor_are_refused():
@@ -297,23 +304,98 @@ def test_clients_end_where_one_client_with_all_rows_does(schedule, family):
     np.testing.assert_allclose(result.state.posterior.precision, invariant.precision, rtol=1e-10)
 
 
-@pytest.mark.parametrize("model", ["logistic", "probit"])
-def test_tilted_densities_are_integrated_however_wide_their_cavities_are(model):
-    """Against sums over 400,001 values of f; Adult's rare categories have variances in the thousands under N(0, I)."""
-    log_density = {"logistic": log_expit, "probit": log_ndtr}[model]
-    integrate = jax.jit(lambda *row: tilted(MODELS[model], Table(jnp.ones(1), jnp.asarray(1.0)), *row, 96))
-    for variance, away, alpha in itertools.product((0.01, 1.0, 100.0, 1e4), (-5, 0, 2, 5), (1.0, 0.1)):
-        mean, sd = away * variance**0.5, variance**0.5
-        f = np.linspace(mean - 10 * sd, mean + 10 * sd, 400_001)
+def grid_moments(log_density, mean, variance, alpha, peak=None):
+    """Mass, mean and variance of N(f; mean, variance) · p^α, where p peaks, by sums over ever finer values of f."""
+    places = [mean, mean if peak is None else peak]
+    low, high = min(places) - 10 * variance**0.5, max(places) + 10 * variance**0.5
+    for _ in range(4):
+        f = np.linspace(low, high, 400_001)
         heights = alpha * log_density(f) - (f - mean) ** 2 / (2 * variance)
-        mass = np.exp(heights - heights.max())
-        log_mass = heights.max() + np.log(mass.sum() * (f[1] - f[0]) / np.sqrt(2 * np.pi * variance))
-        mass /= mass.sum()
-        centre, spread = mass @ f, mass @ (f - mass @ f) ** 2
+        there = f[heights > heights.max() - 50]
+        low, high = there[0] - (f[1] - f[0]), there[-1] + (f[1] - f[0])
+    mass = np.exp(heights - heights.max())
+    log_mass = heights.max() + np.log(mass.sum() * (f[1] - f[0]) / np.sqrt(2 * np.pi * variance))
+    mass /= mass.sum()
+    return log_mass, mass @ f, mass @ (f - mass @ f) ** 2
+
+
+def poisson(y):
+    return lambda f: y * f - np.exp(np.minimum(f, 700.0)) - gammaln(y + 1)
+
+
+BINARY = list(itertools.product((0.01, 1.0, 100.0, 1e4), (-5, 0, 2, 5), (1.0, 0.1)))
+COUNTS = list(itertools.product((0.01, 1.0, 25.0, 1e4), (-5, 0, 2, 5), (1.0, 0.1)))
+LINKS = {
+    "logistic": ("logistic", 1.0, log_expit, BINARY),
+    "probit": ("probit", 1.0, log_ndtr, BINARY),
+    **{f"{y} counted": ("Poisson", y, poisson(y), COUNTS) for y in (0.0, 1.0, 50.0, 1e5)},
+}
+
+
+@pytest.mark.parametrize(("model", "y", "log_density", "cavities"), LINKS.values(), ids=LINKS.keys())
+def test_tilted_densities_are_integrated_however_wide_their_cavities_are(model, y, log_density, cavities):
+    """Against sums over a grid; Adult's rare categories have variances in the thousands under N(0, I)."""
+    integrate = jax.jit(lambda *row: tilted(MODELS[model], Table(jnp.ones(1), jnp.asarray(y)), *row, 96))
+    for variance, away, alpha in cavities:
+        mean = away * variance**0.5
+        log_mass, centre, spread = grid_moments(log_density, mean, variance, alpha, np.log(y) if y > 1 else None)
         found = integrate(mean, variance, alpha)
-        assert float(found.log_mass) == pytest.approx(log_mass / alpha, abs=1e-5)
+        assert float(found.log_mass) == pytest.approx(log_mass / alpha, rel=1e-10, abs=1e-5)
         assert mean + alpha * variance * float(found.slope) == pytest.approx(centre, abs=1e-6 * spread**0.5)
         assert variance * (1 - alpha * variance * float(found.curvature)) == pytest.approx(spread, rel=1e-5)
+
+
+class Unbounded(LogisticRegression):
+    """exp(20 f²): no tilted density where a cavity's variance is above 1/40, which all of them are here."""
+
+    def log_density_at(self, predictor, data):
+        return 20 * predictor**2
+
+
+def test_a_row_whose_tilted_density_has_no_moments_is_skipped_and_not_taken():
+    task = problem(FullGaussian.standard_normal(3), model=Unbounded())
+    found = solve(PowerEP(), task, KEY)
+    assert int(found.skipped) == 40
+    np.testing.assert_array_equal(found.q.precision, task.context.natural.precision)
+
+
+def test_large_counts_have_the_posterior_that_a_grid_has():
+    """An intercept of log 200, five prior sds away, by a single row that has all the counts."""
+    counts = np.random.default_rng(3).poisson(200, 1).astype(float)
+    task = problem(FullGaussian.standard_normal(1), model=PoissonRegression(), x=np.ones((1, 1)), y=counts)
+    found = solve(PowerEP(), task, KEY)
+    log_mass, centre, spread = grid_moments(poisson(counts[0]), 0.0, 1.0, 1.0, np.log(counts[0]))
+    assert (int(found.skipped), Outcome(int(found.outcome))) == (0, Outcome.CONVERGED)
+    assert found.free_energy == pytest.approx(log_mass, abs=1e-8)
+    assert float(found.q.mean[0]) == pytest.approx(centre, rel=1e-8)
+    assert float(found.q.covariance[0, 0]) == pytest.approx(spread, rel=1e-7)
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
+def test_rows_of_zeros_tell_the_evidence_and_nothing_else(family):
+    """Their predictor is 0 for every θ, as that of a row with the base category of every column."""
+    prior, model = family.standard_normal(3), LogisticRegression()
+    without = solve(PowerEP(), problem(prior, model=model), KEY)
+    rows, labels = np.concatenate([X, np.zeros((2, 3))]), np.concatenate([Y, [0.0, 1.0]])
+    found = solve(PowerEP(), problem(prior, model=model, x=rows, y=labels), KEY)
+    assert (int(found.skipped), Outcome(int(found.outcome))) == (0, Outcome.CONVERGED)
+    np.testing.assert_allclose(found.q.precision, without.q.precision, rtol=1e-12)
+    assert found.free_energy == pytest.approx(float(without.free_energy) + 2 * np.log(0.5), abs=1e-10)
+
+
+def test_clients_that_ran_out_of_passes_are_not_taken_for_a_fixed_point():
+    """They begin again at their contexts, so that they answer the same again, wherever the fixed point is."""
+    generator = np.random.default_rng(1)
+    common = generator.normal(size=(30, 1))
+    x = common + 0.1 * generator.normal(size=(30, 3))
+    parts = federate([Table(x[part], Y[:30][part]) for part in (slice(0, 10), slice(10, 20), slice(20, 30))])
+    prior = MeanFieldGaussian.standard_normal(3, 2.0)
+    short = run(methods.power_ep(1.0, passes=1), LogisticRegression(), prior, parts, rounds=40, evaluate_every=0)
+    assert short.status is Status.BUDGET_SPENT
+    assert "3 clients" in short.message
+    assert Outcome.STEP_LIMIT.sentence in short.message
+    whole = run(methods.power_ep(1.0, passes=1000), LogisticRegression(), prior, parts, rounds=40, evaluate_every=0)
+    assert whole.status is Status.CONVERGED
 
 
 def test_rounding_does_not_damp_passes_to_a_standstill():

@@ -9,15 +9,15 @@ from jaxtyping import Array, Bool
 
 from partita.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken
 from partita.compiled import Compiled
-from partita.errors import InputError
+from partita.errors import check_part
 from partita.families import Family
 from partita.objective import Factor
 
 
 def check_damping(damping: float | None) -> None:
     """Raises an `InputError` unless ρ is in (0, 1]."""
-    if damping is not None and not 0 < damping <= 1:
-        raise InputError(f"The damping is a number above 0 and at most 1, not {damping}.")
+    if damping is not None:
+        check_part("damping", damping)
 
 
 class Damped(Aggregation):

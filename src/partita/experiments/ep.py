@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from partita import datasets
+from partita import __version__, datasets
 from partita.atomic import write, write_text
 from partita.compiled import Compiled
 from partita.errors import InputError
@@ -38,6 +38,8 @@ SOLVERS: dict[str, Solver] = {
 """PVI ends where global VI does, and power EP where one client with all rows does: here one client has them."""
 STYLES = {"mean-field": ("#c8553d", "--", "s"), "full": ("#1b6ca8", "-", "o")}
 BATCH = 4096
+FORMAT = 2
+"""Counts up whenever the same solver gives other results."""
 
 
 class Scale(NamedTuple):
@@ -66,14 +68,15 @@ def run(folder: Path, quick: bool, as_json: bool) -> None:
     for scale in QUICK if quick else WHOLE:
         data, table = scale.data, rows_of(scale.data, scale.rows)
         for name in scale.models:
-            cell = functools.partial(kept, folder / "cells", asked=scale._asdict())
+            cell = functools.partial(kept, folder / "cells", scale)
             nuts = cell(f"{data} {name} NUTS", functools.partial(reference, MODELS[name], table, scale))
             for family in FAMILIES:
                 for solver in SOLVERS:
                     fit = functools.partial(approximation, MODELS[name], table, family, solver)
-                    one = cell(f"{data} {name} {family} {solver}", fit)
+                    one = cell(f"{data} {name} {family} {solver}", fit, SOLVERS[solver])
                     found.append({"data": data, "model": name, "family": family, "method": solver, **beside(one, nuts)})
-            sampled = cell(f"{data} {name} evidence", functools.partial(evidence, MODELS[name], table, scale))
+            sample = functools.partial(evidence, MODELS[name], table, scale)
+            sampled = cell(f"{data} {name} evidence", sample, SOLVERS["α = 1"])
             found.append({"data": data, "model": name, "family": "", "method": "NUTS", **summary(nuts), **sampled})
     write_text(folder / "results.json", json.dumps(found, indent=2))
     draw(folder / "ep.png", found)
@@ -84,10 +87,13 @@ def run(folder: Path, quick: bool, as_json: bool) -> None:
     Console().print(f"{folder / 'ep.png'}", highlight=False, soft_wrap=True)
 
 
-def kept(folder: Path, name: str, compute: Callable[[], dict[str, Any]], asked: dict[str, Any]) -> dict[str, Any]:
-    """What was computed for the same settings before, or is now."""
+def kept(
+    folder: Path, scale: Scale, name: str, compute: Callable[[], dict[str, Any]], solver: Solver | None = None
+) -> dict[str, Any]:
+    """What was computed at the same scale, by the same solver if any, before, or is now."""
     path = folder / f"{name.replace(' ', '_')}.json"
-    asked = json.loads(json.dumps(asked))
+    by = {} if solver is None else {"solver": str(solver), "version": __version__, "format": FORMAT}
+    asked = json.loads(json.dumps({**scale._asdict(), **by}))
     if path.exists():
         before = json.loads(path.read_text())
         if before["asked"] == asked:

@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from partita.atomic import write
+from partita.atomic import write_bytes
 from partita.client import Recipe, Reply, assign
 from partita.engines.base import Task
 from partita.engines.local import LocalEngine
@@ -46,7 +46,7 @@ class FirstVisits(LocalEngine):
             began = time.perf_counter()
             reply = jax.block_until_ready(super().answer(task, recipe))
             if time.perf_counter() - began >= WORTH_KEEPING:
-                write(path, lambda file: file.write(pack(reply_message({}, reply))))
+                write_bytes(path, pack(reply_message({}, reply)))
             return reply
 
     def _digest(self, task: Task, recipe: Recipe) -> str:

@@ -272,7 +272,12 @@ def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, A
     For "alone" there are a row and an ending per client.
     """
     run, settings = cell.run, method_settings(plan, cell, setting)
-    budget = {"communications": run.communications, "seed": cell.seed, "metrics": setting.metrics, "progress": False}
+    budget: dict[str, Any] = {
+        "communications": run.communications,
+        "seed": cell.seed,
+        "metrics": setting.metrics,
+        "progress": False,
+    }
     if run.method == "alone":
         data = (setting.model, setting.prior, setting.clients)
         results = [fit("alone", *data, settings, client=name, **budget) for name in setting.clients.names]

@@ -36,7 +36,7 @@ class Outcome(enum.IntEnum):
             Outcome.STALLED: "No step raised its free energy at this precision.",
             Outcome.TRUST_REGION: "Its context is improper and it was stopped at the trust region.",
             Outcome.IMPROPER: "Its next step would have led to an improper member: take smaller steps.",
-            Outcome.NO_MOMENTS: "No finite moments of its tilted density were found, so it stayed: damp more.",
+            Outcome.NO_MOMENTS: "It found no moments of its tilted density that stay: use more points, or damp more.",
             Outcome.NOT_CONJUGATE: "The model is not conjugate to this family, so one step was not exact.",
         }[self]
 
@@ -52,6 +52,8 @@ class Solution(eqx.Module):
     """The logarithm of q's mass, for those that match un-normalised densities: their factors then tell the evidence."""
     skipped: int | Int[Array, ""] = 0
     """How many rows have no proper factor, and were left as they were."""
+    left: float | Float[Array, ""] = 0.0
+    """How far another step would have gone, in nats of KL, for those that begin anew, and repeat what is unfinished."""
 
 
 class Progress(NamedTuple):

@@ -43,6 +43,8 @@ class MomentMatching(Solver):
         check_power(self.alpha)
         if isinstance(self.step_size, int | float) and not 0 <= self.step_size <= 1:
             raise InputError(f"The step towards the moments is from 0 to 1, not {self.step_size}.")
+        if isinstance(self.rule, MonteCarlo) and self.rule.samples < 2:
+            raise InputError(f"Draws are weighted against one another: give it at least 2, not {self.rule.samples}.")
 
     @property
     def estimates_evidence(self) -> bool:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from partita.errors import InputError
+from partita.errors import InputError, check_part
 from partita.families import FullGaussian, Gaussian, MeanFieldGaussian
 from partita.families.gaussian import Standard
 from partita.models import GeneralisedLinear, Model
@@ -32,8 +32,14 @@ RECOVERY = 1.1
 """By what ρ grows after any other pass."""
 LEAST = 1 / 64
 """The smallest ρ: with less, a pass tells nothing of how far away a fixed point is."""
-SEARCH = 12
-"""Steps towards that mode and those ends, which need not be exact."""
+SLACK = 8.0
+"""How much farther it may be below it: the ends need not be exact."""
+DECREMENT = 1e-3
+"""A mode is near enough where another of Newton's steps would gain less than this."""
+SEARCH = 60
+"""Steps towards that mode and those ends at the most."""
+FEWEST = 5
+"""Of how many values of f a tilted density consists at least: one that rests on fewer was not seen."""
 
 
 class Sites(eqx.Module):
@@ -114,7 +120,7 @@ class Coordinates(NamedTuple):
         mass = jnp.sum(exponent / (1 + growth) - jnp.log1p(growth) / (2 * alpha))
         site = Sites(shift, precision, tilted.log_mass - mass)
         finite = jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(site)])
-        return site, jnp.all(left > 0) & jnp.all(self.variance > 0) & jnp.all(finite)
+        return site, jnp.all(left > 0) & jnp.all(self.variance >= 0) & jnp.all(finite)
 
 
 class Tilted(NamedTuple):
@@ -138,8 +144,10 @@ class Memory(NamedTuple):
     It is damped away, by one undamped pass altogether.
     """
     damping: Float[Array, ""]
+    last: Float[Array, ""]
+    """How far the last pass would have gone undamped, in nats of KL."""
     moved: Float[Array, ""]
-    """How far a pass since ρ was last halved would have gone undamped at least, in nats of KL."""
+    """How far a pass since ρ was last halved would have gone at least."""
     skipped: Int[Array, ""]
     """How many rows kept their sites in the last pass, since no other was proper."""
 
@@ -169,6 +177,9 @@ class PowerEP(Solver):
 
     def __check_init__(self) -> None:
         check_power(self.alpha)
+        check_part("damping of power EP", self.damping)
+        if isinstance(self.max_steps, int) and self.max_steps < 1:
+            raise InputError(f"Power EP makes at least one pass, not {self.max_steps}.")
 
     @property
     def estimates_evidence(self) -> bool:
@@ -187,7 +198,8 @@ class PowerEP(Solver):
         shape = (rows, *mean.shape) if isinstance(q, MeanFieldGaussian) else (rows,)
         sites = Sites(jnp.zeros(shape, mean.dtype), jnp.zeros(shape, mean.dtype), jnp.zeros(rows, mean.dtype))
         damping = jnp.asarray(self.damping, mean.dtype)
-        memory = Memory(sites, Factor.of(q) / problem.context, damping, jnp.full_like(damping, jnp.inf), jnp.asarray(0))
+        far = jnp.full_like(damping, jnp.inf)
+        memory = Memory(sites, Factor.of(q) / problem.context, damping, far, far, jnp.asarray(0))
         return Progress(q, jnp.zeros((), mean.dtype), running(), memory)
 
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
@@ -202,8 +214,8 @@ class PowerEP(Solver):
         moved = jnp.where(new.is_proper(), new.distance(q) / damping**2, jnp.inf)
         value = new.log_normaliser() + whole.log_scale
         skipped = jnp.sum(~proper & (problem.shard.weights > 0))
-        outcome = jnp.where((moved <= self.tolerance) & (skipped == 0), Outcome.CONVERGED, Outcome.RUNNING)
-        taken = Progress(new, value, outcome, Memory(sites, rest, damping, moved, skipped))
+        outcome = jnp.where(moved <= self.tolerance, Outcome.CONVERGED, Outcome.RUNNING)
+        taken = Progress(new, value, outcome, Memory(sites, rest, damping, moved, moved, skipped))
         if not self.in_turn:
             return taken
         possible = jnp.isfinite(moved)
@@ -214,7 +226,9 @@ class PowerEP(Solver):
         return found._replace(memory=found.memory._replace(damping=after, moved=seen))
 
     def solution(self, progress: Progress, steps: Int[Array, ""], outcome: Int[Array, ""]) -> Solution:
-        return dataclasses.replace(super().solution(progress, steps, outcome), skipped=progress.memory.skipped)
+        found, memory = super().solution(progress, steps, outcome), progress.memory
+        left = jnp.where(outcome == Outcome.CONVERGED, 0, memory.last) if self.in_turn else 0.0
+        return dataclasses.replace(found, skipped=memory.skipped, left=left)
 
     def without_share(self, q: Gaussian, memory: Memory, shard: Shard) -> Gaussian:
         """q without α of the share that a row has, like any other, in what was said before the sites were known."""
@@ -240,7 +254,7 @@ class PowerEP(Solver):
             datum, site, alpha, weight = row
             new, proper = match(q, datum, site, alpha)
             moved = Coordinates.of(q, datum.x).without(jax.tree.map(jnp.subtract, site, new), weight)
-            proper &= jnp.all(moved.variance > 0)
+            proper &= jnp.all(moved.variance >= 0)
             taken = moved.lift(q, datum.x), new
             q, site = jax.tree.map(lambda a, b: jnp.where(proper, a, b), taken, (q, site))
             return q, (site, proper)
@@ -266,6 +280,8 @@ def tilted(
     For a smooth integrand that vanishes at both ends the rule is exact but for exponentially little. It sees what a
     Gauss–Hermite rule on the cavity would not: likelihoods much narrower than the cavity, or bent within it. Values of
     f are sinh of even ones, so that they are a fraction of one apart where likelihoods bend, however wide the cavity.
+    Likelihoods are log-concave, so that it has one mode. A density that does not vanish at both ends, or of which
+    hardly a value was seen, has no moments here: all is NaN.
     """
     data = jax.tree.map(lambda leaf: leaf[None], datum)
     positive = jnp.where(variance > 0, variance, 1)
@@ -289,38 +305,78 @@ def tilted(
     log_mass = jax.nn.logsumexp(heights) + jnp.log((even[1] - even[0]) / jnp.sqrt(2 * jnp.pi * positive))
     by_mean = masses @ first
     bent = -(masses @ second) - alpha * (masses @ jnp.square(first - by_mean))
-    # in a wide cavity the likelihood bends between two values of f, and its derivatives are not seen: moments are
+    # in a wide cavity the likelihood bends between two values of f, and its derivatives are not seen, or they cancel:
+    # moments are there. Where it hardly shrinks, as for α → 0, it is moments that cancel
     centre = masses @ f
     shrunk = 1 - masses @ jnp.square(f - centre) / positive
-    wide = alpha * positive > 1
+    wide = (alpha * positive > 1) | (shrunk > 0.5)
     by_mean = jnp.where(wide, (centre - mean) / (alpha * positive), by_mean)
-    return Tilted(log_mass / alpha, by_mean, jnp.where(wide, shrunk / (alpha * positive), bent))
+    found = Tilted(log_mass / alpha, by_mean, jnp.where(wide, shrunk / (alpha * positive), bent))
+    vanishes = jnp.max(heights) - jnp.maximum(heights[0], heights[-1]) >= DROP / 2
+    seen = vanishes & (jnp.sum(jnp.square(masses)) <= 1 / FEWEST)
+    found = jax.tree.map(lambda leaf: jnp.where(seen, leaf, jnp.nan), found)
+    # a row of zeros knows its predictor
+    known, tangent = jax.jvp(slope, (mean,), (jnp.ones_like(mean),))
+    certain = Tilted(log_density(mean), known, -tangent)
+    return jax.tree.map(lambda a, b: jnp.where(variance == 0, a, b), certain, found)
+
+
+Search = tuple[Array, Array, Array, Array, Array, Array]
+"""Where a search for a mode is, its bracket, how far it went last, what that gained, and how often it went."""
 
 
 def mode(slope: Scalar, mean: Float[Array, ""], reach: Float[Array, ""]) -> Float[Array, ""]:
-    """Where f = mean + reach · slope(f), the slope of a concave function: Newton's steps, kept within a bracket."""
+    """Where f = mean + reach · slope(f), the slope of a concave function.
+
+    Newton's steps, while they shrink by half and stay within a bracket. Otherwise, as where exp f is all that counts,
+    the bracket is halved, in arcsinh, in which what is far away is near.
+    """
     end = mean + reach * slope(mean)
     low, high = jnp.minimum(mean, end), jnp.maximum(mean, end)
 
-    def narrow(_: Int[Array, ""], bracket: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        f, low, high = bracket
+    def go_on(carry: Search) -> Bool[Array, ""]:
+        *_, gain, index = carry
+        return (gain > DECREMENT) & (index < SEARCH)
+
+    def narrow(carry: Search) -> Search:
+        f, low, high, last, _, index = carry
         first, second = jax.jvp(slope, (f,), (jnp.ones_like(f),))
         ahead = mean + reach * first - f
         low, high = jnp.where(ahead > 0, f, low), jnp.where(ahead > 0, high, f)
-        step = f + ahead / (1 + reach * jnp.maximum(-second, 0))
-        return jnp.where((step >= low) & (step <= high), step, (low + high) / 2), low, high
+        bend = 1 + reach * jnp.maximum(-second, 0)
+        step = f + ahead / bend
+        newton = (step >= low) & (step <= high) & (jnp.abs(step - f) <= last / 2)
+        halved = jnp.sinh((jnp.arcsinh(low) + jnp.arcsinh(high)) / 2)
+        new = jnp.where(newton, step, halved)
+        gain = jnp.where(newton, jnp.square(ahead) / (bend * reach), jnp.inf)
+        return new, low, high, jnp.abs(new - f), gain, index + 1
 
-    return jax.lax.fori_loop(0, SEARCH, narrow, (mean, low, high))[0]
+    start = (mean, low, high, jnp.full_like(mean, jnp.inf), jnp.full_like(mean, jnp.inf), jnp.asarray(0))
+    return jax.lax.while_loop(go_on, narrow, start)[0]
 
 
 def ends(height: Scalar, mode: Float[Array, ""], reach: Float[Array, ""]) -> Float[Array, "2"]:
-    """Where a concave function has fallen by `DROP` on either side of its mode: Newton's steps from farther away."""
+    """Where a concave function has fallen by `DROP` on either side of its mode, or by `SLACK` more.
+
+    Newton's steps from farther away, and halves of what is left between there and the mode.
+    """
     sides = jnp.array([-1.0, 1.0], mode.dtype)
     floor = height(mode) - DROP
 
-    def nearer(_: Int[Array, ""], away: Float[Array, "2"]) -> Float[Array, "2"]:
+    def go_on(carry: tuple[Array, Array, Array, Array]) -> Bool[Array, ""]:
+        _, _, above, index = carry
+        return jnp.any(above < floor - SLACK) & (index < SEARCH)
+
+    def nearer(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        inside, away, _, index = carry
         above, falls = jax.jvp(lambda t: height(mode + sides * t), (away,), (jnp.ones_like(away),))
         step = away - (above - floor) / falls
-        return jnp.where((step > 0) & (step < away), step, away)
+        away = jnp.where((step > inside) & (step < away), step, away)
+        middle = (inside + away) / 2
+        beyond = height(mode + sides * middle) < floor
+        inside, away = jnp.where(beyond, inside, middle), jnp.where(beyond, middle, away)
+        return inside, away, height(mode + sides * away), index + 1
 
-    return mode + sides * jax.lax.fori_loop(0, SEARCH, nearer, jnp.full(2, reach, mode.dtype))
+    farthest = jnp.full(2, reach, mode.dtype)
+    start = (jnp.zeros_like(farthest), farthest, height(mode + sides * farthest), jnp.asarray(0))
+    return mode + sides * jax.lax.while_loop(go_on, nearer, start)[1]
