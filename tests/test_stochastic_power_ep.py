@@ -7,6 +7,7 @@ import pytest
 from scipy.special import log_ndtr
 
 from partita import (
+    Asynchronous,
     FixedPoint,
     FullGaussian,
     GaussHermite,
@@ -16,6 +17,7 @@ from partita import (
     MeanFieldGaussian,
     Method,
     MomentMatching,
+    PowerEP,
     ProbitRegression,
     Sequential,
     Table,
@@ -24,12 +26,13 @@ from partita import (
     run,
 )
 from partita.aggregation import Shared
+from partita.checkpoint import load, save
 from partita.errors import InputError
 from partita.federation.ledger import Ledger
 from partita.history import History
 from partita.membership import retire
 from partita.objective import Prior
-from partita.server import init
+from partita.server import dispatch, init
 
 _generator = np.random.default_rng(1)
 X = _generator.normal(size=(30, 2))
@@ -167,21 +170,38 @@ def test_what_the_server_keeps_does_not_grow_with_its_clients():
     assert kept(10) == kept(10_000)
 
 
-def test_nor_does_what_it_writes_down(tmp_path):
-    """But for a client's name and a few counters: a thousand clients more take less than their factors would."""
+def in_ledger(state, path):
+    ledger = Ledger(path, durable=False)
+    state, _ = ledger.load(state)
+    ledger.close(state, History(), last=True)
+    ledger._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return Ledger(path).load(state)[0]
+
+
+def in_checkpoint(state, path):
+    save(path, state, History())
+    return load(path, state)[0]
+
+
+@pytest.mark.parametrize("kept", [in_ledger, in_checkpoint])
+@pytest.mark.parametrize("schedule", [Sequential(), Asynchronous()], ids=lambda one: type(one).__name__)
+def test_nor_does_what_it_writes_down(kept, schedule, tmp_path):
+    """But for a client's name, a few counters and its task: a thousand clients more take less than factors would."""
+    method = Method(PowerEP(), schedule, Shared())
 
     def written(clients):
-        names = [f"client {k}" for k in range(clients)]
-        ledger = Ledger(tmp_path / f"{clients}", durable=False)
-        state, _ = ledger.load(init(FullGaussian.standard_normal(60), names, aggregation=Shared()))
-        ledger.close(state, History(), last=True)
-        read, _ = Ledger(tmp_path / f"{clients}").load(init(state.prior, names, aggregation=Shared()))
+        """The size of the file, and how many arrays there are once it is read."""
+        first = init(FullGaussian.standard_normal(60), [f"client {k}" for k in range(clients)], aggregation=Shared())
+        read = kept(dispatch(method, first, np.zeros(clients, bool)), tmp_path / f"{clients}")
         assert len(read.factors) == clients
-        ledger._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        return (tmp_path / f"{clients}").stat().st_size
+        tasks = [(task.posterior, task.factor) for task in read.in_flight]
+        arrays = jax.tree.leaves((read.posterior, read.factors, read.memory, tasks))
+        return (tmp_path / f"{clients}").stat().st_size, len({id(leaf) for leaf in arrays})
 
     one = 60 * 61 * 8
-    assert written(1010) - written(10) < 1000 * one / 100
+    (few, arrays), (many, same_arrays) = written(10), written(1010)
+    assert many - few < 1000 * one / 50
+    assert arrays == same_arrays
 
 
 def test_its_fixed_point_for_small_alpha_is_that_of_global_vi():

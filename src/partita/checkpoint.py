@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import zipfile
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,11 +20,10 @@ from partita.wire import equal, flatten, unflatten
 if TYPE_CHECKING:
     from partita.server import State
 
-_FORMAT = 5
+_FORMAT = 6
 _ARRAYS = (
     "prior",
     "posterior",
-    "factors",
     "residual",
     "age",
     "ell",
@@ -62,14 +62,21 @@ class Checkpoint(Journal):
 
 
 def save(path: str | os.PathLike[str], state: "State", history: History) -> None:
-    """Writes all that a run needs to go on after a step. The file is the old one or the new one, never part of one."""
+    """Writes all that a run needs to go on after a step. The file is the old one or the new one, never part of one.
+
+    What clients and tasks share, such as a factor that nobody has changed, is written once.
+    """
+    factors, held = _distinct([*state.factors, *(task.factor for task in state.in_flight)])
+    posteriors, sent = _distinct([task.posterior for task in state.in_flight])
     arrays = flatten({name: getattr(state, name) for name in _ARRAYS})
-    arrays |= flatten({"in_flight": [(task.posterior, task.factor, task.hyper) for task in state.in_flight]})
+    arrays |= flatten({"factor": factors, "sent": posteriors, "sent_hyper": [task.hyper for task in state.in_flight]})
     about = {
         "format": _FORMAT,
         "names": list(state.names),
         "versions": list(state.versions),
         "refused": list(state.refused),
+        "held": held,
+        "sent": sent,
         "in_flight": [
             {"id": task.id, "client": task.client, "version": task.version, "updates": task.updates, "sent": task.sent}
             for task in state.in_flight
@@ -93,8 +100,15 @@ def load(path: str | os.PathLike[str], like: "State") -> tuple["State", History]
     filled = unflatten(arrays, template, str(path))
     if not equal(filled["prior"], like.prior):
         raise InputError(f"{path} belongs to a run with another prior: choose another checkpoint file.")
-    task_like = (like.prior, like.factors[0], like.hyper)
-    sent = unflatten(arrays, {"in_flight": [task_like] * len(about["in_flight"])}, str(path))
+    held, sent, about_tasks = about["held"], about["sent"], about["in_flight"]
+    lists = {
+        "factor": [like.factors[0]] * (max(held) + 1),
+        "sent": [like.posterior] * (max(sent, default=-1) + 1),
+        "sent_hyper": [like.hyper] * len(about_tasks),
+    }
+    shared = unflatten(arrays, lists, str(path))
+    factors = [shared["factor"][place] for place in held]
+    posteriors = [shared["sent"][place] for place in sent]
     tasks = [
         Task(
             name=like.names[task["client"]],
@@ -105,18 +119,28 @@ def load(path: str | os.PathLike[str], like: "State") -> tuple["State", History]
             seed=like.seed,
             **task,
         )
-        for task, (posterior, factor, hyper) in zip(about["in_flight"], sent["in_flight"], strict=True)
+        for task, posterior, factor, hyper in zip(
+            about_tasks, posteriors, factors[len(like.names) :], shared["sent_hyper"], strict=True
+        )
     ]
     numbers = {name: about[name] for name in _NUMBERS}
     state = dataclasses.replace(
         like,
         **filled,
         **numbers,
+        factors=tuple(factors[: len(like.names)]),
         versions=tuple(about["versions"]),
         refused=tuple(about["refused"]),
         in_flight=tuple(tasks),
     )
     return state, History(about["history"])
+
+
+def _distinct(members: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    """The objects among members without repetitions, and the place of each member among them."""
+    distinct = {id(member): member for member in members}
+    places = {identity: place for place, identity in enumerate(distinct)}
+    return list(distinct.values()), [places[id(member)] for member in members]
 
 
 def save_posterior(path: str | os.PathLike[str], q: Family, about: dict[str, Any]) -> None:
