@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.aggregation import Holdings
+from partita.aggregation import Anticipating, Averaging, Holdings, Incremental, ServerOptimiser
 from partita.engines import local
 from partita.objective import Factor
 from test_pvi import AGGREGATIONS, MODEL, PARTS, PRIOR, SOLVER, correlated, faulty, improper
@@ -169,3 +169,14 @@ def test_a_run_whose_backtracking_refuses_a_client_is_never_called_converged(fau
     assert turns == list(range(2, len(result.history) + 1, 3))
     assert result.state.residual[1] == np.inf
     assert result.state.versions[1] == 0
+
+
+@pytest.mark.parametrize("aggregation", [Anticipating(), Averaging(), Incremental(), ServerOptimiser()])
+def test_the_evidence_is_told_where_factors_have_their_scales(aggregation):
+    def evidence(aggregation):
+        method = pt.Method(pt.PowerEP(), pt.Sequential(), aggregation)
+        settings = {"rounds": 20, "tolerance": 1e-14, "evaluate_every": 0, "progress": False}
+        return pt.run(method, MODEL, PRIOR, PARTS, **settings).log_evidence
+
+    expected = evidence(pt.Damped()) if isinstance(aggregation, Anticipating) else np.nan
+    np.testing.assert_allclose(evidence(aggregation), expected, rtol=1e-7)

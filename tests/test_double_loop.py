@@ -29,7 +29,7 @@ from partita.client import client_update
 from partita.engines import LocalEngine
 from partita.objective import Factor
 from partita.pvi import Status
-from partita.server import init, log_normaliser, step
+from partita.server import init, step
 
 CLIENTS, COLUMNS = 4, 6
 _generator = np.random.default_rng(0)
@@ -138,7 +138,21 @@ def test_it_converges_without_damping_where_plain_power_ep_oscillates(path):
     np.testing.assert_allclose(product, flat(states[-1].posterior), rtol=1e-6, atol=1e-6)
     for found, expected in zip(states[-1].factors, damped.state.factors, strict=True):
         np.testing.assert_allclose(flat(found.natural), flat(expected.natural), rtol=1e-6, atol=1e-6)
-    assert log_normaliser(states[-1]) == pytest.approx(damped.log_evidence, abs=1e-6)
+    assert evidence(alpha, states[-1]) == pytest.approx(damped.log_evidence, abs=1e-12)
+
+
+def evidence(alpha, state):
+    return DoubleLoop(alpha).log_evidence(PRIOR, state.holdings)
+
+
+def test_on_the_way_its_evidence_is_off_by_no_more_than_thrice_the_divergence_from_the_end(path):
+    """The evidence is stationary at a fixed point, and scales go with factors to first order."""
+    alpha, states = path
+    off = [evidence(alpha, state) - evidence(alpha, states[-1]) for state in states[1:-1]]
+    divergence = [float(states[-1].posterior.kl(state.posterior)) for state in states[1:-1]]
+    rounding = 1e-12
+    assert np.all(np.abs(off) < 3 * np.array(divergence) + rounding)
+    assert np.max(np.abs(off)) > 0.1
 
 
 def test_the_outer_objective_never_falls_and_the_inner_one_never_rises(path):
@@ -198,7 +212,7 @@ def test_clients_of_several_rows_with_bimodal_tilted_densities_end_where_damped_
     outliers = generator.uniform(size=12) >= 0.5
     y = np.where(outliers, generator.normal(2.0, 1.0, 12), generator.normal(0, np.sqrt(10), 12))
     parts, prior = federate(np.split(y, 3)), FullGaussian.standard_normal(1, 3.0)
-    ends = []
+    ends, evidences = [], []
     for aggregation in (DoubleLoop(1.0), Damped(0.5)):
         method = Method(MomentMatching(1.0, Grid(64)), Synchronous(), aggregation)
         result = run(
@@ -213,6 +227,8 @@ def test_clients_of_several_rows_with_bimodal_tilted_densities_end_where_damped_
         )
         assert result.status is Status.CONVERGED
         ends.append(result.state.posterior)
+        evidences.append(result.log_evidence)
+    assert evidences[0] == pytest.approx(evidences[1], abs=1e-6)
     assert ends[0].mean[0] == pytest.approx(float(ends[1].mean[0]), abs=1e-6)
     assert ends[0].sd[0] == pytest.approx(float(ends[1].sd[0]), abs=1e-6)
 

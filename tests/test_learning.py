@@ -12,7 +12,7 @@ import pytest
 from sklearn.linear_model import BayesianRidge
 
 import partita as pt
-from partita.aggregation import Anticipating, Averaging, DoubleLoop, Incremental, ServerOptimiser
+from partita.aggregation import Anticipating, Averaging, DoubleLoop, Incremental, ServerOptimiser, Shared
 from partita.checkpoint import load, save
 from partita.client import answer
 from partita.engines import LocalEngine
@@ -341,7 +341,9 @@ def test_the_posterior_stays_prior_times_factors_while_the_prior_moves(method):
     assert float(state.hyper["prior_scale"]) != 1.0
 
 
-@pytest.mark.parametrize("aggregation", [Incremental(), Averaging(), DoubleLoop()], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize(
+    "aggregation", [Incremental(), Averaging(), DoubleLoop(), Shared()], ids=lambda a: type(a).__name__
+)
 def test_aggregations_that_remember_a_product_move_it_with_the_prior(aggregation):
     """With the prior moved first or last, posterior and product are the same."""
     change = PRIOR.stretched(jnp.full(4, 0.5)) / PRIOR

@@ -12,6 +12,7 @@ from partita import (
     FullGaussian,
     GaussHermite,
     Grid,
+    LinearRegression,
     LogDensity,
     LogisticRegression,
     MeanFieldGaussian,
@@ -146,10 +147,26 @@ def test_the_posterior_is_the_prior_and_one_factor_as_often_as_there_are_clients
     method = methods.stochastic_power_ep(participants=participants)
     state = run(method, LogisticRegression(), prior, PARTS, rounds=4, progress=False).state
     assert all(a is b for a in state.factors for b in state.factors)
-    for found, expected in pairs(state.posterior, prior * state.memory.natural**3):
+    for found, expected in pairs(state.posterior, prior * state.memory.factor.natural**3):
         np.testing.assert_allclose(found, expected, rtol=1e-12)
     with pytest.raises(InputError, match="memory"):
         retire(state, state.names[0])
+
+
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("rows", [True, False])
+def test_its_evidence_is_exact_for_a_conjugate_model(alike, rows):
+    """Where clients are alike, one at a time suffices; of one size, they speak for everybody once all have answered."""
+    x, y = X[:, :1], X @ [1.0, 0.5]
+    apart = [Table(x[k : k + 10], y[k : k + 10]) for k in (0, 10, 20)]
+    tables = apart[:1] * 3 if alike else apart
+    x, y = (np.concatenate(column) for column in zip(*tables, strict=True))
+    marginal = x @ x.T + 0.5**2 * np.eye(30)
+    exact = -(y @ np.linalg.solve(marginal, y) + np.linalg.slogdet(2 * np.pi * marginal)[1]) / 2
+    method = methods.stochastic_power_ep(0.5, 0.5, participants=1 if alike else 3, rows=rows)
+    prior, model = FullGaussian.standard_normal(1), LinearRegression(0.5)
+    result = run(method, model, prior, federate(tables), rounds=60, tolerance=-1, evaluate_every=0, progress=False)
+    assert result.log_evidence == pytest.approx(exact, abs=1e-8)
 
 
 def test_what_the_server_keeps_does_not_grow_with_its_clients():

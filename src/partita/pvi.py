@@ -30,7 +30,6 @@ from partita.server import (
     divergence,
     global_free_energy,
     init,
-    log_normaliser,
     step,
     with_learning,
 )
@@ -66,7 +65,10 @@ class Result:
 
     @property
     def log_evidence(self) -> float:
-        """Power EP's estimate of log p(y), from the factors' scales; NaN for methods that have only the bound."""
+        """Power EP's estimate of log p(y), from the factors' scales; NaN where the aggregation has none.
+
+        Methods that climb the bound have that alone.
+        """
         return self._last("log_evidence")
 
     def _last(self, name: str) -> float:
@@ -170,8 +172,9 @@ def run(
             elif not evaluate_every and (known := np.isfinite(state.ell))[~state.gone].all():
                 apart = float(divergence(state.posterior, state.prior_now))
                 row["reported_free_energy"] = state.ell[known].sum() - apart
-            if method.solver.estimates_evidence and state.memory is None:
-                row["log_evidence"] = log_normaliser(state)
+            if method.solver.estimates_evidence:
+                evidence = method.aggregation.log_evidence(state.prior_now, state.holdings)
+                row |= {} if evidence is None else {"log_evidence": evidence}
             row["seconds"] = before + time.perf_counter() - started
             history.append(row)
             ending = ending or _ending(state, history, first, budget, whole, tolerance)

@@ -102,6 +102,11 @@ class State:
         """p(θ | ε)."""
         return at_prior(self.prior, self.hyper) if self.hyper else self.prior
 
+    @property
+    def holdings(self) -> Holdings:
+        """What the aggregation sees of it."""
+        return Holdings(self.posterior, dict(enumerate(self.factors)), self.memory)
+
     def settled(self, tolerance: float) -> bool:
         """Whether the last answer of everybody who takes part lay within so many nats of the posterior."""
         return bool(np.all((self.residual <= tolerance) | self.gone))
@@ -315,13 +320,12 @@ def take_in(method: Method, model: Model, engine: Engine, state: State, admissio
     refusals = admission.refusals([(task, replies[task.client]) for task, _ in state.arrived])
     deltas = {k: replies[k].delta for k in sorted(replies) if k not in refusals}
 
-    holdings = Holdings(state.posterior, dict(enumerate(state.factors)), state.memory)
     bounds = admission if _comparable(state, replies) else Admission()
     held = {k for k, version in enumerate(state.versions) if version > 0 and state.memory is None}
     # factors from before there was anybody to compare them with are judged as soon as there is
     judged = held & deltas.keys() if _comparable(state, ()) else held
     climbed = functools.partial(free_energy, method, model, engine, state)
-    taken, beyond, divided = admit(method.aggregation, bounds, holdings, deltas, judged, held, climbed)
+    taken, beyond, divided = admit(method.aggregation, bounds, state.holdings, deltas, judged, held, climbed)
     refusals |= beyond | taken.refusals
 
     accepted = set(deltas) - set(refusals) if taken.damping > 0 else set()
@@ -392,8 +396,7 @@ def learn(
 
     def at(u: Hyper) -> State:
         hyper = constrained(u, above)
-        holdings = Holdings(state.posterior, dict(enumerate(state.factors)), state.memory)
-        moved = method.aggregation.with_prior(holdings, at_prior(state.prior, hyper) / state.prior_now)
+        moved = method.aggregation.with_prior(state.holdings, at_prior(state.prior, hyper) / state.prior_now)
         return dataclasses.replace(state, hyper=hyper, posterior=moved.posterior, memory=moved.memory)
 
     def bound(u: Hyper) -> float:
@@ -497,14 +500,3 @@ def global_free_energy(
 def divergence(q: Family, prior: Family) -> jax.Array:
     """KL(q ‖ prior)."""
     return q.kl(prior)
-
-
-def log_normaliser(state: State) -> float:
-    """log Z_q = log ∫ p(θ) Π t_m(θ) dθ (`eq:approx`), under product aggregation."""
-    return float(log_mass(state.posterior) - log_mass(state.prior_now)) + sum(float(t.log_scale) for t in state.factors)
-
-
-@eqx.filter_jit
-def log_mass(member: Family) -> jax.Array:
-    """A(η)."""
-    return member.log_normaliser()

@@ -42,6 +42,9 @@ class Anticipating(Aggregation):
                 factors |= dict.fromkeys(unheard, estimate)
         return taken._replace(holdings=Holdings(posterior, factors, (taken.holdings.memory, heard)))
 
+    def log_evidence(self, prior: Family, holdings: Holdings) -> float | None:
+        return self.aggregation.log_evidence(prior, holdings._replace(memory=holdings.memory[0]))
+
     def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
         memory, heard = holdings.memory
         moved = self.aggregation.with_prior(holdings._replace(memory=memory), change)

@@ -70,6 +70,9 @@ class Averaging(Aggregation):
         residual = float(np.max([moved, *residuals]))
         return Taken(Holdings(posterior, factors, Averages(answers, mean, product)), 1.0, 0, {}, residual)
 
+    def log_evidence(self, prior: Family, holdings: Holdings) -> None:
+        """None: it is for clients that climb a bound, and on the way q is not p · Π t_m."""
+
     def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
         memory = holdings.memory._replace(product=holdings.memory.product * change)
         return super().with_prior(holdings._replace(memory=memory), change)

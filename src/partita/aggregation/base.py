@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import equinox as eqx
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, PyTree
 
 from partita.families import Family
 from partita.objective import Factor
@@ -51,8 +51,22 @@ class Aggregation(eqx.Module):
         """The holdings once the prior has changed by a factor: the clients' factors stay, and q moves with it."""
         return holdings._replace(posterior=holdings.posterior * change)
 
+    def log_evidence(self, prior: Family, holdings: Holdings) -> float | None:
+        """log ∫ p(θ) Π t_m(θ) dθ (`eq:approx`) where q is that product; None where the factors' scales do not tell it.
+
+        With power EP's factors it is an estimate of log p(y).
+        """
+        gained = float(log_mass(holdings.posterior) - log_mass(prior))
+        return gained + sum(float(factor.log_scale) for factor in holdings.factors.values())
+
 
 def begin(prior: Family, start: Family | None, clients: int) -> tuple[Family, Factor]:
     """A posterior to begin with, the prior when there is no start, and the equal part of it that each factor bears."""
     posterior = prior if start is None else start.fitting(prior, "start")
     return posterior, (Factor.of(posterior) / Factor.of(prior)) ** (1 / clients)
+
+
+@eqx.filter_jit
+def log_mass(member: Family) -> Float[Array, ""]:
+    """A(η)."""
+    return member.log_normaliser()

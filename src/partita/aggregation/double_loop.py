@@ -28,7 +28,7 @@ from partita.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken
 from partita.compiled import Compiled
 from partita.families import Family, inner
 from partita.families.base import Mean
-from partita.objective import Factor
+from partita.objective import Factor, log_partition
 from partita.solvers.power import check_power
 
 INEXACT = 1 / 16
@@ -72,6 +72,10 @@ class DoubleLoop(Aggregation):
             return Taken(holdings, 0.0, 0, refusals)
         after = Holdings(posterior, dict(zip(clients, factors, strict=True)), memory)
         return Taken(after, min(float(holdings.memory.step), 1.0), 0, {}, float(residual))
+
+    def log_evidence(self, prior: Family, holdings: Holdings) -> float:
+        """log ∫ p(θ) Π t_k(θ) dθ, which is power EP's at a fixed point, and near one but for the distance's square."""
+        return float(evidence(prior, list(holdings.factors.values())))
 
     def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
         memory = holdings.memory._replace(prior=holdings.memory.prior * change)
@@ -135,13 +139,22 @@ def _search(
 
     length = shortened(jnp.where(solved, 1, step), possible)
     direction, slope, step = choose(solved, (direction.one(), 0 * slope, step), (direction, slope, length))
-    scales = [factor.log_scale + delta.log_scale for factor, delta in zip(trial, deltas, strict=True)]
-    after = [Factor(at, scale) for at, scale in zip(apart(base * towards**length, clients), scales, strict=True)]
+    told = [factor * delta for factor, delta in zip(trial, deltas, strict=True)]
+    after = [rescaled(factor, at, q) for factor, at in zip(told, apart(base * towards**length, clients), strict=True)]
     proper = jax.vmap(lambda member: member.is_proper())(tilted)
     return held, after, Search(prior, base, direction, slope, step), jnp.maximum(left, outer), proper
 
 
 search = Compiled(_search)
+evidence = Compiled(log_partition)
+
+
+def rescaled(factor: Factor, natural: Family, q: Family) -> Factor:
+    """A factor with other natural parameters, whose logarithm q expects to be the same.
+
+    To first order p · Π t_k then keeps its mass, and near a fixed point, where that is stationary, power EP's evidence.
+    """
+    return Factor(natural, factor.expected_log(q) - q.cross(natural))
 
 
 def missed(q: Family, tilted: Family) -> Mean:

@@ -71,6 +71,9 @@ class Incremental(Aggregation):
         changed = {**holdings.factors, **dict(zip(deltas, factors, strict=True))}
         return Taken(Holdings(moved, changed, memory), 1.0, 0, {}, float(residual) if heard.all() else np.inf)
 
+    def log_evidence(self, prior: Family, holdings: Holdings) -> None:
+        """None: it is for clients that climb a bound, and on the way q is not p · Π t_m."""
+
     def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
         memory = holdings.memory._replace(prior=holdings.memory.prior * change)
         return super().with_prior(holdings._replace(memory=memory), change)

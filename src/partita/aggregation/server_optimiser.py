@@ -47,6 +47,9 @@ class ServerOptimiser(Aggregation):
         changed = {**holdings.factors, **dict(zip(deltas, factors, strict=True))}
         return Taken(Holdings(moved, changed, memory), 1.0, 0, {}, float(residual))
 
+    def log_evidence(self, prior: Family, holdings: Holdings) -> None:
+        """None: factors bear parts of steps between densities, whose scales say nothing of the rows."""
+
 
 def _ascend(
     server: ServerOptimiser, posterior: Family, factors: list[Factor], deltas: list[Factor], memory: PyTree

@@ -11,11 +11,13 @@ from partita.aggregation.double_loop import (
     apart,
     cavities_proper,
     choose,
+    evidence,
     matched,
     missed,
     natural,
     newton,
     product,
+    rescaled,
     shortened,
     stacked,
 )
@@ -61,6 +63,14 @@ class StochasticLoop(Aggregation):
         after = Holdings(posterior, dict(enumerate(factors)), holdings.memory)
         return Taken(after, float(self.step), 0, refusals, float(residual))
 
+    def log_evidence(self, prior: Family, holdings: Holdings) -> float:
+        """log ∫ p(θ) Π t_k(θ) dθ, which is power EP's at a fixed point.
+
+        From draws it is as noisy as the factors, whose scales move by steps ε as well, and for each client too low by
+        about one over the number of draws.
+        """
+        return float(evidence(prior, list(holdings.factors.values())))
+
     def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
         return super().with_prior(holdings._replace(memory=holdings.memory * change), change)
 
@@ -99,9 +109,10 @@ def _follow(
         jnp.asarray(server.outer, residual.dtype),
         lambda length: cavities_proper(alpha, theta * towards**length, after),
     )
-    scales = jnp.stack([factor.log_scale for factor in factors])
-    scales = scales.at[answered].add(usable(jnp.stack([delta.log_scale for delta in deltas])))
-    return theta * towards**far, apart(Factor(after, scales), len(factors)), residual, proper
+    changes = usable(stacked(deltas)) ** server.step
+    told = jax.tree.map(lambda leaf, change: leaf.at[answered].add(change), stacked(factors), changes)
+    held = jax.vmap(rescaled, (0, 0, None))(told, after, q)
+    return theta * towards**far, apart(held, len(factors)), residual, proper
 
 
 follow = Compiled(_follow)
