@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from partita import (
+    AlphaDivergence,
+    Asynchronous,
     Damped,
     FullGaussian,
     Grid,
@@ -17,14 +19,17 @@ from partita import (
     MeanFieldGaussian,
     Method,
     MomentMatching,
+    Newton,
     PowerEP,
+    RandomSubset,
+    Sequential,
     Synchronous,
     Table,
     federate,
     methods,
     run,
 )
-from partita.aggregation import DoubleLoop
+from partita.aggregation import DoubleLoop, StochasticLoop
 from partita.client import client_update
 from partita.engines import LocalEngine
 from partita.objective import Factor
@@ -271,3 +276,35 @@ def test_powers_outside_zero_to_one_are_refused(alpha):
     for make in (DoubleLoop, methods.double_loop):
         with pytest.raises(InputError, match="above 0 and at most 1"):
             make(alpha)
+
+
+@pytest.mark.parametrize("aggregation", [DoubleLoop(0.5), StochasticLoop(0.5)], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize(
+    ("solver", "message"),
+    [
+        (PowerEP(0.4, max_steps=1, in_turn=False), "double loop's α is 0.5 and the solver's 0.4"),
+        (MomentMatching(1.0), "double loop's α is 0.5 and the solver's 1.0"),
+        (PowerEP(0.5), "use MomentMatching"),
+        (PowerEP(0.5, max_steps=1), "use MomentMatching"),
+        (PowerEP(0.5, in_turn=False), "use MomentMatching"),
+        (MomentMatching(0.5, step_size=0.5), "use MomentMatching"),
+        (AlphaDivergence(alpha=0.5), "use MomentMatching"),
+        (Newton(), "use MomentMatching"),
+    ],
+)
+def test_answers_that_do_not_tell_the_moments_wanted_are_refused_before_the_run(aggregation, solver, message):
+    with pytest.raises(InputError, match=message):
+        run(Method(solver, Synchronous(), aggregation), MODEL, PRIOR, ROWS)
+
+
+@pytest.mark.parametrize("schedule", [Sequential(), RandomSubset(CLIENTS - 1), Asynchronous()])
+def test_a_schedule_without_everybody_is_refused_before_the_run(schedule):
+    method = Method(one_row(0.5), schedule, DoubleLoop(0.5))
+    with pytest.raises(InputError, match="use the synchronous schedule"):
+        run(method, MODEL, PRIOR, ROWS)
+    Method(one_row(0.5), schedule, StochasticLoop(0.5)).check(PRIOR, CLIENTS)
+
+
+def test_any_schedule_serves_a_single_client():
+    for schedule in (Sequential(), RandomSubset(1), Asynchronous()):
+        Method(one_row(0.5), schedule, DoubleLoop(0.5)).check(PRIOR, 1)

@@ -42,6 +42,9 @@ class Anticipating(Aggregation):
                 factors |= dict.fromkeys(unheard, estimate)
         return taken._replace(holdings=Holdings(posterior, factors, (taken.holdings.memory, heard)))
 
+    def check(self, clients: int, answers: int, power: float | None) -> None:
+        self.aggregation.check(clients, answers, power)
+
     def log_evidence(self, prior: Family, holdings: Holdings) -> float | None:
         return self.aggregation.log_evidence(prior, holdings._replace(memory=holdings.memory[0]))
 

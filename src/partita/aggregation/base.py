@@ -47,6 +47,12 @@ class Aggregation(eqx.Module):
     def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
         """The holdings after the changes `deltas` of some clients. A refusal leaves everything as it was."""
 
+    def check(self, clients: int, answers: int, power: float | None) -> None:
+        """Raises an `InputError` if it cannot take in so many of the clients' answers at a time, or such answers.
+
+        The power is the α of the tilted densities whose moments answers tell; None where they tell none.
+        """
+
     def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
         """The holdings once the prior has changed by a factor: the clients' factors stay, and q moves with it."""
         return holdings._replace(posterior=holdings.posterior * change)

@@ -26,6 +26,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from partita.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken
 from partita.compiled import Compiled
+from partita.errors import InputError
 from partita.families import Family, inner
 from partita.families.base import Mean
 from partita.objective import Factor, log_partition
@@ -73,6 +74,11 @@ class DoubleLoop(Aggregation):
         after = Holdings(posterior, dict(zip(clients, factors, strict=True)), memory)
         return Taken(after, min(float(holdings.memory.step), 1.0), 0, {}, float(residual))
 
+    def check(self, clients: int, answers: int, power: float | None) -> None:
+        if answers < clients:
+            raise InputError("A double loop takes in everybody's answers at once: use the synchronous schedule.")
+        check_moments(self.alpha, power)
+
     def log_evidence(self, prior: Family, holdings: Holdings) -> float:
         """log ∫ p(θ) Π t_k(θ) dθ, which is power EP's at a fixed point, and near one but for the distance's square."""
         return float(evidence(prior, list(holdings.factors.values())))
@@ -80,6 +86,17 @@ class DoubleLoop(Aggregation):
     def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
         memory = holdings.memory._replace(prior=holdings.memory.prior * change)
         return super().with_prior(holdings._replace(memory=memory), change)
+
+
+def check_moments(alpha: float, power: float | None) -> None:
+    """Raises an `InputError` unless answers tell the moments of tilted densities of this power."""
+    if power is None:
+        raise InputError(
+            "A double loop needs answers that tell the moments of tilted densities: use MomentMatching, or, where "
+            "every client has one row, PowerEP with max_steps=1 and in_turn=False."
+        )
+    if power != alpha:
+        raise InputError(f"The double loop's α is {alpha} and the solver's {power}: give both the same.")
 
 
 class Search(NamedTuple):

@@ -10,6 +10,7 @@ from partita.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken
 from partita.aggregation.double_loop import (
     apart,
     cavities_proper,
+    check_moments,
     choose,
     evidence,
     matched,
@@ -62,6 +63,9 @@ class StochasticLoop(Aggregation):
             return Taken(holdings, 0.0, 0, refusals)
         after = Holdings(posterior, dict(enumerate(factors)), holdings.memory)
         return Taken(after, float(self.step), 0, refusals, float(residual))
+
+    def check(self, clients: int, answers: int, power: float | None) -> None:
+        check_moments(self.alpha, power)
 
     def log_evidence(self, prior: Family, holdings: Holdings) -> float:
         """log ∫ p(θ) Π t_k(θ) dθ, which is power EP's at a fixed point.
