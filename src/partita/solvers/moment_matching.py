@@ -50,6 +50,10 @@ class MomentMatching(Solver):
     def estimates_evidence(self) -> bool:
         return True
 
+    @property
+    def matched_power(self) -> float | None:
+        return float(self.alpha) if float(self.step_size) == 1 else None
+
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         zero = jnp.zeros((), jax.tree.leaves(problem.start)[0].dtype)
         return Progress(problem.start, zero, running(), problem.start.mean_parameters())

@@ -185,6 +185,11 @@ class PowerEP(Solver):
     def estimates_evidence(self) -> bool:
         return True
 
+    @property
+    def matched_power(self) -> float | None:
+        """That of a client of one row."""
+        return None if self.in_turn or int(self.max_steps) > 1 else float(self.alpha)
+
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         if not isinstance(problem.model, GeneralisedLinear):
             raise InputError(f"Power EP needs a generalised linear model, not {type(problem.model).__name__}.")
