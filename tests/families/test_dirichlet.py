@@ -3,6 +3,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special as sp
 import scipy.stats as st
 from jax.scipy.special import gammaln
 
@@ -50,6 +51,27 @@ def test_the_closed_natural_gradient_is_that_of_the_dense_solve():
     gradient = jnp.asarray(np.cos(ALPHA))
     dense = jax.jit(Family.pull_back)(Q, gradient)
     np.testing.assert_allclose(Q.pull_back(gradient).exponent, dense.exponent, rtol=1e-9)
+
+
+def test_large_concentrations_hold_in_single_precision():
+    """Members whose probabilities are two standard deviations apart; see the gamma's test for the tolerance."""
+    scale = np.logspace(0, 6, 25)[:, None]
+    probabilities = np.array([0.2, 0.3, 0.5])
+    moved = probabilities + np.array([1.0, 0.0, -1.0]) * np.sqrt(0.5 / scale) / 3
+    alpha, theirs = np.float32(scale * probabilities), np.float32(scale * 1.5 * moved)
+    q, other = Dirichlet(jnp.asarray(alpha - 1)), Dirichlet(jnp.asarray(theirs - 1))
+    a, b = np.float64(alpha), np.float64(theirs)
+    normalisers = (sp.gammaln(v.sum(1)) - sp.gammaln(v).sum(1) for v in (a, b))
+    logs = sp.digamma(a) - sp.digamma(a.sum(1, keepdims=True))
+    expected = np.subtract(*normalisers) + np.sum((a - b) * logs, axis=1)
+    found = jax.vmap(lambda q, p: q.kl(p))(q, other)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=3e-6)
+    np.testing.assert_allclose(jax.vmap(lambda q: q.entropy())(q), [st.dirichlet(v).entropy() for v in a], rtol=1e-5)
+    # Solving with the Fisher matrix, whose condition is α, leads back from F · (1, 2, 3) rounded
+    fisher = [np.diag(sp.polygamma(1, v)) - sp.polygamma(1, v.sum()) for v in a]
+    back = q.pull_back(jnp.asarray(np.float32(fisher @ np.array([1.0, 2.0, 3.0]))))
+    np.testing.assert_array_less(abs(back.exponent - np.array([1.0, 2.0, 3.0])), 1e-5 + 1e-6 * a)
 
 
 def test_draws_are_differentiable():

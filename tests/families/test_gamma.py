@@ -1,3 +1,6 @@
+import pickle
+
+import equinox as eqx
 import identities
 import jax
 import jax.numpy as jnp
@@ -11,6 +14,7 @@ from partita import Gamma, InputError, InverseGamma
 from partita.checks import check_family
 from partita.families import Family
 from partita.families.gamma import Standard, shape_of
+from partita.families.stirling import log_gap
 
 SHAPE, RATE = np.array([[2.5, 0.9, 40.0], [7.0, 3.0, 2.2]]), np.array([[1.5, 3.0, 0.2], [10.0, 1.0, 5.0]])
 GAMMA, INVERSE = Gamma.from_shape_rate(SHAPE, RATE), InverseGamma.from_shape_scale(SHAPE, RATE)
@@ -49,7 +53,7 @@ def test_identities(kind):
 
 
 def test_the_closed_natural_gradient_is_that_of_the_dense_solve():
-    gradient = Standard(jnp.asarray(np.cos(SHAPE)), jnp.asarray(np.sin(RATE)))
+    gradient = Standard(jnp.asarray(np.cos(SHAPE)), jnp.asarray(np.sin(SHAPE / RATE)))
     dense = jax.jit(Family.pull_back)(GAMMA, gradient)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), GAMMA.pull_back(gradient), dense)
 
@@ -59,9 +63,71 @@ def test_draws_are_differentiable(kind):
     power = 0.3 if kind == "gamma" else -0.3
 
     def mean(standard):
-        return jnp.sum(jnp.exp(gammaln(standard.shape + power) - gammaln(standard.shape)) * standard.rate**-power)
+        shape, mean_of_u = standard
+        return jnp.sum(jnp.exp(gammaln(shape + power) - gammaln(shape)) * (mean_of_u / shape) ** power)
 
     identities.draws_are_differentiable(PAIRS[kind][0], mean)
+
+
+@both
+def test_kl_of_large_shapes_holds_in_single_precision(kind):
+    """Members a few standard deviations r apart, whose shapes are the same or of another size.
+
+    Means then differ by a part r/√s of themselves, which arithmetic knows to a part eps √s/r, and KL to twice that:
+    1e-4 at a shape s of 1e6. Where KL is small, an absolute error of a few eps · log Γ(10) is left.
+    """
+    shape = np.float32(np.tile(np.logspace(np.log10(0.5), 6, 30), (4, 1)))
+    r, part = np.array([[1.5], [3.0], [-2.0], [3.0]]), np.array([[1.0], [1.0], [0.8], [3.0]])
+    theirs = np.float32(shape * part)
+    rate, their_rate = np.float32(shape / 1.7), np.float32(theirs / 1.7 * np.exp(r / np.sqrt(shape)))
+    members = [Gamma(jnp.asarray(s - 1), jnp.asarray(b)) for s, b in ((shape, rate), (theirs, their_rate))]
+    if kind == "inverse gamma":
+        members = [InverseGamma.of(member) for member in members]
+    found = jax.vmap(jax.vmap(lambda q, p: q.kl(p)))(*members)
+    assert found.dtype == jnp.float32
+    a, b, c, d = (np.float64(values) for values in (shape, rate, theirs, their_rate))
+    expected = (a - c) * sp.digamma(a) - sp.gammaln(a) + sp.gammaln(c) + c * np.log(b / d) + a * (d / b - 1)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=3e-6)
+
+
+@both
+def test_natural_gradients_at_large_shapes_hold_in_single_precision(kind):
+    """Of 3 E[log u] − 2 E[u] it is (3, 2) at every shape."""
+    shape = jnp.logspace(np.log10(0.5), 6, 30, dtype=jnp.float32)
+    q = Gamma.from_shape_rate(shape, shape / 1.7)
+
+    def function(r):
+        log, negative = r.mean_parameters()
+        return jnp.sum(3 * log + 2 * negative)
+
+    found = jax.jit(lambda r: r.natural_gradient(function))(q if kind == "gamma" else InverseGamma.of(q))
+    for leaf, exact in zip(jax.tree.leaves(found), (3, 2), strict=True):
+        np.testing.assert_allclose(leaf, exact, rtol=1e-5)
+
+
+def test_entropy_and_moments_of_large_shapes_hold_in_single_precision():
+    shape = np.float32(np.logspace(np.log10(0.5), 6, 30))
+    q = Gamma.from_shape_rate(jnp.asarray(shape), jnp.asarray(shape / 1.7))
+    exact = np.float64(shape)
+    reference = st.gamma(exact, scale=1 / np.float64(np.float32(shape / 1.7)))
+    np.testing.assert_allclose(jax.vmap(lambda r: r.entropy())(q), reference.entropy(), rtol=1e-5)
+    expected_log = sp.digamma(exact) + np.log(reference.var() / reference.mean())
+    np.testing.assert_allclose(q.expected_log, expected_log, rtol=1e-5)
+    np.testing.assert_allclose(shape_of(log_gap(jnp.asarray(shape))), shape, rtol=1e-5)
+
+
+def test_means_that_are_far_apart_have_a_finite_kl():
+    """A ratio of 1e-9 is not 0, though in single precision it is −1 less one."""
+    q, other = Gamma.from_shape_rate(jnp.float32(2.0), jnp.float32(2e9)), Gamma.from_shape_rate(jnp.float32(2.0), 2.0)
+    np.testing.assert_allclose(q.kl(other), 2 * (1e-9 - 1 - np.log(1e-9)), rtol=1e-6)
+
+
+def test_a_copy_remembers_nothing():
+    q = GAMMA.with_standard(GAMMA.standard())
+    assert hasattr(q, "_told")
+    for copied in (pickle.loads(pickle.dumps(q)), jax.tree.map(jnp.copy, q), q**1):
+        assert not hasattr(copied, "_told")
+        assert eqx.tree_equal(copied, q)
 
 
 def test_a_shape_is_found_from_the_gap_of_its_means():

@@ -58,8 +58,8 @@ def test_draws_are_differentiable():
         return jnp.sum(Q.with_standard(standard).sample(key)["coefficients"] ** 2)
 
     def mean(standard):
-        (centre, covariance), (shape, rate) = standard
-        return jnp.sum(centre**2) + jnp.trace(covariance) * rate / (shape - 1)
+        (centre, covariance), (shape, tau) = standard
+        return jnp.sum(centre**2) + jnp.trace(covariance) * shape / tau / (shape - 1)
 
     keys = jax.random.split(jax.random.key(3), 2000)
     drawn = jax.jit(jax.vmap(jax.grad(square), in_axes=(None, 0)))(Q.standard(), keys)

@@ -74,8 +74,8 @@ def test_it_is_scikit_learns_where_that_has_the_same_prior():
     ).posterior.q
     np.testing.assert_allclose(q["weights"].concentration, theirs.weight_concentration_[order], rtol=1e-6)
     for part, k in zip((q["first"], q["second"]), order, strict=True):
-        (mean, variance), (shape, rate) = part.standard()
+        (mean, variance), (shape, precision) = part.standard()
         np.testing.assert_allclose(mean, theirs.means_[k], rtol=1e-6)
         np.testing.assert_allclose(variance[0], 1 / theirs.mean_precision_[k], rtol=1e-6)
         np.testing.assert_allclose(shape, theirs.degrees_of_freedom_[k] / 2, rtol=1e-6)
-        np.testing.assert_allclose(rate / shape, theirs.covariances_[k, 0], rtol=1e-6)
+        np.testing.assert_allclose(1 / precision, theirs.covariances_[k, 0], rtol=1e-6)

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
 import equinox as eqx
 import jax
@@ -18,6 +18,9 @@ Theta: TypeAlias = Any
 Mean: TypeAlias = Any
 """Mean parameters: a pytree whose leaves stand in the order of the natural parameters' leaves."""
 
+Member = TypeVar("Member", bound="Family")
+Value = TypeVar("Value")
+
 
 class Family(eqx.Module):
     """A member exp(⟨η, T(θ)⟩ − A(η)) of an exponential family, by its natural parameters η.
@@ -30,6 +33,8 @@ class Family(eqx.Module):
     A family supplies the abstract methods. Everything else is derived from them, and may be overridden where a closed
     form is faster or more exact. Methods are written for one member; use `jax.vmap` for a batch.
     """
+
+    __slots__ = ("_told",)  # beside the fields, so that it is no part of the tree: see `remember`
 
     @abc.abstractmethod
     def statistics(self, theta: Theta) -> Mean:
@@ -195,6 +200,9 @@ class Family(eqx.Module):
     def __pow__(self, exponent: float | Float[Array, ""]) -> Self:
         return jax.tree.map(lambda leaf: leaf * exponent, self)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__
+
     def __str__(self) -> str:
         leaves = jax.tree.leaves(self)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
@@ -214,6 +222,22 @@ def inner(natural: PyTree, mean: Mean) -> Float[Array, ""]:
     """⟨η, μ⟩, leaf by leaf in order."""
     pairs = zip(jax.tree.leaves(natural), jax.tree.leaves(mean), strict=True)
     return jnp.sum(jnp.stack([jnp.vdot(a, b) for a, b in pairs]))
+
+
+def remember(member: Member, **derived: Any) -> Member:
+    """The member, told what some of its properties are: those from which its natural parameters were made.
+
+    A derivative that reached them through natural parameters would be a small difference of large numbers, which single
+    precision does not hold of a tight member. Whatever works on the leaves makes a member that remembers nothing.
+    """
+    object.__setattr__(member, "_told", derived)
+    return member
+
+
+def recall(member: Family, name: str, otherwise: Callable[[], Value]) -> Value:
+    """What the member was told of its property of this name, or otherwise what follows from natural parameters."""
+    told = getattr(member, "_told", {})
+    return told[name] if name in told else otherwise()
 
 
 def floating(leaf: ArrayLike) -> Float[Array, "..."]:

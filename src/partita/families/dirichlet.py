@@ -9,6 +9,8 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Key
 
 from partita.errors import InputError
 from partita.families.base import Family, positive
+from partita.families.gamma import Gamma
+from partita.families.stirling import fisher_excess
 
 
 class Dirichlet(Family):
@@ -36,8 +38,8 @@ class Dirichlet(Family):
     @property
     def expected_log(self) -> Float[Array, "... k"]:
         """E[log θ]."""
-        alpha = self.concentration
-        return jsp.special.digamma(alpha) - jsp.special.digamma(jnp.sum(alpha, axis=-1, keepdims=True))
+        parts, total = self._gammas()
+        return parts.expected_log - total.expected_log
 
     def statistics(self, theta: Float[Array, "... k"]) -> Float[Array, "... k"]:
         return jnp.log(theta)
@@ -70,19 +72,30 @@ class Dirichlet(Family):
         return self.expected_log
 
     def pull_back(self, gradient: Float[Array, "... k"]) -> Self:
-        """Solves with the Fisher matrix diag ψ′(α) − ψ′(Σα) 11ᵀ, by Sherman and Morrison's formula."""
-        alpha = self.concentration
-        each = 1 / jsp.special.polygamma(1, alpha)
-        whole = jsp.special.polygamma(1, jnp.sum(alpha, axis=-1, keepdims=True))
-        common = jnp.sum(gradient * each, axis=-1, keepdims=True) / (1 / whole - jnp.sum(each, axis=-1, keepdims=True))
+        """Solves with the Fisher matrix diag ψ′(α) − ψ′(Σα) 11ᵀ, by Sherman and Morrison's formula.
+
+        1/ψ′(α) is α but for a part of about ½, and of its difference with that of Σα only these parts are left.
+        """
+        alpha, total = (gamma.shape for gamma in self._gammas())
+        excess, of_total = fisher_excess(alpha), fisher_excess(total)
+        each = alpha / (1 + excess)
+        left = jnp.sum(excess * each, axis=-1, keepdims=True) - of_total * total / (1 + of_total)
+        common = jnp.sum(gradient * each, axis=-1, keepdims=True) / left
         return type(self)(each * (gradient + common))
 
     def entropy(self) -> Float[Array, ""]:
-        return self.log_normaliser() - jnp.sum(self.exponent * self.expected_log)
+        parts, total = self._gammas()
+        volume = (self.exponent.shape[-1] - 1) * jnp.sum(total.expected_log)
+        return parts.entropy() - total.entropy() - volume
 
     def kl(self, other: Self) -> Float[Array, ""]:
-        change = self.exponent - other.exponent
-        return other.log_normaliser() - self.log_normaliser() + jnp.sum(change * self.expected_log)
+        (parts, total), (their_parts, their_total) = self._gammas(), other._gammas()
+        return parts.kl(their_parts) - total.kl(their_total)
+
+    def _gammas(self) -> tuple[Gamma, Gamma]:
+        """Gammas of mean α/Σα, and their sum: it is independent of their shares, which have this Dirichlet."""
+        total = jnp.sum(self.concentration, axis=-1, keepdims=True)
+        return Gamma(self.exponent, jnp.broadcast_to(total, self.exponent.shape)), Gamma(total - 1, total)
 
     def moments(self) -> tuple[Float[Array, "... k"], Float[Array, "... k"]]:
         total = jnp.sum(self.concentration, axis=-1, keepdims=True)

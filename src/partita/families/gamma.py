@@ -8,7 +8,8 @@ import jax.scipy as jsp
 from jaxtyping import Array, ArrayLike, Bool, Float, Key
 
 from partita.errors import InputError
-from partita.families.base import Family, positive
+from partita.families.base import Family, positive, recall, remember
+from partita.families.stirling import LOG_ROOT_2PI, fisher_excess, log_excess, log_gap, remainder, remainder_slope
 
 
 class Moments(NamedTuple):
@@ -19,14 +20,14 @@ class Moments(NamedTuple):
 
 
 class Standard(NamedTuple):
-    """Shape and rate."""
+    """Shape and mean, which the Fisher matrix does not couple, as it does shape and rate."""
 
     shape: Float[Array, "..."]
-    rate: Float[Array, "..."]
+    mean: Float[Array, "..."]
 
 
 class Unconstrained(NamedTuple):
-    """Logarithms of shape and mean, which the Fisher matrix does not couple, as it does shape and rate."""
+    """Logarithms of shape and mean."""
 
     log_shape: Float[Array, "..."]
     log_mean: Float[Array, "..."]
@@ -61,12 +62,12 @@ class Gamma(Family):
     @property
     def mean(self) -> Float[Array, "..."]:
         """E[θ]."""
-        return self.shape / self.rate
+        return recall(self, "mean", lambda: self.shape / self.rate)
 
     @property
     def expected_log(self) -> Float[Array, "..."]:
         """E[log θ]."""
-        return jsp.special.digamma(self.shape) - jnp.log(self.rate)
+        return jnp.log(self.mean) - log_gap(self.shape)
 
     def statistics(self, theta: Float[Array, "..."]) -> Moments:
         return Moments(jnp.log(theta), -theta)
@@ -84,17 +85,17 @@ class Gamma(Family):
         return jnp.exp(logs - jnp.log(self.rate))
 
     def standard(self) -> Standard:
-        return Standard(self.shape, self.rate)
+        return Standard(self.shape, self.mean)
 
     def with_standard(self, standard: Standard) -> Self:
-        return type(self)(standard.shape - 1, standard.rate)
+        shape, mean = standard
+        return remember(type(self)(shape - 1, shape / mean), mean=mean)
 
     def unconstrained(self) -> Unconstrained:
         return Unconstrained(jnp.log(self.shape), jnp.log(self.mean))
 
     def with_unconstrained(self, unconstrained: Unconstrained) -> Self:
-        shape = jnp.exp(unconstrained.log_shape)
-        return type(self)(shape - 1, shape * jnp.exp(-unconstrained.log_mean))
+        return self.with_standard(Standard(jnp.exp(unconstrained.log_shape), jnp.exp(unconstrained.log_mean)))
 
     def mean_parameters(self) -> Moments:
         return Moments(self.expected_log, -self.mean)
@@ -104,24 +105,25 @@ class Gamma(Family):
         return type(self)(shape - 1, -shape / mean.negative)
 
     def pull_back(self, gradient: Standard) -> Self:
-        """Solves with ∂μ/∂(shape, rate) = [[ψ′, −1/rate], [−1/rate, shape/rate²]], element by element."""
-        shape, rate = self.standard()
-        by_shape, by_rate = gradient
-        trigamma = jsp.special.polygamma(1, shape)
-        excess = shape * trigamma - 1
-        exponent = (shape * by_shape + rate * by_rate) / excess
-        return type(self)(exponent, rate * (by_shape + rate * trigamma * by_rate) / excess)
+        """Solves with ∂μ/∂(shape, mean) = [[ψ′ − 1/shape, 1/mean], [0, −1]], element by element."""
+        shape, mean = self.standard()
+        exponent = gradient.shape * shape / fisher_excess(shape)
+        return type(self)(exponent, exponent / mean - gradient.mean)
 
     def entropy(self) -> Float[Array, ""]:
-        shape, rate = self.standard()
-        digamma = jsp.special.digamma(shape)
-        return jnp.sum(shape - jnp.log(rate) + jsp.special.gammaln(shape) + (1 - shape) * digamma)
+        shape, mean = self.standard()
+        normal = jnp.log(mean) - jnp.log(shape) / 2 + LOG_ROOT_2PI
+        return jnp.sum(normal + (shape - 1) * log_gap(shape) + remainder(shape))
 
     def kl(self, other: Self) -> Float[Array, ""]:
-        (shape, rate), (theirs, their_rate) = self.standard(), other.standard()
-        normalisers = jsp.special.gammaln(theirs) - jsp.special.gammaln(shape)
-        slope = (shape - theirs) * jsp.special.digamma(shape)
-        return jnp.sum(slope + normalisers + theirs * jnp.log(rate / their_rate) + shape * (their_rate / rate - 1))
+        """Three divergences: of the means, of the shapes as those of Gaussians, and what Stirling's formula leaves."""
+        mine, theirs = self.shape, other.shape
+        apart = self.exponent - other.exponent
+        farther = (apart / theirs - (self.rate - other.rate) / other.rate) * (other.rate / self.rate)
+        of_means = theirs * log_excess((mine / theirs) * (other.rate / self.rate), farther)
+        of_shapes = log_excess(theirs / mine, -apart / mine) / 2
+        left = remainder(theirs) - remainder(mine) + apart * remainder_slope(mine)
+        return jnp.sum(of_means + of_shapes + left)
 
     def moments(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
         return self.mean, jnp.sqrt(self.shape) / self.rate
@@ -134,8 +136,7 @@ def shape_of(gap: Float[Array, "..."]) -> Float[Array, "..."]:
     """
 
     def newton(_: int, shape: Float[Array, "..."]) -> Float[Array, "..."]:
-        excess = jnp.log(shape) - jsp.special.digamma(shape) - gap
-        return 1 / (1 / shape + excess / (shape * (1 - shape * jsp.special.polygamma(1, shape))))
+        return 1 / (1 / shape - (log_gap(shape) - gap) / (shape * fisher_excess(shape)))
 
     start = (3 - gap + jnp.sqrt((gap - 3) ** 2 + 24 * gap)) / (12 * gap)
     return jax.lax.fori_loop(0, 4, newton, start)

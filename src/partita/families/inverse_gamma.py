@@ -13,7 +13,7 @@ from partita.families.transformed import Transformed
 class InverseGamma(Transformed):
     """θ = 1/u with u gamma: θ^(−shape − 1) exp(−scale / θ), one per element of an array of any shape.
 
-    |dθ/du| = u⁻² has an `exponent` of −2; standard parameters are the shape and the rate of u, which is the scale of θ.
+    |dθ/du| = u⁻² has an `exponent` of −2; the scale is the rate of u, and standard parameters are u's shape and mean.
     """
 
     kind: ClassVar[type] = Gamma
@@ -39,7 +39,7 @@ class InverseGamma(Transformed):
 
     def moments(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
         """Infinite where the shape is at most 1, and the standard deviation where it is at most 2."""
-        shape, scale = self.standard()
+        shape, scale = self.standard().shape, self.natural.rate
         mean = jnp.where(shape > 1, scale / (shape - 1), jnp.inf)
         return mean, jnp.where(shape > 2, mean / jnp.sqrt(shape - 2), jnp.inf)
 

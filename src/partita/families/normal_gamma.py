@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Key
 
 from partita.errors import InputError
-from partita.families.base import Family, floating, positive
+from partita.families.base import Family, floating, positive, recall, remember
 from partita.families.gamma import Gamma
 from partita.families.gamma import Moments as GammaMoments
-from partita.families.gamma import Standard as ShapeRate
+from partita.families.gamma import Standard as ShapeMean
 from partita.families.gaussian import FullGaussian, Layout
 from partita.families.gaussian import Standard as MeanVariance
 
@@ -33,10 +33,10 @@ class Moments(NamedTuple):
 
 
 class Standard(NamedTuple):
-    """Mean m and covariance V/τ of the coefficients given the precision τ, and the shape and rate of τ."""
+    """Mean m and covariance V/τ of the coefficients given the precision τ, and the shape and mean of τ."""
 
     gaussian: MeanVariance
-    gamma: ShapeRate
+    gamma: ShapeMean
 
 
 class NormalGamma(Family):
@@ -77,11 +77,15 @@ class NormalGamma(Family):
     @property
     def gaussian(self) -> FullGaussian:
         """The law N(m, Λ⁻¹) of the coefficients where the precision is 1."""
-        return FullGaussian(self.precision_mean, self.precision, Layout.of(self.precision_mean))
+        layout = Layout.of(self.precision_mean)
+        return recall(self, "gaussian", lambda: FullGaussian(self.precision_mean, self.precision, layout))
 
     @property
     def gamma(self) -> Gamma:
         """The law of the precision."""
+        return recall(self, "gamma", self._gamma)
+
+    def _gamma(self) -> Gamma:
         rate = self.rate - self.precision_mean @ self.gaussian.mean / 2
         return Gamma(self.exponent - self.precision_mean.size / 2, rate)
 
@@ -106,16 +110,17 @@ class NormalGamma(Family):
         return Standard(self.gaussian.standard(), self.gamma.standard())
 
     def with_standard(self, standard: Standard) -> Self:
-        return self.joined(
-            self.gaussian.with_standard(standard.gaussian), Gamma(standard.gamma.shape - 1, standard.gamma.rate)
-        )
+        return self._made_of(self.gaussian.with_standard(standard.gaussian), self.gamma.with_standard(standard.gamma))
 
     def unconstrained(self) -> tuple:
         return self.gaussian.unconstrained(), self.gamma.unconstrained()
 
     def with_unconstrained(self, unconstrained: tuple) -> Self:
         gaussian, gamma = unconstrained
-        return self.joined(self.gaussian.with_unconstrained(gaussian), self.gamma.with_unconstrained(gamma))
+        return self._made_of(self.gaussian.with_unconstrained(gaussian), self.gamma.with_unconstrained(gamma))
+
+    def _made_of(self, gaussian: FullGaussian, gamma: Gamma) -> Self:
+        return remember(self.joined(gaussian, gamma), gaussian=gaussian, gamma=gamma)
 
     def mean_parameters(self) -> Moments:
         gamma, (mean, covariance) = self.gamma.mean_parameters(), self.gaussian.standard()
@@ -130,9 +135,9 @@ class NormalGamma(Family):
 
     def pull_back(self, gradient: Standard) -> Self:
         """That of the gamma, and that of the Gaussian with its mean parameters times E[τ]."""
-        mean, (shape, rate) = self.gaussian.mean, self.gamma.standard()
+        mean = self.gaussian.mean
         precision = -(gradient.gaussian.variance + gradient.gaussian.variance.T)
-        shift = gradient.gaussian.mean * rate / shape + precision @ mean
+        shift = gradient.gaussian.mean / self.gamma.mean + precision @ mean
         gamma = self.gamma.pull_back(gradient.gamma)
         return type(self)(gamma.exponent, gamma.rate + shift @ mean - mean @ precision @ mean / 2, shift, precision)
 
@@ -149,7 +154,7 @@ class NormalGamma(Family):
 
     def moments(self) -> tuple[Coefficients, Coefficients]:
         """The coefficients are Student's t: their standard deviation is infinite where the shape is at most 1."""
-        (mean, covariance), (shape, rate) = self.standard()
-        variance = jnp.where(shape > 1, jnp.diagonal(covariance) * rate / (shape - 1), jnp.inf)
-        tau, tau_sd = self.gamma.moments()
+        (mean, covariance), gamma = self.gaussian.standard(), self.gamma
+        variance = jnp.where(gamma.shape > 1, jnp.diagonal(covariance) * gamma.rate / gamma.exponent, jnp.inf)
+        tau, tau_sd = gamma.moments()
         return {"coefficients": mean, "precision": tau}, {"coefficients": jnp.sqrt(variance), "precision": tau_sd}

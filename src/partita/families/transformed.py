@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from partita.errors import InputError
-from partita.families.base import Family, Mean, Theta
+from partita.families.base import Family, Mean, Theta, recall, remember
 
 
 class Transformed(Family):
@@ -47,7 +47,7 @@ class Transformed(Family):
     @property
     def original(self) -> Family:
         """The law of u."""
-        return self.natural * self.stretch(self.natural)
+        return recall(self, "original", lambda: self.natural * self.stretch(self.natural))
 
     def statistics(self, theta: Theta) -> Mean:
         return self.natural.statistics(self.backward(theta))
@@ -65,13 +65,16 @@ class Transformed(Family):
         return self.original.standard()
 
     def with_standard(self, standard: PyTree) -> Self:
-        return self.of(self.natural.with_standard(standard))
+        return self._made_of(self.natural.with_standard(standard))
 
     def unconstrained(self) -> PyTree:
         return self.original.unconstrained()
 
     def with_unconstrained(self, unconstrained: PyTree) -> Self:
-        return self.of(self.natural.with_unconstrained(unconstrained))
+        return self._made_of(self.natural.with_unconstrained(unconstrained))
+
+    def _made_of(self, original: Family) -> Self:
+        return remember(self.of(original), original=original)
 
     def mean_parameters(self) -> Mean:
         return self.original.mean_parameters()
