@@ -1,9 +1,10 @@
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partita import FullGaussian, InputError, MeanFieldGaussian, Product
+from partita import FullGaussian, Gamma, InputError, MeanFieldGaussian, Product
 from partita.checks import check_family
 
 VECTOR = MeanFieldGaussian.from_mean_sd(jnp.array([0.3, -1.0]), jnp.array([0.5, 1.2]))
@@ -48,6 +49,16 @@ def test_components_are_drawn_independently():
 def test_products_of_other_components_cannot_be_combined(other):
     with pytest.raises(InputError, match="cannot be combined"):
         Q * other
+
+
+def test_only_what_has_a_scale_is_stretched():
+    q = Product(slope=VECTOR, noise=Gamma.from_shape_rate(2.0, 3.0))
+    found = q.stretched({"slope": jnp.array([2.0, 0.5]), "noise": jnp.asarray(7.0)})
+    np.testing.assert_allclose(found["slope"].mean, VECTOR.mean, rtol=1e-14)
+    np.testing.assert_allclose(found["slope"].sd, VECTOR.sd * np.array([2.0, 0.5]), rtol=1e-14)
+    assert eqx.tree_equal(found["noise"], q["noise"])
+    with pytest.raises(InputError, match="A Product has no scale to be learned"):
+        Product(noise=q["noise"]).stretched({"noise": jnp.asarray(7.0)})
 
 
 def test_an_empty_product_is_refused():

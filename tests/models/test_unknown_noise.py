@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special as sp
 import scipy.stats as st
 
 import partita as pt
@@ -134,6 +135,35 @@ def test_the_normal_gamma_of_many_rows_is_exact_in_single_precision(rows):
     np.testing.assert_allclose(q.gaussian.mean, mean, atol=1e-5)
     if rows == 2_000:  # of 200,000 the free energy is known to 0.02 nats, and a second visit gains less
         assert not result.history["unsolved"].any()
+
+
+def pooled_bound(scale):
+    """max_q F(q) on all rows, where the prior's standard deviations are `scale` times as large."""
+    mean, precision, shape, rate = coordinate_ascent((scale * SCALE) ** -2, SHAPE, RATE)
+    log_tau, tau, covariance = sp.digamma(shape) - np.log(rate), shape / rate, np.linalg.inv(precision)
+    square = np.sum((Y - X @ mean) ** 2) + np.trace(X.T @ X @ covariance)
+    ell = (N * (log_tau - np.log(2 * np.pi)) - tau * square) / 2
+    variance = (scale * SCALE) ** 2
+    of_coefficients = (np.trace(covariance) + mean @ mean) / variance - D + np.linalg.slogdet(precision)[1]
+    of_coefficients += D * np.log(variance)
+    of_precision = (shape - SHAPE) * sp.digamma(shape) - sp.gammaln(shape) + sp.gammaln(SHAPE)
+    of_precision += SHAPE * np.log(rate / RATE) + shape * (RATE / rate - 1)
+    return ell - of_coefficients / 2 - of_precision
+
+
+def test_the_scale_of_the_coefficients_is_learned_beside_unknown_noise():
+    """It is the best of the bound's grid to 1e-3, the spacing of the last of three, each around the best before."""
+    best = 1.0
+    for spacing in (1e-1, 1e-2, 1e-3):
+        grid = best + np.arange(-9, 10) * spacing
+        best = grid[np.argmax([pooled_bound(scale) for scale in grid])]
+    three = pt.split(pt.Table(X, Y), pt.splits.equal_random(N, 3))
+    settings = {"solver": pt.FixedPoint()}
+    options = {"rounds": 300, "tolerance": 1e-10, "progress": False}
+    result = pt.methods.fit("sequential", MODEL, PRODUCT, three, settings, learn=["prior_scale"], **options)
+    assert result.status is pt.Status.CONVERGED
+    assert float(result.posterior.hyper["prior_scale"]) == pytest.approx(best, abs=1e-3)
+    assert result.free_energy == pytest.approx(pooled_bound(best), abs=1e-4)
 
 
 @pytest.mark.parametrize("prior", [PRODUCT, JOINT], ids=["product", "normal–gamma"])

@@ -166,6 +166,10 @@ class Family(eqx.Module):
         """Its precision over that of another, proper, member: the least and the greatest ratio in any direction."""
         raise InputError(f"A {type(self).__name__} has no precision in every direction: check changes by KL alone.")
 
+    def has_scale(self) -> bool:
+        """Whether it can be `stretched`, in some of its coordinates at least."""
+        return type(self).stretched is not Family.stretched
+
     def stretched(self, scale: Theta) -> Self:
         """The member whose θ lies `scale` times as far from its mean, coordinate by coordinate."""
         raise InputError(f"A {type(self).__name__} has no scale to be learned: give the prior a Gaussian family.")

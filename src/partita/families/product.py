@@ -70,8 +70,14 @@ class Product(Family):
         ranges = [family.precision_range(other[name]) for name, family in self.components.items()]
         return jnp.min(jnp.array([low for low, _ in ranges])), jnp.max(jnp.array([high for _, high in ranges]))
 
+    def has_scale(self) -> bool:
+        return any(family.has_scale() for family in self.components.values())
+
     def stretched(self, scale: Theta) -> Self:
-        return self._map(lambda family, value: family.stretched(value), scale)
+        """Components that have no scale, such as the gamma of a noise's precision, stay as they are."""
+        if not self.has_scale():
+            return super().stretched(scale)
+        return self._map(lambda family, value: family.stretched(value) if family.has_scale() else family, scale)
 
     def moments(self) -> tuple[Theta, Theta]:
         return self._pair(lambda family: family.moments())
