@@ -56,7 +56,7 @@ def optimum():
 
 
 def learned(how, names, model=LINEAR, parts=NUMBERS, prior=PRIOR, name="sequential", **options):
-    settings = {"solver": pt.Conjugate()} if model is LINEAR else {}
+    settings = {"solver": pt.Conjugate()} if isinstance(model, pt.LinearRegression) else {}
     options = {"tolerance": 1e-13, "rounds": 300, "progress": False, "evaluate_every": 10} | options
     return pt.methods.fit(name, model, prior, parts, settings, learn=names, how=how, **options)
 
@@ -70,6 +70,16 @@ def test_linear_regression_in_ten_clients_reaches_the_maximum_of_the_evidence(ho
     assert found.free_energy == pytest.approx(optimum().scores_[-1], abs=1e-6)
     np.testing.assert_allclose(found.posterior.mean, optimum().coef_, rtol=1e-6)
     assert found.posterior.model.noise == found.posterior.hyper["noise"]
+
+
+@pytest.mark.parametrize("times", [0.1, 10.0])
+def test_stochastic_steps_lead_there_from_a_tenth_and_from_ten_times_of_it(times):
+    """From below the gradient of a noise begins a hundred times as steep as from above."""
+    noise, scale = optimum().alpha_ ** -0.5, optimum().lambda_ ** -0.5
+    prior = pt.FullGaussian.standard_normal(4, times * scale)
+    model = pt.LinearRegression(times * noise)
+    found = learned("stochastic", ["noise", "prior_scale"], model, prior=prior, rounds=100)
+    np.testing.assert_allclose(list(found.posterior.hyper.values()), [noise, 1 / times], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +222,8 @@ class Watched(Ascent):
 
     def update(self, standing, memory):
         moved = super().update(standing, memory)
-        self.seen.append((standing.bound(standing.u), standing.bound(moved.u)))
+        if moved.trials:
+            self.seen.append((standing.bound(standing.u), standing.bound(moved.u)))
         return moved
 
 
@@ -223,7 +234,8 @@ def test_learning_never_lowers_the_bound(collapsed, names):
     model, parts = (LINEAR, NUMBERS) if "noise" in names else (LOGISTIC, CLASSES)
     seen: list[tuple[float, float]] = []
     method = pt.methods.named("sequential", learning=Watched(names, collapsed, seen=seen))
-    pt.run(method, model, PRIOR, parts, tolerance=1e-8, rounds=60, evaluate_every=0, progress=False)
+    prior = pt.FullGaussian.standard_normal(4, 0.2)
+    pt.run(method, model, prior, parts, tolerance=1e-8, rounds=60, evaluate_every=0, progress=False)
     before, after = np.array(seen).T
     rounding = 1e-13 * abs(before[0])
     assert len(seen) > 3
@@ -231,6 +243,18 @@ def test_learning_never_lowers_the_bound(collapsed, names):
     assert (after - before).max() > 0.01
     if collapsed:
         assert (before[1:] - after[:-1]).min() >= -rounding
+
+
+def test_coordinate_ascent_steps_where_its_gradient_can_be_trusted():
+    """In an asynchronous run q is far from its best for long, and a step at fixed q may lower the bound as q moves."""
+    seen: list[tuple[float, float]] = []
+    method = pt.methods.named("asynchronous", learning=Watched(["prior_scale"], False, seen=seen))
+    found = pt.run(method, LOGISTIC, PRIOR, clients(LABELS, 5), rounds=60, evaluate_every=0, progress=False)
+    before, after = np.array(seen).T
+    assert found.status is pt.Status.CONVERGED
+    assert (after >= before - 1e-13 * abs(before)).all()
+    assert found.state.communications - found.state.answers <= 5 * 3 * len(seen)
+    assert len(seen) <= 10
 
 
 @pytest.mark.parametrize("how", ["coordinate", "collapsed"])

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Float, PyTree
+from jaxtyping import Array, PyTree
 
 from partita.compiled import Compiled
 from partita.errors import InputError, unknown
@@ -20,9 +20,48 @@ HALVINGS = 20
 """How often a step is halved before it is given up."""
 QUASI_NEWTON = optax.chain(optax.scale_by_lbfgs(), optax.scale(-1.0))
 """L-BFGS without a line search of its own."""
-AMSGRAD = optax.amsgrad(0.3, b1=0.5)
-"""Adam whose steps shrink with the gradient, and that forgets old ones soon: it comes to rest though most are old."""
 How = Literal["coordinate", "collapsed", "stochastic"]
+
+
+class Stride(NamedTuple):
+    """What resilient steps remember of a hyperparameter."""
+
+    length: Array
+    """How far it goes in a pass."""
+    way: Array
+    """The sign of its last change."""
+    since: Array
+    """How many passes ago its length was halved."""
+
+
+def resilient(longest: float = 0.3, growth: float = 1.1) -> optax.GradientTransformationExtraArgs:
+    """Strides by the gradient's sign (Rprop; Riedmiller and Braun 1993), the longest to begin with.
+
+    A pass over all clients goes as far as one stride, which grows by a factor meanwhile, and is halved where it turns
+    back, once a pass at most. So it comes to rest though most gradients are old, and their size, which for a
+    noise is a thousand times larger from below than from above, does not matter.
+    """
+
+    def init(u: optax.Params) -> optax.OptState:
+        return jax.tree.map(lambda leaf: Stride(jnp.full_like(leaf, longest), *[jnp.zeros_like(leaf)] * 2), u)
+
+    def stride(gradient: Array, past: Stride, share: float) -> Stride:
+        way, since = -jnp.sign(gradient), past.since + share
+        turned = way * past.way < 0
+        halved = turned & (since >= 1)
+        length = jnp.where(turned, past.length, jnp.minimum(past.length * growth**share, longest))
+        return Stride(jnp.where(halved, length / 2, length), way, jnp.where(halved, 0, since))
+
+    def update(
+        gradient: optax.Updates, past: optax.OptState, _: optax.Params | None = None, *, share: float
+    ) -> tuple[optax.Updates, optax.OptState]:
+        new = jax.tree.map(lambda g, s: stride(g, s, share), gradient, past)
+        return jax.tree.map(lambda _, s: s.length * s.way, gradient, new), new
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+RESILIENT = resilient()
 
 
 class Standing(NamedTuple):
@@ -35,6 +74,8 @@ class Standing(NamedTuple):
 
     NaN where somebody did not answer.
     """
+    residual: float
+    """How many nats answers lie from the posterior, the farthest; infinite until all have answered to ε as it is."""
     tolerance: float
     """How many nats a fixed point may be missed by."""
     share: float
@@ -47,7 +88,7 @@ class Moved(NamedTuple):
     u: Hyper
     memory: PyTree
     left: float = 0.0
-    """How many nats a client's answer is away from a fixed point at least; infinite for until it answers anew."""
+    """How far a client's answer is from a fixed point at least; infinite for until it answers anew."""
     trials: int = 0
     """How often the free energy was asked for."""
 
@@ -72,35 +113,32 @@ class Learning(eqx.Module):
         return True
 
     @abc.abstractmethod
-    def due(self, residual: Float[np.ndarray, " m"], tolerance: float) -> bool:
-        """Whether ε is to move now, given the residuals of clients that take part; infinite since ε last moved."""
-
-    @abc.abstractmethod
     def update(self, standing: Standing, memory: PyTree) -> Moved:
-        """The next hyperparameters; the same where the gradient says that nothing is to be gained."""
+        """The next hyperparameters; the same where it is not time yet, or nothing is to be gained."""
 
     def direction(self, standing: Standing, memory: PyTree) -> tuple[Hyper, PyTree]:
         """Where the optimiser would go from u, and what it then remembers."""
-        return optimiser_update(self, standing.gradient, memory, standing.u)
+        return optimiser_update(self, standing.gradient, memory, standing.u, standing.share)
 
 
 class Ascent(Learning):
     """Steps that do not lower the free energy: halved until F(ε', q') is not below F(ε, q), with q moved by the prior.
 
-    Coordinate ascent steps whenever everybody's answer to ε as it is has been taken in. On the collapsed bound
-    F(ε, q*(ε)) steps wait until everybody's answers have settled: there the gradient at a fixed q is the bound's own
-    (`sec:hyper-gradients`), and the optimiser sees the bound's curvature. Factors are kept: PVI goes on from them.
+    On the collapsed bound F(ε, q*(ε)) steps wait until everybody's answers have settled within the tolerance: there the
+    gradient at a fixed q is the bound's own (`sec:hyper-gradients`), and the optimiser sees the bound's curvature.
+    Coordinate ascent waits only until answers lie nearer to the posterior than ε has to gain. Before that the gradient,
+    which is that of a fixed q, may point down the way that q takes with the prior, and every try would fail; and where
+    answers are noisy it ends once noise is all that is left. Factors are kept: PVI goes on from them.
     """
 
     names: tuple[str, ...] = eqx.field(static=True, converter=tuple)
     collapsed: bool = eqx.field(static=True, default=True)
     optimiser: optax.GradientTransformation = eqx.field(static=True, default=QUASI_NEWTON)
 
-    def due(self, residual: Float[np.ndarray, " m"], tolerance: float) -> bool:
-        return bool(np.all(residual <= (tolerance if self.collapsed else np.finfo(float).max)))
-
     def update(self, standing: Standing, memory: PyTree) -> Moved:
-        if gain(standing.gradient) <= standing.tolerance:
+        to_gain = gain(standing.gradient)
+        near = standing.tolerance if self.collapsed else to_gain
+        if standing.residual > near or to_gain <= standing.tolerance:
             return Moved(standing.u, memory)
         change, memory = self.direction(standing, memory)
         if not inner(change, standing.gradient) > 0:
@@ -113,26 +151,22 @@ class Ascent(Learning):
             reached, trials = standing.bound(trial), trials + 1
             if reached >= floor:
                 return Moved(trial, memory, np.inf, trials)
-        return Moved(standing.u, memory, np.inf if np.isnan(reached) else gain(standing.gradient), trials)
+        return Moved(standing.u, memory, np.inf, trials)
 
 
 class Stochastic(Learning):
     """A step with every step of the server, along everybody's last gradients, of which few are new at a time.
 
     A pass over all clients goes as far as one step of the optimiser. It asks for nothing and waits for nobody, and
-    the noise of old gradients vanishes as ε settles. Begin within a factor of ten or so: the largest gradient that was
-    ever seen decides how far steps go.
+    the noise of old gradients vanishes as ε settles.
     """
 
     names: tuple[str, ...] = eqx.field(static=True, converter=tuple)
-    optimiser: optax.GradientTransformation = eqx.field(static=True, default=AMSGRAD)
+    optimiser: optax.GradientTransformation = eqx.field(static=True, default=RESILIENT)
 
     @property
     def waits(self) -> bool:
         return False
-
-    def due(self, residual: Float[np.ndarray, " m"], tolerance: float) -> bool:
-        return True
 
     def update(self, standing: Standing, memory: PyTree) -> Moved:
         change, memory = self.direction(standing, memory)
@@ -154,8 +188,11 @@ def named(how: How, names: tuple[str, ...]) -> Learning:
     return Ascent(names, collapsed=how == "collapsed")
 
 
-def _optimiser_update(learning: Learning, gradient: Hyper, memory: PyTree, u: Hyper) -> tuple[Hyper, PyTree]:
-    return learning.optimiser.update(jax.tree.map(jnp.negative, gradient), memory, u)
+def _optimiser_update(
+    learning: Learning, gradient: Hyper, memory: PyTree, u: Hyper, share: float
+) -> tuple[Hyper, PyTree]:
+    optimiser = optax.with_extra_args_support(learning.optimiser)
+    return optimiser.update(jax.tree.map(jnp.negative, gradient), memory, u, share=share)
 
 
 optimiser_update = Compiled(_optimiser_update)

@@ -287,7 +287,7 @@ def named(name: str, **settings: Any) -> Method:
             raise unknown(f"setting of {name}", setting, [*own, *COMMON])
     method = NAMED[name](**{setting: value for setting, value in settings.items() if setting in own})
     common = {setting: value for setting, value in settings.items() if setting not in own}
-    names, how = common.pop("learn", ()), common.pop("how", "collapsed")
+    names, how = common.pop("learn", ()), common.pop("how", "coordinate")
     if isinstance(names, str) or (names and "learning" in common):
         raise InputError(f"Hyperparameters to learn are a list of names, without other learning, not {names!r}.")
     if names:
@@ -304,7 +304,7 @@ def fit(
     *,
     client: str | None = None,
     learn: Sequence[str] = (),
-    how: How = "collapsed",
+    how: How = "coordinate",
     **options: Any,
 ) -> Result:
     """Runs a method by its name, with `options` as for `run`; every method's history has the same columns.

@@ -386,7 +386,7 @@ def learn(
     present = ~state.gone
     reported = all(np.isfinite(column[present]).all() for column in state.gradients.values())
     heard = np.isfinite(state.ell[present]).all()
-    if not (reported and heard and learning.due(state.residual[present], tolerance)):
+    if not (reported and heard):
         return state
     above = positive(model, learning.names)
     summed = {
@@ -404,7 +404,9 @@ def learn(
         return free_energy(method, model, engine, new, new.posterior) if new.posterior.is_proper() else -np.inf
 
     u = unconstrained(state.hyper, above)
-    moved = learning.update(Standing(u, gradient, bound, tolerance, answers / int(present.sum())), state.learning)
+    residual = float(state.residual[present].max())
+    standing = Standing(u, gradient, bound, residual, tolerance, answers / int(present.sum()))
+    moved = learning.update(standing, state.learning)
     new = state if moved.u is u else at(moved.u)
     if new is not state and state.memory is None:
         product = functools.reduce(operator.mul, (factor.natural for factor in state.factors), new.prior_now)
