@@ -1,5 +1,6 @@
 """Hyperparameters: gradients that clients report, three ways of learning, and what is always true meanwhile."""
 
+import dataclasses
 import functools
 import operator
 
@@ -21,7 +22,7 @@ from partita.hyper import begin, bound_gradient, constrained, model_at, positive
 from partita.learning import Ascent, Stochastic
 from partita.membership import leave
 from partita.objective import Factor, Problem
-from partita.server import init, step, with_learning
+from partita.server import init, step, unmoved, with_learning
 from partita.solvers import NaturalGradient
 
 GENERATOR = np.random.default_rng(0)
@@ -99,7 +100,7 @@ def test_stochastic_steps_lead_there_from_a_tenth_and_from_ten_times_of_it(times
     ],
 )
 def test_other_schedules_lead_there_too(name, how):
-    """Three clients: asynchronous answers to an ε that has moved since do not count as settled."""
+    """Three clients, whose gradients are of different ages."""
     method = pt.methods.named(name, solver=pt.Conjugate(), damping=0.5, learn=["noise", "prior_scale"], how=how)
     speeds = [1.0, 1.3, 1.7] if name == "asynchronous" else None
     options = {"tolerance": 1e-8, "rounds": 400, "evaluate_every": 0, "progress": False, "speeds": speeds}
@@ -439,9 +440,75 @@ def test_other_mistakes_are_named_too():
         learned("collapsed", "noise")
 
 
-def test_a_huge_step_keeps_a_noise_positive():
+def test_a_huge_step_is_not_taken():
+    """It leads to no noise at all; the run goes on with the one before, and says so."""
     far = Stochastic(("noise",), optax.sgd(1e3))
     method = pt.methods.named("sequential", solver=pt.Conjugate(), learning=far)
     found = pt.run(method, LINEAR, PRIOR, clients(Y, 3), rounds=2, evaluate_every=0, progress=False)
-    assert float(found.state.hyper["noise"]) >= 0
+    assert float(found.state.hyper["noise"]) == 1.0
+    assert "half the squared gradient" in found.message
+    assert "as they began (noise): the optimiser's steps" in found.message
     assert positive(LINEAR, ["noise", "prior_scales"]) == ("noise", "prior_scales")
+
+
+def test_a_search_from_a_step_to_infinity_halves_it():
+    """NaN would say that somebody is silent: what no hyperparameter may be has no bound instead."""
+    far = Ascent(("prior_scale",), True, optax.sgd(100.0))
+    method = pt.methods.named("sequential", solver=pt.Conjugate(), learning=far)
+    prior = pt.FullGaussian.standard_normal(4, 0.01)
+    found = pt.run(method, LINEAR, prior, clients(Y, 3), rounds=6, evaluate_every=0, progress=False)
+    assert found.state.hyper["prior_scale"] > 1.0
+
+
+NOISY = pt.Gradient(learning_rate=0.02, max_steps=200, batch_size=32)
+
+
+def test_answers_that_never_settle_leave_a_collapsed_ascent_waiting_and_the_message_says_so():
+    collapsed, coordinate = (
+        pt.run(
+            pt.methods.named("sequential", solver=NOISY, learn=["prior_scale"], how=how),
+            LOGISTIC,
+            pt.MeanFieldGaussian.standard_normal(4, 0.1),
+            clients(LABELS, 3),
+            rounds=6,
+            evaluate_every=0,
+            progress=False,
+        )
+        for how in ("collapsed", "coordinate")
+    )
+    assert float(collapsed.posterior.hyper["prior_scale"]) == 1.0
+    assert 'as they began (prior_scale): answers did not settle within the tolerance; learn with how="coordinate"' in (
+        collapsed.message
+    )
+    assert float(coordinate.posterior.hyper["prior_scale"]) > 3.0
+    assert "as they began" not in coordinate.message
+
+
+def test_whoever_was_never_heard_is_named():
+    method = pt.methods.named("sequential", solver=pt.Conjugate(), learn=["noise"])
+    state = with_learning(init(PRIOR, ["Leeds", "Lyon", "Lund"]), method.learning, LINEAR)
+    engine = LocalEngine(clients(Y, 3))
+    for _ in range(2):
+        state, _ = step(method, LINEAR, engine, state)
+    assert "as they began (noise): no answer of Lund could be taken in" in unmoved(method.learning, state)
+
+
+def test_histories_have_the_values_step_by_step():
+    method = pt.methods.named("sequential", solver=pt.Conjugate(), learn=["noise", "prior_scales"], how="stochastic")
+    found = pt.run(method, LINEAR, PRIOR, clients(Y, 3), rounds=3, evaluate_every=0, progress=False)
+    state, engine = with_learning(init(PRIOR, 3), method.learning, LINEAR), LocalEngine(clients(Y, 3))
+    for row in found.history:
+        state, _ = step(method, LINEAR, engine, state)
+        assert row["hyper"] == {name: np.asarray(value).tolist() for name, value in state.hyper.items()}
+    assert len({row["hyper"]["noise"] for row in found.history}) > 5
+
+
+@pytest.mark.parametrize(("how", "finite"), [("coordinate", False), ("stochastic", True)])
+def test_an_answer_to_hyperparameters_that_have_moved_since_has_not_settled(how, finite):
+    method = pt.methods.named("asynchronous", solver=pt.Conjugate(), learn=["noise"], how=how)
+    engine = LocalEngine(clients(Y, 3))
+    state, _ = step(method, LINEAR, engine, with_learning(init(PRIOR, 3), method.learning, LINEAR))
+    moved = dataclasses.replace(state, hyper={"noise": jnp.asarray(2.0)})
+    for begun, settled in ((state, True), (moved, finite)):
+        after, event = step(method, LINEAR, engine, begun)
+        assert np.isfinite(after.residual[list(event.clients)]).all() == settled

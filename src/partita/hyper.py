@@ -99,6 +99,14 @@ def prior_at(prior: Family, hyper: Hyper) -> Family:
     return prior
 
 
+def possible(hyper: Hyper, positive: Sequence[str]) -> bool:
+    """Whether all of ε are finite, and those above 0 that are to be."""
+    return all(
+        np.isfinite(value).all() and (name not in positive or np.all(np.asarray(value) > 0))
+        for name, value in hyper.items()
+    )
+
+
 def of_model(hyper: Hyper) -> Hyper:
     """Those that the likelihood depends on, in which clients have gradients."""
     return {name: value for name, value in hyper.items() if name not in SCALES}

@@ -112,6 +112,11 @@ class Learning(eqx.Module):
         """Whether an answer counts only where it was formed with the hyperparameters as they are now."""
         return True
 
+    @property
+    @abc.abstractmethod
+    def waiting(self) -> str:
+        """Why ε may never move though everybody answers, with the remedy."""
+
     @abc.abstractmethod
     def update(self, standing: Standing, memory: PyTree) -> Moved:
         """The next hyperparameters; the same where it is not time yet, or nothing is to be gained."""
@@ -134,6 +139,12 @@ class Ascent(Learning):
     names: tuple[str, ...] = eqx.field(static=True, converter=tuple)
     collapsed: bool = eqx.field(static=True, default=True)
     optimiser: optax.GradientTransformation = eqx.field(static=True, default=QUASI_NEWTON)
+
+    @property
+    def waiting(self) -> str:
+        if self.collapsed:
+            return 'answers did not settle within the tolerance; learn with how="coordinate", or raise the tolerance'
+        return 'answers did not come nearer to the posterior than there is to gain; learn with how="stochastic"'
 
     def update(self, standing: Standing, memory: PyTree) -> Moved:
         to_gain = gain(standing.gradient)
@@ -167,6 +178,10 @@ class Stochastic(Learning):
     @property
     def waits(self) -> bool:
         return False
+
+    @property
+    def waiting(self) -> str:
+        return "the optimiser's steps led to no proper posterior; take smaller ones"
 
     def update(self, standing: Standing, memory: PyTree) -> Moved:
         change, memory = self.direction(standing, memory)

@@ -31,9 +31,11 @@ from partita.server import (
     global_free_energy,
     init,
     step,
+    unmoved,
     with_learning,
 )
 from partita.solvers import Outcome
+from partita.wire import equal
 
 
 class Status(enum.Enum):
@@ -143,7 +145,9 @@ def run(
     journal = journal or (Journal() if checkpoint is None else Checkpoint(checkpoint, checkpoint_every))
 
     fresh = init(prior, engine.names, seed, method.aggregation)
-    state, history = journal.load(fresh if method.learning is None else with_learning(fresh, method.learning, model))
+    if method.learning is not None:
+        fresh = with_learning(fresh, method.learning, model)
+    state, history = journal.load(fresh)
     state = journal.amend(state)
     first = global_free_energy(model, engine, prior, prior, seed, left=state.left) if evaluate_every else float("nan")
     before = history.rows[-1]["seconds"] if len(history) else 0.0
@@ -183,6 +187,8 @@ def run(
             bar.update(state.answers if budget.answers < budget.communications else state.communications, row)
     status, message = ending
     message = " ".join([message, *history.remarks])
+    if method.learning is not None and status is not Status.CONVERGED and equal(state.hyper, fresh.hyper):
+        message = f"{message} {unmoved(method.learning, state)}"
     return Result(posterior_of(model, state), status, message, history, state)
 
 
@@ -263,7 +269,7 @@ def _ending(
         status, remedy = next((ending for words, ending in _REFUSED.items() if words in reason), stalled)
         return status, f"No answer could be taken in: that of {name} {reason}. {remedy}"
     if len(history) and not latest > first - 10 * (1 + abs(first)) and not np.isnan(first):
-        return Status.DIVERGED, f"The free energy ran away to {latest:.6g}. Damp more."
+        return Status.DIVERGED, f"The free energy ran away to {latest:.6g}. {_slower(state)}"
     if np.isinf(state.residual[~state.gone]).all() and len(history):
         unsolved = history.last("unsolved")
         if all(unsolved.get(state.names[k]) == Outcome.NO_MOMENTS.sentence for k in taking_part):
@@ -278,6 +284,14 @@ def _ending(
             return Status.STALLED, f"The only pass is over, and what {', '.join(left_out)} answered was refused."
         return Status.COMPLETE, "Every client has answered as often as the method asks."
     if best - latest > (best - first) / 2:
-        return Status.DIVERGED, f"The free energy fell from {best:.6g} to {latest:.6g}. Damp more."
+        return Status.DIVERGED, f"The free energy fell from {best:.6g} to {latest:.6g}. {_slower(state)}"
     worst = state.residual[~state.gone].max()
-    return Status.BUDGET_SPENT, f"The budget is spent with a residual of {worst:.3g} nats left."
+    if state.hyper and np.isinf(worst):
+        return Status.BUDGET_SPENT, "The budget is spent before all have answered to hyperparameters as they are."
+    nats = "nats, or of half the squared gradient in hyperparameters," if state.hyper else "nats"
+    return Status.BUDGET_SPENT, f"The budget is spent with a residual of {worst:.3g} {nats} left."
+
+
+def _slower(state: State) -> str:
+    """The remedy for a free energy that falls."""
+    return "Damp more, or learn hyperparameters in smaller steps." if state.hyper else "Damp more."

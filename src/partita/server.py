@@ -26,6 +26,7 @@ from partita.hyper import (
     constrained,
     of_model,
     positive,
+    possible,
     unconstrained,
 )
 from partita.journal import Journal
@@ -395,13 +396,16 @@ def learn(
     gradient = bound_gradient(state.prior, state.posterior, state.hyper, summed, above, method.temperature)
 
     def at(u: Hyper) -> State:
-        hyper = constrained(u, above)
+        hyper = constrained({name: value.astype(state.hyper[name].dtype) for name, value in u.items()}, above)
         moved = method.aggregation.with_prior(state.holdings, at_prior(state.prior, hyper) / state.prior_now)
         return dataclasses.replace(state, hyper=hyper, posterior=moved.posterior, memory=moved.memory)
 
+    def allowed(new: State) -> bool:
+        return possible(new.hyper, above) and bool(new.prior_now.is_proper()) and bool(new.posterior.is_proper())
+
     def bound(u: Hyper) -> float:
         new = at(u)
-        return free_energy(method, model, engine, new, new.posterior) if new.posterior.is_proper() else -np.inf
+        return free_energy(method, model, engine, new, new.posterior) if allowed(new) else -np.inf
 
     u = unconstrained(state.hyper, above)
     residual = float(state.residual[present].max())
@@ -411,7 +415,7 @@ def learn(
     if new is not state and state.memory is None:
         product = functools.reduce(operator.mul, (factor.natural for factor in state.factors), new.prior_now)
         new = dataclasses.replace(new, posterior=product)
-    if not new.posterior.is_proper():
+    if not allowed(new):
         new, moved = state, moved._replace(left=gain(gradient))
     return dataclasses.replace(
         new,
@@ -420,6 +424,18 @@ def learn(
         residual=np.where(present, np.maximum(state.residual, moved.left), state.residual),
         communications=state.communications + moved.trials * int(present.sum()),
     )
+
+
+def unmoved(learning: Learning, state: State) -> str:
+    """Why hyperparameters are still as they began, with the remedy."""
+    known = [np.isfinite(column).reshape(len(column), -1).all(1) for column in (state.ell, *state.gradients.values())]
+    silent = [name for k, name in enumerate(state.names) if not state.gone[k] and not all(heard[k] for heard in known)]
+    reason = learning.waiting
+    if silent:
+        reason = (
+            f"no answer of {', '.join(silent)} could be taken in, without which the bound is not known: let them leave"
+        )
+    return f"Hyperparameters are as they began ({', '.join(learning.names)}): {reason}."
 
 
 def _comparable(state: State, replies: Collection[int]) -> bool:
