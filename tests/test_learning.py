@@ -512,3 +512,19 @@ def test_an_answer_to_hyperparameters_that_have_moved_since_has_not_settled(how,
     for begun, settled in ((state, True), (moved, finite)):
         after, event = step(method, LINEAR, engine, begun)
         assert np.isfinite(after.residual[list(event.clients)]).all() == settled
+
+
+def test_single_precision_stays_single_beside_a_model_in_double(tmp_path):
+    """Else a checkpoint would not be resumed, nor a client answer."""
+    single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), PRIOR)
+    rows = zip(np.array_split(np.float32(X), 3), np.array_split(np.float32(Y), 3), strict=True)
+    parts = pt.federate([pt.Table(*part) for part in rows])
+    method = pt.methods.named("sequential", solver=pt.Conjugate(), learn=["noise", "prior_scale"])
+    options = {"tolerance": 1e-5, "evaluate_every": 0, "progress": False, "checkpoint": tmp_path / "state"}
+    for rounds in (4, 30):
+        found = pt.run(method, pt.LinearRegression(1.0), single, parts, rounds=rounds, **options)
+    held = (found.state.posterior, found.state.factors, found.state.hyper, found.state.learning[0].params)
+    assert {leaf.dtype for leaf in jax.tree.leaves(held)} == {jnp.dtype("float32")}
+    assert found.status is pt.Status.CONVERGED
+    expected = [optimum().alpha_ ** -0.5, optimum().lambda_ ** -0.5]
+    np.testing.assert_allclose(list(found.posterior.hyper.values()), expected, rtol=1e-3)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from partita.compiled import Compiled
 from partita.errors import InputError, unknown
 from partita.families import Family
-from partita.families.base import Theta, floating
+from partita.families.base import Theta
 from partita.models import Model
 
 Hyper: TypeAlias = Mapping[str, Float[Array, "..."]]
@@ -54,17 +54,21 @@ spreads the numbers over θ, and how many there are."""
 
 
 def begin(model: Model, prior: Family, names: Sequence[str]) -> Hyper:
-    """The hyperparameters of these names as they are; raises an `InputError` for what cannot be learned."""
-    leaves = model_leaves(model)
+    """The hyperparameters of these names as they are; raises an `InputError` for what cannot be learned.
+
+    All are of the prior's precision, whatever the model's own is: in another one the posterior would become what no
+    checkpoint and no client expects.
+    """
+    leaves, dtype = model_leaves(model), jax.tree.leaves(prior)[0].dtype
     if clash := [name for name in names if name in SCALES and name in leaves]:
         raise InputError(f"{clash[0]} is the model's and the prior's: call the model's something else.")
     found = dict[str, Array]()
     for name in names:
         if name in SCALES:
-            found[name] = jnp.ones(SCALES[name][1](prior.moments()[0]), jax.tree.leaves(prior)[0].dtype)
+            found[name] = jnp.ones(SCALES[name][1](prior.moments()[0]), dtype)
             prior_at(prior, found)
         elif name in leaves:
-            found[name] = floating(leaves[name])
+            found[name] = jnp.asarray(leaves[name], dtype)
         else:
             raise unknown("hyperparameter", name, [*leaves, *SCALES])
         if name in positive(model, names) and not np.all(np.asarray(found[name]) > 0):
