@@ -20,7 +20,7 @@ from partita.engines import LocalEngine
 from partita.history import History
 from partita.hyper import begin, bound_gradient, constrained, model_at, positive, prior_at, unconstrained
 from partita.learning import Ascent, Stochastic
-from partita.membership import leave
+from partita.membership import join, leave
 from partita.objective import Factor, Problem
 from partita.server import init, step, unmoved, with_learning
 from partita.solvers import NaturalGradient
@@ -512,6 +512,16 @@ def test_an_answer_to_hyperparameters_that_have_moved_since_has_not_settled(how,
     for begun, settled in ((state, True), (moved, finite)):
         after, event = step(method, LINEAR, engine, begun)
         assert np.isfinite(after.residual[list(event.clients)]).all() == settled
+
+
+def test_a_client_that_comes_back_is_heard_anew():
+    method = pt.methods.named("sequential", solver=pt.Conjugate(), learn=["noise"], how="stochastic")
+    state = with_learning(init(PRIOR, 3), method.learning, LINEAR)
+    engine = LocalEngine(clients(Y, 3))
+    for _ in range(3):
+        state, _ = step(method, LINEAR, engine, state)
+    back = join(leave(state, "client 1"), "client 1")
+    assert np.isnan(back.gradients["noise"]).tolist() == [False, True, False]
 
 
 def test_single_precision_stays_single_beside_a_model_in_double(tmp_path):

@@ -45,13 +45,22 @@ def retire(state: State, name: str) -> State:
 
 
 def join(state: State, name: str) -> State:
-    """A new client, whose factor changes nothing yet; or one that comes back to the factor it left."""
+    """A new client, whose factor changes nothing yet; or one that comes back to the factor it left.
+
+    Its gradient in hyperparameters is of those that were when it left, and counts no more.
+    """
     if name in state.names:
         k = state.names.index(name)
+        back = np.arange(len(state.names)) == k
+        unheard = {
+            name: np.where(np.expand_dims(back, tuple(range(1, column.ndim))), np.nan, column)
+            for name, column in state.gradients.items()
+        }
         return dataclasses.replace(
             state,
+            gradients=unheard,
             gone=_marked(state.gone, k, False),
-            residual=np.where(np.arange(len(state.names)) == k, np.inf, state.residual),
+            residual=np.where(back, np.inf, state.residual),
         )
     if state.memory is not None:
         raise InputError(f"{name} cannot join a run under an aggregation with a memory: start a new one with it.")
