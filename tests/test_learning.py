@@ -538,3 +538,11 @@ def test_single_precision_stays_single_beside_a_model_in_double(tmp_path):
     assert found.status is pt.Status.CONVERGED
     expected = [optimum().alpha_ ** -0.5, optimum().lambda_ ** -0.5]
     np.testing.assert_allclose(list(found.posterior.hyper.values()), expected, rtol=1e-3)
+
+
+def test_a_run_that_learns_does_not_go_on_as_one_that_does_not(tmp_path):
+    options = {"rounds": 2, "checkpoint": tmp_path / "state"}
+    learned("coordinate", ["noise"], **options)
+    for names in ([], ["prior_scale"]):
+        with pytest.raises(pt.InputError, match="learns other hyperparameters"):
+            learned("coordinate", names, **options)

@@ -97,6 +97,8 @@ def load(path: str | os.PathLike[str], like: "State") -> tuple["State", History]
     if about["names"] != list(like.names) or about["seed"] != like.seed:
         raise InputError(f"{path} belongs to a run with other clients or another seed: choose another checkpoint file.")
     template = {name: getattr(like, name) for name in _ARRAYS}
+    if {key for key in arrays if key.startswith("['hyper']")} != set(flatten({"hyper": like.hyper})):
+        raise InputError(f"{path} belongs to a run that learns other hyperparameters: choose another checkpoint file.")
     filled = unflatten(arrays, template, str(path))
     if not equal(filled["prior"], like.prior):
         raise InputError(f"{path} belongs to a run with another prior: choose another checkpoint file.")
