@@ -546,3 +546,7 @@ def test_a_run_that_learns_does_not_go_on_as_one_that_does_not(tmp_path):
     for names in ([], ["prior_scale"]):
         with pytest.raises(pt.InputError, match="learns other hyperparameters"):
             learned("coordinate", names, **options)
+
+
+def test_a_slope_may_be_given_as_a_whole_number():
+    assert begin(pt.LogisticRegression(slope=2), PRIOR, ["slope"])["slope"] == 2.0

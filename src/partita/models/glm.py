@@ -62,7 +62,9 @@ class BinaryRegression(GeneralisedLinear):
     """y in {0, 1} with the probability that a link gives slope · f; a subclass gives the link."""
 
     expectation: Expectation = GaussHermite()
-    slope: float | Float[Array, ""] = 1.0
+    slope: float | Float[Array, ""] = eqx.field(
+        converter=lambda slope: float(slope) if isinstance(slope, int) else slope, default=1.0
+    )
     """How steep the link is. Beside a prior whose scale is free it tells nothing more."""
     positive: ClassVar[tuple[str, ...]] = ("slope",)
 
