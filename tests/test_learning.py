@@ -433,7 +433,12 @@ def test_what_cannot_be_learned_is_named(names, model, message):
 def test_other_mistakes_are_named_too():
     with pytest.raises(pt.InputError, match="no way of learning named 'grid'"):
         learned("grid", ["noise"])
-    for name, message in (("power_ep", "Power EP has no bound"), ("vcl", "one pass does not come back")):
+    refused = {
+        "power_ep": "Power EP has no bound",
+        "vcl": "one pass does not come back",
+        "streaming_vb": "no bound where rows count anew",
+    }
+    for name, message in refused.items():
         with pytest.raises(pt.InputError, match=message):
             pt.methods.fit(name, LOGISTIC, PRIOR, CLASSES, learn=["prior_scale"])
     with pytest.raises(pt.InputError, match="a list of names"):

@@ -47,6 +47,10 @@ class Method(eqx.Module):
             raise InputError("Power EP has no bound to learn hyperparameters by: use sequential PVI, say.")
         if self.learning is not None and self.passes is not None:
             raise InputError("A method of one pass does not come back to learn hyperparameters: use another.")
+        if self.learning is not None and self.context.repeats:
+            raise InputError(
+                "Hyperparameters have no bound where rows count anew at every visit: use sequential PVI, say."
+            )
         if self.start is not None:
             self.start.fitting(prior, "start")
 

@@ -51,6 +51,11 @@ class Factor(eqx.Module):
 class Context(eqx.Module):
     """Against what is a client's answer formed? Together with the weight w this is all that tells methods apart."""
 
+    @property
+    def repeats(self) -> bool:
+        """Whether a client's rows count again at every visit."""
+        return False
+
     @abc.abstractmethod
     def __call__(self, prior: Family, q: Family, factor: Factor, share: Float[Array, ""]) -> Factor:
         """The context for a client that holds `factor` and a `share` N_k/N of all rows."""
@@ -73,6 +78,10 @@ class Cavity(Context):
 
 class Undeleted(Context):
     """q, with nothing deleted: variational continual learning, online and streaming VB (`eq:vcl_objective`)."""
+
+    @property
+    def repeats(self) -> bool:
+        return True
 
     def __call__(self, prior: Family, q: Family, factor: Factor, share: Float[Array, ""]) -> Factor:
         return Factor.of(q)
