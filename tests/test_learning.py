@@ -406,7 +406,8 @@ def test_other_values_compile_one_program(name, model, parts):
 
 def test_the_summary_has_what_was_learned():
     rows = learned("collapsed", ["noise", "prior_scales"], rounds=20).posterior.summary(["a", "b", "c", "d"])
-    assert [row["name"] for row in rows] == ["a", "b", "c", "d", "noise", *(f"prior_scales[{j}]" for j in range(4))]
+    scales = [f"prior_scales[{j}] (× the prior's sd)" for j in range(4)]
+    assert [row["name"] for row in rows] == ["a", "b", "c", "d", "noise", *scales]
     assert rows[4]["mean"] == pytest.approx(optimum().alpha_ ** -0.5, rel=0.05)
     assert np.isnan(rows[4]["sd"])
 

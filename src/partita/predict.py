@@ -17,7 +17,7 @@ from partita.errors import InputError, unknown
 from partita.expectations import LocalReparameterisation
 from partita.families import Family
 from partita.families.base import Theta
-from partita.hyper import Hyper
+from partita.hyper import SCALES, Hyper
 from partita.models import Model, Table
 
 Predictive = Literal["closed", "monte_carlo"]
@@ -101,6 +101,7 @@ class Posterior:
         """A row per parameter: name, mean, sd, and the ends of its interval.
 
         Then one per hyperparameter that was learned: of a point estimate there is only the value, and NaN for the rest.
+        Scales of the prior are multiples of the standard deviations that were given, and say so.
         """
         paths = [name for path, leaf in _leaves(self.mean) for name in _elements(path or "theta", leaf)]
         columns = [
@@ -113,8 +114,9 @@ class Posterior:
         rows = zip(paths if names is None else names, *columns, strict=True)
         found = [dict(zip(labels, [row[0], *map(float, row[1:])], strict=True)) for row in rows]
         for learned, leaf in self.hyper.items():
+            unit = " (× the prior's sd)" if learned in SCALES else ""
             for name, value in zip(_elements(learned, leaf), np.ravel(leaf), strict=True):
-                found.append(dict(zip(labels, [name, float(value), *[math.nan] * 3], strict=True)))
+                found.append(dict(zip(labels, [name + unit, float(value), *[math.nan] * 3], strict=True)))
         return found
 
 
