@@ -3,13 +3,22 @@
 import functools
 import operator
 
+import jax
 import numpy as np
 import pytest
 
 import partita as pt
 from federation.test_faults import MODEL, PARTS, PRIOR, serve, sites
+from federation.test_serve import TOML, clinic, write
 from federation.weather import Fragile, Fuse, Killed, Weather
+from partita.engines.remote import RemoteEngine
+from partita.engines.site import Site
+from partita.federation import config
+from partita.federation.client import Client
 from partita.federation.ledger import Ledger
+from partita.federation.rehearse import Rehearsal
+from partita.federation.serve import serve as serve_folder
+from partita.server import Rules
 from partita.wire import unpack
 
 METHODS = {
@@ -39,6 +48,53 @@ def test_it_is_the_run_in_one_process(which, tmp_path):
     assert there.state.communications == here.state.communications
     asked = [unpack(message) for message in link.sent]
     assert all("e['noise']" in message.arrays for message in asked if "seed" in message.header)
+
+
+def test_clients_in_single_precision_answer_though_the_server_has_double(tmp_path):
+    def single(tree):
+        return jax.tree.map(lambda leaf: leaf.astype(np.float32), tree)
+
+    method = pt.methods.named("sequential", solver=pt.Conjugate(), learn=["noise", "prior_scale"])
+    prior, recipe = single(PRIOR), method.recipe(MODEL)
+    pairs = zip(PARTS.names, PARTS.shards, strict=True)
+    link = Weather({name: Site(name, recipe, prior, single(shard)) for name, shard in pairs})
+    engine = RemoteEngine(link, prior, dict(zip(PARTS.names, PARTS.sizes, strict=True)))
+    options = {"rounds": 40, "evaluate_every": 0, "progress": False}
+    limits = Rules(deadline=10.0, until=5000.0)
+    there = pt.run(method, MODEL, prior, engine=engine, rules=limits, tolerance=1e-5, **options)
+    here = pt.run(method, MODEL, PRIOR, PARTS, tolerance=1e-9, **options)
+    assert there.status is pt.Status.CONVERGED
+    assert not any(row["unanswered"] for row in there.history)
+    # a gradient of sqrt(2e-5) is left, where the bound bends by 4 in the logarithm of two parameters' scale
+    np.testing.assert_allclose(values(there), values(here), rtol=2e-3)
+
+
+def test_a_federation_learns_what_its_file_says(tmp_path):
+    text = TOML + '[method]\nname = "sequential"\nlearn = ["slope"]\nhow = "stochastic"\n'
+    federation = config.read(text.encode(), "federation.toml")
+    files = {name: tmp_path / f"{name}.csv" for name in federation.clients}
+    for seed, file in enumerate(files.values()):
+        write(file, clinic(seed))
+    clients = {name: Client(name, federation, file) for name, file in files.items()}
+    there, here = serve_folder(tmp_path, federation, Weather(clients)), Rehearsal.read(federation, files).run()
+    np.testing.assert_allclose(values(there), values(here), rtol=1e-8)
+    assert abs(values(there) - 1.0) > 0.1
+    assert "slope" in (tmp_path / "summary.csv").read_text()
+
+
+def test_numbers_are_those_of_one_process_on_dask():
+    distributed = pytest.importorskip("distributed")
+    from partita.engines.dask import dask_engine
+
+    method = METHODS["synchronous", "coordinate"]
+    about = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
+    options = {"rounds": 20, "evaluate_every": 0, "progress": False}
+    with distributed.LocalCluster(**about) as local, distributed.Client(local) as cluster:
+        there = pt.run(method, MODEL, PRIOR, engine=dask_engine(cluster, method, MODEL, PRIOR, PARTS), **options)
+    here = pt.run(method, MODEL, PRIOR, PARTS, **options)
+    np.testing.assert_allclose(values(there), values(here), rtol=1e-10)
+    assert not np.allclose(values(there), 1.0, atol=0.1)
+    assert there.state.communications == here.state.communications
 
 
 @pytest.mark.slow
