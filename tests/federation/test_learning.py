@@ -82,6 +82,13 @@ def test_a_federation_learns_what_its_file_says(tmp_path):
     assert "slope" in (tmp_path / "summary.csv").read_text()
 
 
+def test_a_ledger_of_a_run_that_learns_is_not_taken_for_another(tmp_path):
+    learning, plain = METHODS["sequential", "stochastic"], pt.methods.sequential(pt.Conjugate())
+    serve(learning, Weather(sites(learning)), Ledger(tmp_path / "ledger"), until=20.0)
+    with pytest.raises(pt.InputError, match="learns other hyperparameters"):
+        serve(plain, Weather(sites(plain)), Ledger(tmp_path / "ledger"))
+
+
 def test_numbers_are_those_of_one_process_on_dask():
     distributed = pytest.importorskip("distributed")
     from partita.engines.dask import dask_engine

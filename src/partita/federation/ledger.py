@@ -280,6 +280,8 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
         begun if factor is None else unflatten(unpack(factor).arrays, one, source)
         for begun, factor in zip(first, factors, strict=True)
     )
+    if set(unpack(arrays["hyper"]).arrays) != set(flatten(like.hyper)):
+        raise InputError(f"{source} belongs to a run that learns other hyperparameters: choose another ledger.")
     numbers = about["numbers"]
     gradients = {key: np.zeros((len(names), *column.shape[1:])) for key, column in like.gradients.items()}
     likes = {"gradients": gradients, **{name: getattr(like, name) for name in _TREES if name != "gradients"}}
