@@ -19,7 +19,7 @@ from partita.client import answer
 from partita.engines import LocalEngine
 from partita.history import History
 from partita.hyper import begin, bound_gradient, constrained, model_at, positive, prior_at, unconstrained
-from partita.learning import Ascent, Stochastic
+from partita.learning import Ascent, Standing, Stochastic
 from partita.membership import join, leave
 from partita.objective import Factor, Problem
 from partita.server import init, step, unmoved, with_learning
@@ -464,6 +464,16 @@ def test_a_search_from_a_step_to_infinity_halves_it():
     prior = pt.FullGaussian.standard_normal(4, 0.01)
     found = pt.run(method, LINEAR, prior, clients(Y, 3), rounds=6, evaluate_every=0, progress=False)
     assert found.state.hyper["prior_scale"] > 1.0
+
+
+def test_a_step_is_halved_no_further_than_answers_are_away():
+    """Where answers are noisy, so is the gradient: a search that has promised less and less would only cost."""
+    u, slope = {"noise": jnp.asarray(0.0)}, {"noise": jnp.asarray(1.0)}
+    ascent = Ascent(("noise",), False, optax.sgd(1.0))
+    for residual, trials in ((0.2, 4), (1e-9, 21)):
+        standing = Standing(u, slope, lambda u: -abs(float(u["noise"])), residual, 1e-9, 1.0)
+        moved = ascent.update(standing, ascent.init(u))
+        assert (moved.u, moved.trials, moved.left) == (u, trials, np.inf)
 
 
 NOISY = pt.Gradient(learning_rate=0.02, max_steps=200, batch_size=32)

@@ -133,7 +133,8 @@ class Ascent(Learning):
     gradient at a fixed q is the bound's own (`sec:hyper-gradients`), and the optimiser sees the bound's curvature.
     Coordinate ascent waits only until answers lie nearer to the posterior than ε has to gain. Before that the gradient,
     which is that of a fixed q, may point down the way that q takes with the prior, and every try would fail; and where
-    answers are noisy it ends once noise is all that is left. Factors are kept: PVI goes on from them.
+    answers are noisy it ends once noise is all that is left. Nor is a step halved that promises less than answers are
+    away. Factors are kept: PVI goes on from them.
     """
 
     names: tuple[str, ...] = eqx.field(static=True, converter=tuple)
@@ -156,9 +157,10 @@ class Ascent(Learning):
             change, memory = self.direction(standing, self.init(standing.u))
         before = standing.bound(standing.u)
         floor = before - 8 * float(jnp.finfo(jax.tree.leaves(standing.u)[0].dtype).eps) * (1 + abs(before))
-        reached, trials = before, 1
-        while not np.isnan(reached) and trials <= HALVINGS:
+        reached, trials, promised = before, 1, float(inner(change, standing.gradient))
+        while not np.isnan(reached) and trials <= HALVINGS and (trials == 1 or promised > standing.residual):
             trial = jax.tree.map(lambda u, c, t=2.0 ** (1 - trials): u + t * c, standing.u, change)
+            promised /= 2
             reached, trials = standing.bound(trial), trials + 1
             if reached >= floor:
                 return Moved(trial, memory, np.inf, trials)
