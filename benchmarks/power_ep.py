@@ -104,7 +104,7 @@ def runs(table):
 
 
 def show(report):
-    console = Console()
+    console = Console(width=140)
     table = Grid(
         "rows",
         "ms a pass",
