@@ -258,6 +258,7 @@ def draw(path: Path, found: list[dict[str, Any]]) -> None:
             axis.axhline(exact[value], color="grey", linestyle=":", label="error of NUTS itself")
             axis.set_yscale("log")
         column[2].axhline(exact["log_evidence"], color="black", linewidth=1, label="importance sampling")
+        column[2].margins(y=0.1)
         column[0].set_title(f"{data}, {model}")
         for axis in column:
             axis.set_xticks(range(len(SOLVERS)), ["PVI", *(name.removeprefix("α = ") for name in list(SOLVERS)[1:])])
