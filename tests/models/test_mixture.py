@@ -90,7 +90,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("schedule", METHODS)
+@pytest.mark.parametrize("schedule", ["sequential", pytest.param("synchronous", marks=pytest.mark.slow)])
 def test_pvi_is_variational_em_on_the_pooled_rows(schedule):
     method, rounds = METHODS[schedule]
     result = pt.run(method, MODEL, PRIOR, PARTS, rounds=rounds, tolerance=-1.0)

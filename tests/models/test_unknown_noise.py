@@ -114,7 +114,7 @@ def test_the_normal_gamma_is_exact_in_one_pass(damping):
     np.testing.assert_allclose(result.free_energy, evidence, rtol=1e-8)
 
 
-@pytest.mark.parametrize("rows", [2_000, 200_000])
+@pytest.mark.parametrize("rows", [2_000, pytest.param(200_000, marks=pytest.mark.slow)])
 def test_the_normal_gamma_of_many_rows_is_exact_in_single_precision(rows):
     """Each quantity is a sum over rows in single precision, of which the rate is a difference with a fifth left."""
     generator = np.random.default_rng(1)

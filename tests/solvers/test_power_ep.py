@@ -282,8 +282,16 @@ def final_sites(solver, task):
 SCHEDULES = ("sequential", "synchronous", "asynchronous")
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
-@pytest.mark.parametrize("schedule", ["sequential", *(pytest.param(s, marks=pytest.mark.slow) for s in SCHEDULES[1:])])
+SLOW = pytest.mark.slow
+WAYS = [
+    pytest.param(
+        schedule, family, id=f"{schedule}-{name}", marks=() if (schedule, name) == ("sequential", "full") else SLOW
+    )
+    for schedule, (name, family) in itertools.product(SCHEDULES, FAMILIES.items())
+]
+
+
+@pytest.mark.parametrize(("schedule", "family"), WAYS)
 def test_clients_end_where_one_client_with_all_rows_does(schedule, family):
     """A fixed point of `alg:pep` does not depend on who holds which rows; nor does the evidence."""
     prior, model = family.standard_normal(3, 2.0), ProbitRegression()

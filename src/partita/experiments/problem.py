@@ -21,7 +21,6 @@ from partita.models import LogisticRegression, Model, NetworkClassifier, Table
 from partita.partition import federate, splits
 from partita.partition.shard import Partition
 from partita.predict import Posterior, Predictive
-from partita.pvi import check_rows
 from partita.settings import call
 from partita.solvers import Solver
 from partita.solvers import named as solver_named
@@ -63,7 +62,6 @@ def prepare(experiment: Experiment, problem: Problem) -> Setting:
     model, prior, dtype = _model(problem, test.x.shape[1], int(source.y.max()) + 1)
     tables, test = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), (tables, test))
     clients = federate(tables, names=division.names)
-    check_rows(model, prior, clients)
     sizes = np.array(clients.sizes)
     slowness = np.resize(experiment.slowness, len(sizes))
     speeds = sizes.mean() / (sizes * slowness)

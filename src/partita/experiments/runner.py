@@ -288,6 +288,7 @@ def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, A
         return rows, [result.status.value for result in results], sum(map(_seconds, results))
     pooled, method = run.method == "pooled", named(run.method, **settings)
     clients = setting.clients.pooled() if pooled else setting.clients
+    pvi.check_rows(setting.model, setting.prior, clients)
     speeds = None if pooled else setting.speeds
     checkpoint = cell.path(plan.folder).with_suffix(f".{plan.digest(cell)}.npz")
     result = pvi.run(
