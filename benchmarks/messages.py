@@ -42,7 +42,8 @@ from partita.federation import Ledger, config
 from partita.journal import Journal
 from partita.lock import hold
 from partita.objective import Factor
-from partita.server import Rules, dispatch, init
+from partita.server import Rules, dispatch
+from partita.state import init
 from partita.wire import Message, flatten, pack, unpack
 
 ENGINES = {"process": "in process", "dask": "Dask", "flower": "Flower"}

@@ -9,7 +9,8 @@ import pytest
 import partita as pt
 from partita.admission import Admission, divergence, products_of_others, ratios
 from partita.engines import LocalEngine
-from partita.server import Rules, init, step
+from partita.server import Rules, step
+from partita.state import init
 from test_pvi import MODEL, PARTS, PRIOR, SOLVER
 
 STRICT = Admission(change=100.0, dominance=100.0, deficit=0.05)

@@ -12,7 +12,8 @@ import partita as pt
 from partita.aggregation import Anticipating, Averaging
 from partita.engines import LocalEngine
 from partita.objective import Factor, Proximal
-from partita.server import init, step
+from partita.server import step
+from partita.state import init
 from test_methods import FULL, exact
 from test_pvi import MODEL, PARTS, PRIOR, SOLVER, STOCHASTIC, assert_product
 

@@ -8,7 +8,7 @@ import pytest
 import partita as pt
 from partita.engines import local
 from partita.partition import federate
-from partita.server import init
+from partita.state import init
 from test_pvi import MODEL, PARTS, PRIOR, SOLVER, faulty, improper, not_finite
 
 GOOD = pt.Table(np.ones((4, 3)), np.array([0.0, 1.0, 1.0, 0.0]))

@@ -34,7 +34,8 @@ from partita.client import client_update
 from partita.engines import LocalEngine
 from partita.objective import Factor
 from partita.pvi import Status
-from partita.server import init, step
+from partita.server import step
+from partita.state import init
 
 CLIENTS, COLUMNS = 4, 6
 _generator = np.random.default_rng(0)

@@ -11,7 +11,8 @@ import partita as pt
 from partita.engines import LocalEngine, Task, local
 from partita.engines.local import client_key
 from partita.objective import Factor
-from partita.server import init, step
+from partita.server import step
+from partita.state import init
 from test_pvi import MODEL, PARTS, PRIOR, SCHEDULES, STOCHASTIC, faulty, not_finite
 
 

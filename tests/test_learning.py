@@ -22,8 +22,9 @@ from partita.hyper import begin, bound_gradient, constrained, model_at, positive
 from partita.learning import Ascent, Standing, Stochastic
 from partita.membership import join, leave
 from partita.objective import Factor, Problem
-from partita.server import init, step, unmoved, with_learning
+from partita.server import step, unmoved
 from partita.solvers import NaturalGradient
+from partita.state import init, with_learning
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(200, 4)) @ np.diag([1.0, 2.0, 0.5, 1.0])

@@ -9,7 +9,8 @@ import pytest
 import partita as pt
 from partita.engines import LocalEngine
 from partita.membership import join, leave, retire
-from partita.server import init, step
+from partita.server import step
+from partita.state import init
 from test_pvi import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER
 
 OTHERS = pt.partition.Partition(PARTS.shards[:2], PARTS.names[:2], PARTS.sizes[:2])

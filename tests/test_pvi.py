@@ -13,7 +13,8 @@ import partita as pt
 from partita.client import client_update
 from partita.engines import LocalEngine, local
 from partita.partition import federate
-from partita.server import global_free_energy, init, step
+from partita.server import step
+from partita.state import global_free_energy, init
 
 _generator = np.random.default_rng(0)
 _x = np.column_stack([np.ones(60), _generator.normal(size=(60, 2))])

@@ -33,7 +33,8 @@ from partita.federation.ledger import Ledger
 from partita.history import History
 from partita.membership import retire
 from partita.objective import Prior
-from partita.server import dispatch, init
+from partita.server import dispatch
+from partita.state import init
 
 _generator = np.random.default_rng(1)
 X = _generator.normal(size=(30, 2))

@@ -34,7 +34,8 @@ from partita.method import Method
 from partita.methods import named
 from partita.predict import Posterior
 from partita.pvi import run
-from partita.server import Rules, State
+from partita.server import Rules
+from partita.state import State
 from partita.wire import Message
 
 MEAN, PRECISION = ".natural.precision_mean", ".natural.precision"

@@ -5,7 +5,7 @@ import json
 import os
 import zipfile
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,10 +15,8 @@ from partita.errors import InputError
 from partita.families import Family
 from partita.history import History
 from partita.journal import Journal
+from partita.state import State
 from partita.wire import equal, flatten, unflatten
-
-if TYPE_CHECKING:
-    from partita.server import State
 
 _FORMAT = 6
 _ARRAYS = (
@@ -53,15 +51,15 @@ class Checkpoint(Journal):
             raise InputError(f"A checkpoint is due every step at most, not every {every}.")
         self.path, self.every = path, every
 
-    def load(self, fresh: "State") -> tuple["State", History]:
+    def load(self, fresh: State) -> tuple[State, History]:
         return load(self.path, fresh) if os.path.exists(self.path) else (fresh, History())
 
-    def close(self, state: "State", history: History, last: bool) -> None:
+    def close(self, state: State, history: History, last: bool) -> None:
         if last or state.turn % self.every == 0:
             save(self.path, state, history)
 
 
-def save(path: str | os.PathLike[str], state: "State", history: History) -> None:
+def save(path: str | os.PathLike[str], state: State, history: History) -> None:
     """Writes all that a run needs to go on after a step. The file is the old one or the new one, never part of one.
 
     What clients and tasks share, such as a factor that nobody has changed, is written once.
@@ -87,7 +85,7 @@ def save(path: str | os.PathLike[str], state: "State", history: History) -> None
     write(path, arrays, about)
 
 
-def load(path: str | os.PathLike[str], like: "State") -> tuple["State", History]:
+def load(path: str | os.PathLike[str], like: State) -> tuple[State, History]:
     """The state and history saved at `path`; `like` is the run's initial state, which the file must fit."""
     arrays, about = read(path)
     if about.get("format") != _FORMAT:

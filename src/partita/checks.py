@@ -20,8 +20,9 @@ from partita.models import Model
 from partita.objective import Factor, Problem
 from partita.partition.shard import Partition, federate
 from partita.schedules import Schedule, Sequential, Turns
-from partita.server import init, step
+from partita.server import step
 from partita.solvers import Outcome, Solver
+from partita.state import init
 
 
 def check_family(q: Family, other: Family) -> None:

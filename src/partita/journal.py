@@ -1,24 +1,20 @@
 """What keeps a run from being lost: told of every state on the way, and asked for the last one."""
 
-from typing import TYPE_CHECKING
-
 from partita.history import History
-
-if TYPE_CHECKING:
-    from partita.server import State
+from partita.state import State
 
 
 class Journal:
     """Keeps nothing. What does keep something says here what it is told."""
 
-    def load(self, fresh: "State") -> tuple["State", History]:
+    def load(self, fresh: State) -> tuple[State, History]:
         """Where to begin: the last state kept and its history, or a fresh state."""
         return fresh, History()
 
-    def keep(self, state: "State") -> None:
+    def keep(self, state: State) -> None:
         """A state within a step: tasks have been sent, or an answer has come."""
 
-    def close(self, state: "State", history: History, last: bool) -> None:
+    def close(self, state: State, history: History, last: bool) -> None:
         """The state after a step, with the history to which the step has added a row; `last` when the run is over."""
 
     def note(self, name: str, event: str, text: str = "") -> None:
@@ -31,6 +27,6 @@ class Journal:
         """Whether something has been asked for from outside."""
         return False
 
-    def amend(self, state: "State") -> "State":
+    def amend(self, state: State) -> State:
         """The state with what has been asked for from outside since the last step."""
         return state

@@ -7,7 +7,7 @@ import numpy as np
 
 from partita.errors import InputError, unknown
 from partita.objective import Factor
-from partita.server import State
+from partita.state import State
 
 T = TypeVar("T")
 

@@ -23,18 +23,9 @@ from partita.models import Model
 from partita.partition.shard import Partition
 from partita.predict import Posterior
 from partita.progress import Progress
-from partita.server import (
-    Event,
-    Rules,
-    State,
-    divergence,
-    global_free_energy,
-    init,
-    step,
-    unmoved,
-    with_learning,
-)
+from partita.server import Event, Rules, step, unmoved
 from partita.solvers import Outcome
+from partita.state import State, divergence, global_free_energy, init, with_learning
 from partita.wire import equal
 
 

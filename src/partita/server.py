@@ -6,111 +6,30 @@ import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int, PyTree
+from jaxtyping import Bool
 
 from partita.admission import Admission
-from partita.aggregation import Aggregation, Damped, FreeEnergy, Holdings, Taken
+from partita.aggregation import Aggregation, FreeEnergy, Holdings, Taken
 from partita.client import HELD_BACK, Reply
 from partita.engines import Answer, Engine, Failure, Task
 from partita.errors import InputError
-from partita.families import Family
-from partita.hyper import (
-    Hyper,
-    at_prior,
-    begin,
-    bound_gradient,
-    constrained,
-    of_model,
-    positive,
-    possible,
-    unconstrained,
-)
+from partita.hyper import Hyper, at_prior, bound_gradient, constrained, positive, possible, unconstrained
 from partita.journal import Journal
 from partita.learning import Learning, Standing, gain
 from partita.method import Method
 from partita.models import Model
 from partita.objective import Factor
 from partita.schedules import Turns
+from partita.state import State, free_energy
 from partita.wire import equal
 
 LOOK = 5.0
 """Seconds after which the server looks whether anything was asked for from outside, while it waits for clients."""
 SILENT = 5
 """How many times as many answers as there are clients make up for clients that have never answered."""
-
-
-@dataclasses.dataclass(frozen=True)
-class State:
-    """All that the server knows; a file of it is a complete checkpoint. Never changed in place.
-
-    Under product aggregation `posterior == prior_now · Π factors` after every step.
-    """
-
-    names: tuple[str, ...]
-    """The clients."""
-    prior: Family
-    """The prior as it was given: where its scale is learned, p(θ | ε) is another."""
-    posterior: Family
-    factors: tuple[Factor, ...]
-    versions: tuple[int, ...]
-    """How many of each client's answers were taken in; with client and seed it gives the client's random key."""
-    residual: Float[np.ndarray, " m"]
-    """KL(q_k ‖ q) at each client's last answer; infinite before the first."""
-    age: Int[np.ndarray, " m"]
-    """How many turns ago each client last answered."""
-    ell: Float[np.ndarray, " m"]
-    """Each client's expected log-likelihood under the last posterior it was sent; −∞ before its first answer."""
-    gone: Bool[np.ndarray, " m"]
-    """Which clients take no part any more."""
-    in_flight: tuple[Task, ...]
-    """Tasks that are not answered yet."""
-    arrived: tuple[tuple[Task, Reply], ...]
-    """Answers that wait for others, to be taken in together."""
-    seed: int
-    memory: PyTree = None
-    """What the aggregation remembers."""
-    hyper: Hyper = dataclasses.field(default_factory=dict)
-    """The hyperparameters ε that are learned."""
-    gradients: Mapping[str, Float[np.ndarray, "m ..."]] = dataclasses.field(default_factory=dict)
-    """Each client's last ∇_ε of its expected log-likelihood, at the posterior it was sent; NaN before its first."""
-    learning: PyTree = None
-    """What the way of learning ε remembers."""
-    turn: int = 0
-    updates: int = 0
-    """How many times the posterior has changed."""
-    answers: int = 0
-    communications: int = 0
-    """One per client and pair of messages."""
-    gradient_steps: int = 0
-    synchronous_steps: int = 0
-    """The same, where clients that work at the same time count as the slowest of them (`fig:fmnist_homo_pvi_steps`)."""
-    clock: float = 0.0
-    """Simulated time."""
-    refused: tuple[int, ...] = ()
-    """The clients whose answers were refused since one was last taken in."""
-
-    @property
-    def left(self) -> tuple[str, ...]:
-        """The names of clients that take no part any more."""
-        return tuple(name for name, gone in zip(self.names, self.gone, strict=True) if gone)
-
-    @property
-    def prior_now(self) -> Family:
-        """p(θ | ε)."""
-        return at_prior(self.prior, self.hyper) if self.hyper else self.prior
-
-    @property
-    def holdings(self) -> Holdings:
-        """What the aggregation sees of it."""
-        return Holdings(self.posterior, dict(enumerate(self.factors)), self.memory)
-
-    def settled(self, tolerance: float) -> bool:
-        """Whether the last answer of everybody who takes part lay within so many nats of the posterior."""
-        return bool(np.all((self.residual <= tolerance) | self.gone))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,39 +66,6 @@ class Rules(NamedTuple):
         if not 0 <= self.quorum <= 1:
             raise InputError(f"The quorum is a part of the clients from 0 to 1, not {self.quorum}.")
         self.admission.check()
-
-
-def init(prior: Family, clients: int | Sequence[str], seed: int = 0, aggregation: Aggregation | None = None) -> State:
-    """t_m = 1 for every client, named or counted, and q = p, unless the aggregation begins elsewhere."""
-    names = tuple(f"client {k}" for k in range(clients)) if isinstance(clients, int) else tuple(clients)
-    if not names:
-        raise InputError("There are no clients: give the data of at least one.")
-    if not prior.is_proper():
-        raise InputError("The prior is improper: give it finite natural parameters and positive precision.")
-    holdings = (aggregation or Damped()).init(prior, len(names))
-    return State(
-        names=names,
-        prior=prior,
-        posterior=holdings.posterior,
-        factors=tuple(holdings.factors[k] for k in range(len(names))),
-        versions=(0,) * len(names),
-        residual=np.full(len(names), np.inf),
-        age=np.zeros(len(names), int),
-        ell=np.full(len(names), -np.inf),
-        gone=np.zeros(len(names), bool),
-        in_flight=(),
-        arrived=(),
-        seed=seed,
-        memory=holdings.memory,
-    )
-
-
-def with_learning(state: State, learning: Learning, model: Model) -> State:
-    """An initial state whose hyperparameters are to be learned."""
-    hyper = begin(model, state.prior, learning.names)
-    unheard = {name: np.full((len(state.names), *value.shape), np.nan) for name, value in of_model(hyper).items()}
-    memory = learning.init(unconstrained(hyper, positive(model, learning.names)))
-    return dataclasses.replace(state, hyper=hyper, gradients=unheard, learning=memory)
 
 
 def step(
@@ -483,38 +369,3 @@ def admit(
             divided.add(k)
             held.discard(k)
             holdings = Holdings(rest, {**holdings.factors, k: Factor.one(rest)})
-
-
-def free_energy(method: Method, model: Model, engine: Engine, state: State, q: Family) -> float:
-    """What all clients climb together, with the state's hyperparameters and the method's temperature.
-
-    A client that has left has no rows any more; its factor, which stays, speaks for it.
-    """
-    at = (state.seed, method.temperature, state.left, state.hyper)
-    stay = [factor for factor, gone in zip(state.factors, state.gone, strict=True) if gone]
-    said = sum(float(factor.expected_log(q)) for factor in stay)
-    return global_free_energy(model, engine, state.prior_now, q, *at) + method.temperature * said
-
-
-def global_free_energy(
-    model: Model,
-    engine: Engine,
-    prior: Family,
-    q: Family,
-    seed: int,
-    temperature: float = 1.0,
-    left: Collection[str] = (),
-    hyper: Hyper | None = None,
-) -> float:
-    """F(q) = Σ_k ell_k(q) − KL(q ‖ p), which equals Σ F_m + log Z_q where q = p · Π t_m (`prop:local-fe-global-fe`).
-
-    With a temperature the divergence has that weight: what tempered clients climb together. The rows of clients that
-    have left do not count. Hyperparameters are the model's own unless given.
-    """
-    return engine.ell(model, q, jax.random.key(seed), left, hyper) - temperature * float(divergence(q, prior))
-
-
-@eqx.filter_jit
-def divergence(q: Family, prior: Family) -> jax.Array:
-    """KL(q ‖ prior)."""
-    return q.kl(prior)

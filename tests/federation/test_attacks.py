@@ -19,7 +19,8 @@ from partita.engines.remote import RemoteEngine
 from partita.federation.ledger import Ledger
 from partita.objective import Factor
 from partita.preprocess import Summary
-from partita.server import Rules, init, step
+from partita.server import Rules, step
+from partita.state import init
 from partita.wire import Message
 
 BOUNDS = Admission(change=1000.0, dominance=20.0, deficit=0.05)

@@ -14,7 +14,8 @@ from partita.engines import LocalEngine
 from partita.engines.remote import RemoteEngine
 from partita.engines.site import Site
 from partita.federation.ledger import Ledger
-from partita.server import Rules, dispatch, init, receive
+from partita.server import Rules, dispatch, receive
+from partita.state import init
 from partita.wire import unpack
 
 GENERATOR = np.random.default_rng(0)

@@ -19,7 +19,8 @@ from partita.engines import Failure
 from partita.engines.flower import RAW, FlowerLink, from_records, to_records
 from partita.engines.remote import RemoteEngine
 from partita.federation.ledger import Ledger
-from partita.server import dispatch, init
+from partita.server import dispatch
+from partita.state import init
 from partita.wire import Message
 
 METHOD = METHODS["sequential"]

@@ -8,7 +8,8 @@ from partita import FixedPoint, FullGaussian, MeanFieldGaussian, Table
 from partita.engines import LocalEngine
 from partita.objective import Factor
 from partita.partition import Partition, federate
-from partita.server import init, step
+from partita.server import step
+from partita.state import init
 
 FAMILIES = [MeanFieldGaussian, FullGaussian]
 KEY = jax.random.key(0)

@@ -21,7 +21,8 @@ from partita import (
     run,
 )
 from partita.engines import LocalEngine
-from partita.server import init, step
+from partita.server import step
+from partita.state import init
 
 NOISE = 0.7
 MODEL = LinearRegression(NOISE)

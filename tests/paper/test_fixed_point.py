@@ -19,8 +19,8 @@ from partita.engines import LocalEngine
 from partita.expectations import Expectation
 from partita.objective import Cavity, Factor, Problem
 from partita.partition import federate
-from partita.server import global_free_energy
 from partita.solvers.gradient import from_coordinates, to_coordinates
+from partita.state import global_free_energy
 
 M = 3
 MODEL = LogisticRegression()

@@ -10,7 +10,7 @@ from paper.runs import EXACT, FAMILIES, KEY, member, natural, shards, trajectory
 from partita import Asynchronous, Damped, FullGaussian, LogisticRegression, Method, Sequential, Synchronous
 from partita.engines import LocalEngine
 from partita.objective import Factor, local_free_energy, log_partition
-from partita.server import global_free_energy
+from partita.state import global_free_energy
 
 MODEL = LogisticRegression()
 X, Y = reference.logistic_data()

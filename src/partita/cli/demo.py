@@ -23,8 +23,8 @@ from partita.models import LogisticRegression, Table
 from partita.partition import Partition, beta_kappa, split
 from partita.predict import Posterior
 from partita.pvi import Result, run
-from partita.server import global_free_energy
 from partita.solvers import Newton
+from partita.state import global_free_energy
 
 SPLITS = {"A": (0.0, 0.0), "B": (0.7, -3.0)}
 """β and κ of the paper's two splits (`tab:uci_splits`)."""

@@ -17,7 +17,7 @@ from partita.method import Method
 from partita.methods import named
 from partita.partition.shard import Partition
 from partita.predict import Posterior
-from partita.server import global_free_energy, init
+from partita.state import global_free_energy, init
 
 SHORT, LONG = 5, 20
 """The numbers of steps of the visits that are timed; what they have in common is not the steps'."""

@@ -29,8 +29,8 @@ from partita.partition import split, splits
 from partita.partition.shard import Partition
 from partita.pvi import Result
 from partita.pvi import run as run_method
-from partita.server import divergence
 from partita.solvers import Conjugate, Newton, Solution
+from partita.state import divergence
 
 CLIENTS = 10
 BEGIN = 0.1

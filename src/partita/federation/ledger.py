@@ -26,7 +26,7 @@ from partita.hyper import of_model, prior_at
 from partita.journal import Journal
 from partita.membership import join, leave, retire
 from partita.objective import Factor
-from partita.server import State
+from partita.state import State
 from partita.wire import SHOWN, Message, equal, flatten, legible, pack, unflatten, unpack
 
 _FORMAT = 5

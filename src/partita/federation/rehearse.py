@@ -13,7 +13,8 @@ from partita.models import Model
 from partita.partition import Partition, federate
 from partita.preprocess import federated
 from partita.pvi import Result, run
-from partita.server import Rules, global_free_energy
+from partita.server import Rules
+from partita.state import global_free_energy
 
 
 @dataclasses.dataclass(frozen=True)
