@@ -257,6 +257,12 @@ def test_damping_and_passes_that_make_no_sense_are_refused(settings):
         PowerEP(**settings)
 
 
+def test_a_single_pass_is_a_whole_answer_where_no_more_was_asked_for():
+    task = problem(FullGaussian.standard_normal(3))
+    found = [solve(PowerEP(max_steps=1, in_turn=in_turn), task, KEY) for in_turn in (True, False)]
+    assert [Outcome(int(each.outcome)) for each in found] == [Outcome.STEP_LIMIT, Outcome.CONVERGED]
+
+
 def test_models_and_families_without_a_gaussian_predictor_are_refused():
     model = NetworkClassifier((3, 2, 2))
     with pytest.raises(InputError, match="generalised linear model"):

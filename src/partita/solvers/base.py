@@ -169,6 +169,12 @@ def after(found: Climb, moved: Float[Array, ""], tolerance: float | Float[Array,
     return jnp.where(found.limited, Outcome.TRUST_REGION, outcome)
 
 
+def when_one_was_asked_for(max_steps: int | Int[Array, ""], outcome: Int[Array, ""]) -> Int[Array, ""]:
+    """The outcome, where a single step, if that is all that was asked for, is a whole answer."""
+    unfinished = (outcome == Outcome.RUNNING) | (outcome == Outcome.STEP_LIMIT)
+    return jnp.where(unfinished & (max_steps == 1), Outcome.CONVERGED, outcome)
+
+
 def running() -> Int[Array, ""]:
     """The outcome of a solver that has not ended."""
     return jnp.asarray(int(Outcome.RUNNING))

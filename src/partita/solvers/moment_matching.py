@@ -9,7 +9,7 @@ from partita.expectations import Grid, MonteCarlo
 from partita.families import Family, inner
 from partita.families.base import Mean, Theta
 from partita.objective import Factor, Problem
-from partita.solvers.base import Outcome, Progress, Solver, running
+from partita.solvers.base import Outcome, Progress, Solver, running, when_one_was_asked_for
 from partita.solvers.power import check_power
 
 BATCH = 64
@@ -92,6 +92,8 @@ class MomentMatching(Solver):
         whole = start * (self.towards(problem.start, progress.memory) * mass) ** (1 / alpha)
         lost = jnp.asarray(isinstance(self.rule, Grid)) & (progress.outcome == Outcome.RUNNING)
         outcome = jnp.where(lost, Outcome.NO_MOMENTS, progress.outcome)
+        if not isinstance(self.rule, Grid):
+            outcome = when_one_was_asked_for(self.max_steps, outcome)
         found = outcome != Outcome.NO_MOMENTS
         whole = jax.tree.map(lambda a, b: jnp.where(found, a, b), whole, start)
         log_mass = jnp.where(whole.natural.is_proper(), whole.natural.log_normaliser() + whole.log_scale, 0)

@@ -16,7 +16,7 @@ from partita.models import GeneralisedLinear, Model
 from partita.models.glm import gaussian
 from partita.objective import Factor, Problem
 from partita.partition.shard import Shard
-from partita.solvers.base import Outcome, Progress, Solution, Solver, running
+from partita.solvers.base import Outcome, Progress, Solution, Solver, running, when_one_was_asked_for
 from partita.solvers.newton import gram, over_blocks
 from partita.solvers.power import check_power
 
@@ -231,9 +231,11 @@ class PowerEP(Solver):
         return found._replace(memory=found.memory._replace(damping=after, moved=seen))
 
     def solution(self, progress: Progress, steps: Int[Array, ""], outcome: Int[Array, ""]) -> Solution:
-        found, memory = super().solution(progress, steps, outcome), progress.memory
-        left = jnp.where(outcome == Outcome.CONVERGED, 0, memory.last) if self.in_turn else 0.0
-        return dataclasses.replace(found, skipped=memory.skipped, left=left)
+        memory = progress.memory
+        if not self.in_turn:
+            outcome = when_one_was_asked_for(self.max_steps, outcome)
+        left = jnp.where(jnp.asarray(self.in_turn) & (outcome != Outcome.CONVERGED), memory.last, 0)
+        return dataclasses.replace(super().solution(progress, steps, outcome), skipped=memory.skipped, left=left)
 
     def without_share(self, q: Gaussian, memory: Memory, shard: Shard) -> Gaussian:
         """q without α of the share that a row has, like any other, in what was said before the sites were known."""
