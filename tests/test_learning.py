@@ -259,7 +259,7 @@ def test_coordinate_ascent_steps_where_its_gradient_can_be_trusted():
     assert len(seen) <= 10
 
 
-@pytest.mark.parametrize("how", ["coordinate", "collapsed"])
+@pytest.mark.parametrize("how", ["coordinate", pytest.param("collapsed", marks=pytest.mark.slow)])
 def test_relevance_is_determined_feature_by_feature(how):
     """At the optimum s_j² = E[θ_j²] (MacKay 1992), and the fourth feature, which says nothing, has next to no scale."""
     found = learned(how, ["noise", "prior_scales"], tolerance=1e-9)

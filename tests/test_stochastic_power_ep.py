@@ -78,7 +78,7 @@ def test_its_steps_are_those_of_a_plain_implementation():
     np.testing.assert_allclose(result.state.posterior.precision, precision, rtol=1e-9)
 
 
-@pytest.mark.parametrize("family", [MeanFieldGaussian, FullGaussian])
+@pytest.mark.parametrize("family", [pytest.param(MeanFieldGaussian, marks=pytest.mark.slow), FullGaussian])
 def test_as_alpha_vanishes_it_is_mini_batch_global_vi(family):
     """`prop:sep`, step by step: the difference is a multiple of α over four decades.
 

@@ -129,7 +129,7 @@ def test_what_came_out_predicts_rows_of_a_file(clinics, tmp_path):
         pt.federation.fitted(tmp_path)
 
 
-@pytest.mark.parametrize("method", ["sequential", "incremental_vi"])
+@pytest.mark.parametrize("method", [pytest.param("sequential", marks=pytest.mark.slow), "incremental_vi"])
 def test_networks_and_methods_without_a_solver_run_too(method, clinics, tmp_path):
     _, clients = clinics
     changed = (

@@ -64,8 +64,9 @@ def pvi(method, prior, rounds):
     return result.posterior.q
 
 
-@pytest.mark.parametrize(("method", "rounds"), METHODS.values(), ids=METHODS.keys())
-def test_pvi_reaches_the_optimum_of_coordinate_ascent(method, rounds):
+@pytest.mark.parametrize("name", ["sequential", *(pytest.param(n, marks=pytest.mark.slow) for n in list(METHODS)[1:])])
+def test_pvi_reaches_the_optimum_of_coordinate_ascent(name):
+    method, rounds = METHODS[name]
     q = pvi(method, PRODUCT, rounds)
     for found, expected in zip(parameters(q), coordinate_ascent(SCALE**-2, SHAPE, RATE), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8)
