@@ -45,7 +45,8 @@ class Info(eqx.Module):
     residual: Float[Array, ""]
     """KL(q_k ‖ q), how far its answer lies from the posterior it was sent; infinite where its solver was held back.
 
-    Where the solver had farther to go than that, what it had left."""
+    Where the solver had farther to go than that, what it had left.
+    """
     steps: Int[Array, ""]
     outcome: Int[Array, ""]
     skipped: Int[Array, ""]

@@ -261,7 +261,7 @@ def _ending(
         return status, f"No answer could be taken in: that of {name} {reason}. {remedy}"
     if len(history) and not latest > first - 10 * (1 + abs(first)) and not np.isnan(first):
         return Status.DIVERGED, f"The free energy ran away to {latest:.6g}. {_slower(state)}"
-    if np.isinf(state.residual[~state.gone]).all() and len(history):
+    if len(history) and Outcome.NO_MOMENTS.sentence in history.rows[-1]["unsolved"].values():
         unsolved = history.last("unsolved")
         if all(unsolved.get(state.names[k]) == Outcome.NO_MOMENTS.sentence for k in taking_part):
             return Status.IMPROPER, "Nobody's tilted density has moments that could be matched."
