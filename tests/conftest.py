@@ -1,9 +1,25 @@
+import gc
 import os
+import pathlib
 
 # Nearly every test compiles a program and runs it for milliseconds: most of their time would go into optimising it.
 # `make slow`, where programs run for minutes, sets the variable to nothing.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 import jax
+import pytest
 
 jax.config.update("jax_enable_x64", True)
+
+MAPS = 30_000
+"""Mapped pieces of memory, of which Linux allows a process 65,530: compiled programs, some 3.5 each, crash beyond."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_programs():
+    """Forgets compiled programs after a file of tests, where there are many."""
+    yield
+    maps = pathlib.Path("/proc/self/maps")
+    if maps.exists() and len(maps.read_bytes().splitlines()) > MAPS:
+        jax.clear_caches()
+        gc.collect()
