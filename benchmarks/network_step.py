@@ -116,7 +116,7 @@ def partita_problem(x, y, means, samples, weight=1.0, kind=None, weights=False):
     expectation = MonteCarlo(samples) if weights else LocalReparameterisation(samples)
     model = (kind or NetworkClassifier)(WIDTHS, expectation=expectation)
     prior = pt.MeanFieldGaussian.standard_normal(model.template())
-    theta = tuple(dict(zip(("weight", "bias"), layer, strict=True)) for layer in means)
+    theta = tuple({"weight": weight.T, "bias": bias} for weight, bias in means)
     start = pt.MeanFieldGaussian.from_mean_sd(theta, math.sqrt(VARIANCE))
     shard = pt.federate([Table(x, y.astype(np.float32))]).shards[0]
     return Problem(model, shard, Factor.of(prior), jnp.asarray(weight), start, jnp.asarray(1.0))

@@ -157,19 +157,69 @@ class GaussHermite(Expectation):
         return jnp.asarray(nodes, dtype), jnp.asarray(masses / masses.sum(), dtype)
 
 
-class MonteCarlo(Expectation):
-    """Reparameterised draws of θ, shared by all rows; works with any model and any family."""
+class Sampled(Expectation):
+    """An average over draws, taken one by one: memory does not grow with them, and a draw's arrays are in the cache."""
 
-    samples: int = eqx.field(static=True, default=10)
+    samples: eqx.AbstractVar[int]
+
+    def __check_init__(self) -> None:
+        if self.samples < 1:
+            raise InputError(f"There is at least one sample, not {self.samples}.")
 
     @property
     def deterministic(self) -> bool:
         return False
 
+    @property
+    @abc.abstractmethod
+    def block(self) -> int | None:
+        """At most how many rows are drawn for at a time; None where draws are for all rows."""
+
+    @abc.abstractmethod
+    def shared(self, model: "Model", q: Family, data: PyTree) -> PyTree:
+        """What all draws have in common."""
+
+    @abc.abstractmethod
+    def densities(self, model: "Model", shared: PyTree, noise: Array, data: PyTree) -> Float[Array, " n"]:
+        """Every row's log density at one draw."""
+
+    @abc.abstractmethod
+    def sum(
+        self, term: Callable[[Array, PyTree], PyTree], model: "Model", shared: PyTree, key: Key[Array, ""]
+    ) -> PyTree:
+        """The sum over the draws of a function of their noise and of what they share."""
+
     def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
-        each_row = jax.vmap(model.log_density, in_axes=(None, 0))
-        # draw by draw: a batch of products of matrices is slower than the products one by one
-        return jnp.mean(jax.lax.map(lambda draw: each_row(draw, data), q.sample(key, (self.samples,))), axis=0)
+        def term(noise: Array, shared: PyTree) -> Float[Array, " n"]:
+            return self.densities(model, shared, noise, data)
+
+        return self.sum(term, model, self.shared(model, q, data), key) / self.samples
+
+    def total(
+        self, model: "Model", q: Family, data: PyTree, weights: Float[Array, " n"], key: Key[Array, ""]
+    ) -> Float[Array, ""]:
+        return _total((model, q, weights), self, data, key) / self.samples
+
+
+class MonteCarlo(Sampled):
+    """Reparameterised draws of θ, shared by all rows; works with any model and any family."""
+
+    samples: int = eqx.field(static=True, default=10)
+
+    @property
+    def block(self) -> int | None:
+        return None
+
+    def shared(self, model: "Model", q: Family, data: PyTree) -> Family:
+        return q
+
+    def densities(self, model: "Model", shared: Family, noise: Key[Array, ""], data: PyTree) -> Float[Array, " n"]:
+        return jax.vmap(model.log_density, in_axes=(None, 0))(shared.sample(noise), data)
+
+    def sum(
+        self, term: Callable[[Array, PyTree], PyTree], model: "Model", shared: Family, key: Key[Array, ""]
+    ) -> PyTree:
+        return _sum(lambda index: term(jax.random.fold_in(key, index), shared), self.samples)
 
     def nodes(self, q: Family, key: Key[Array, ""]) -> tuple[Theta, Float[Array, " s"]]:
         """Draws of θ, and the logarithms of their equal masses."""
@@ -202,7 +252,7 @@ class Grid(Expectation):
         return q.spread(jnp.asarray(grid, dtype)), jnp.asarray(sums, dtype)
 
 
-class LocalReparameterisation(Expectation):
+class LocalReparameterisation(Sampled):
     """Draws of the predictor of each row instead of θ: independent across rows, so of lower variance.
 
     Draws come in antithetic pairs, noise and its negative; what all draws share is computed once.
@@ -210,43 +260,33 @@ class LocalReparameterisation(Expectation):
 
     samples: int = eqx.field(static=True, default=10)
 
-    def __check_init__(self) -> None:
-        if self.samples < 1:
-            raise InputError(f"There is at least one sample, not {self.samples}.")
-
     @property
-    def deterministic(self) -> bool:
-        return False
+    def block(self) -> int | None:
+        return BLOCK
 
-    def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
-        def density(noise: Array, shared: PyTree) -> Float[Array, " n"]:
-            return model.log_density_at(model.predictor_at(shared, noise), data)
+    def shared(self, model: "Model", q: Family, data: PyTree) -> PyTree:
+        return model.shared(q, data)
 
-        return self.sum(density, model, model.shared(q, data), key) / self.samples
-
-    def total(
-        self, model: "Model", q: Family, data: PyTree, weights: Float[Array, " n"], key: Key[Array, ""]
-    ) -> Float[Array, ""]:
-        return _total((model, q, weights), self, data, key) / self.samples
+    def densities(self, model: "Model", shared: PyTree, noise: Array, data: PyTree) -> Float[Array, " n"]:
+        return model.log_density_at(model.predictor_at(shared, noise), data)
 
     def sum(
         self, term: Callable[[Array, PyTree], PyTree], model: "Model", shared: PyTree, key: Key[Array, ""]
     ) -> PyTree:
-        """The sum over the draws of a function of their noise and of what they share."""
         shape, dtype = model.noise_shape(shared), jax.tree.leaves(shared)[0].dtype
 
-        def add(index: int | Int[Array, ""], total: PyTree, signs: tuple[int, ...] = (1, -1)) -> PyTree:
-            noise = standard_normal(jax.random.fold_in(key, index), shape, dtype)
-            for sign in signs:
-                total = jax.tree.map(jnp.add, total, term(sign * noise, shared))
-            return total
+        def noise(index: int | Int[Array, ""]) -> Array:
+            return standard_normal(jax.random.fold_in(key, index), shape, dtype)
 
-        kind = jax.eval_shape(term, jax.ShapeDtypeStruct(shape, dtype), shared)
-        total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), kind)
+        def pair(index: int | Int[Array, ""]) -> PyTree:
+            drawn = noise(index)
+            return jax.tree.map(jnp.add, term(drawn, shared), term(-drawn, shared))
+
         pairs, single = divmod(self.samples, 2)
-        if pairs:
-            total = jax.lax.fori_loop(0, pairs, add, total)
-        return add(pairs, total, (1,)) if single else total
+        if not pairs:
+            return term(noise(0), shared)
+        total = _sum(pair, pairs)
+        return jax.tree.map(jnp.add, total, term(noise(pairs), shared)) if single else total
 
 
 Wanted = tuple["Model", Family, Float[Array, " n"]]
@@ -254,7 +294,7 @@ Wanted = tuple["Model", Family, Float[Array, " n"]]
 
 
 @eqx.filter_custom_vjp
-def _total(wanted: Wanted, expectation: LocalReparameterisation, data: PyTree, key: Key[Array, ""]) -> Float[Array, ""]:
+def _total(wanted: Wanted, expectation: Sampled, data: PyTree, key: Key[Array, ""]) -> Float[Array, ""]:
     """The sum over draws and rows of log densities. Its gradient is summed block by block and draw by draw as well.
 
     So memory grows neither with the draws nor with the rows, and what a draw needs for its gradient is in the cache.
@@ -265,16 +305,16 @@ def _total(wanted: Wanted, expectation: LocalReparameterisation, data: PyTree, k
         rows, weights, fresh, _, key = part
 
         def density(noise: Array, shared: PyTree) -> Float[Array, ""]:
-            return (weights * fresh) @ model.log_density_at(model.predictor_at(shared, noise), rows)
+            return (weights * fresh) @ expectation.densities(model, shared, noise, rows)
 
-        return expectation.sum(density, model, model.shared(q, rows), key)
+        return expectation.sum(density, model, expectation.shared(model, q, rows), key)
 
-    return _by_blocks(block, data, weights, key)
+    return _by_blocks(block, expectation.block, data, weights, key)
 
 
 @_total.def_fwd
 def _total_and_gradient(
-    perturbed: PyTree, wanted: Wanted, expectation: LocalReparameterisation, data: PyTree, key: Key[Array, ""]
+    perturbed: PyTree, wanted: Wanted, expectation: Sampled, data: PyTree, key: Key[Array, ""]
 ) -> tuple[Float[Array, ""], PyTree]:
     model, q, weights = wanted
     numbers, rest = eqx.partition(model, eqx.is_inexact_array)
@@ -286,18 +326,18 @@ def _total_and_gradient(
         def density(everything: PyTree, noise: Array) -> Float[Array, ""]:
             numbers, shared, weights = everything
             model = eqx.combine(numbers, rest)
-            return (weights * fresh) @ model.log_density_at(model.predictor_at(shared, noise), rows)
+            return (weights * fresh) @ expectation.densities(model, shared, noise, rows)
 
         def both(noise: Array, shared: PyTree) -> PyTree:
             return jax.value_and_grad(density)((numbers, shared, weights), noise)
 
-        shared, pull = jax.vjp(lambda numbers, q: eqx.combine(numbers, rest).shared(q, rows), numbers, q)
+        shared, pull = jax.vjp(lambda numbers, q: expectation.shared(eqx.combine(numbers, rest), q, rows), numbers, q)
         value, (by_numbers, by_shared, by_weights) = expectation.sum(both, model, shared, key)
         through = pull(by_shared)
         placed = jax.lax.dynamic_update_slice(nowhere, by_weights, (start,))
         return value, (jax.tree.map(jnp.add, by_numbers, through[0]), through[1], placed)
 
-    return _by_blocks(block, data, weights, key)
+    return _by_blocks(block, expectation.block, data, weights, key)
 
 
 @_total.def_bwd
@@ -306,7 +346,7 @@ def _scaled_gradient(
     outer: Float[Array, ""],
     perturbed: PyTree,
     wanted: Wanted,
-    expectation: LocalReparameterisation,
+    expectation: Sampled,
     data: PyTree,
     key: Key[Array, ""],
 ) -> PyTree:
@@ -326,24 +366,34 @@ class Block(NamedTuple):
 
 
 def _by_blocks(
-    function: Callable[[Block], PyTree], data: PyTree, weights: Float[Array, " n"], key: Key[Array, ""]
+    function: Callable[[Block], PyTree],
+    size: int | None,
+    data: PyTree,
+    weights: Float[Array, " n"],
+    key: Key[Array, ""],
 ) -> PyTree:
-    """The sum of a function over blocks of rows; the last block overlaps the one before."""
+    """The sum of a function over blocks of at most so many rows; the last block overlaps the one before."""
     count = len(weights)
-    blocks = -(-count // BLOCK)
-    size = -(-count // blocks)
-
-    def part(index: Int[Array, ""]) -> PyTree:
-        start = jnp.minimum(index * size, count - size)
-        rows, some = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, size), (data, weights))
-        fresh = (start + jnp.arange(size) >= index * size).astype(weights.dtype)
-        return function(Block(rows, some, fresh, start, jax.random.fold_in(key, index)))
-
+    blocks = 1 if size is None else -(-count // size)
     if blocks == 1:
         return function(Block(data, weights, jnp.ones_like(weights), jnp.asarray(0), key))
-    kind = jax.eval_shape(part, jnp.asarray(0))
-    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), kind)
-    return jax.lax.fori_loop(0, blocks, lambda index, total: jax.tree.map(jnp.add, total, part(index)), zero)
+    each = -(-count // blocks)
+
+    def part(index: int | Int[Array, ""]) -> PyTree:
+        start = jnp.minimum(index * each, count - each)
+        rows, some = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, each), (data, weights))
+        fresh = (start + jnp.arange(each) >= index * each).astype(weights.dtype)
+        return function(Block(rows, some, fresh, start, jax.random.fold_in(key, index)))
+
+    return _sum(part, blocks)
+
+
+def _sum(term: Callable[[int | Int[Array, ""]], PyTree], count: int) -> PyTree:
+    """The sum of term(0), …, term(count − 1), one after the other."""
+    if count == 1:
+        return term(0)
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(term, jnp.asarray(0)))
+    return jax.lax.fori_loop(0, count, lambda index, total: jax.tree.map(jnp.add, total, term(index)), zero)
 
 
 def root(variance: Float[Array, " n"]) -> Float[Array, " n"]:

@@ -35,8 +35,8 @@ def flat(tree):
 
 
 def numpy_outputs(theta, x):
-    hidden = np.maximum(x @ theta[0]["weight"] + theta[0]["bias"], 0)
-    return hidden @ theta[1]["weight"] + theta[1]["bias"]
+    hidden = np.maximum(x @ theta[0]["weight"].T + theta[0]["bias"], 0)
+    return hidden @ theta[1]["weight"].T + theta[1]["bias"]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_densities_and_responses_are_those_of_a_forward_pass():
 
 def test_the_template_has_the_layers_shapes():
     shapes = jax.tree.map(jnp.shape, NetworkClassifier((7, 4, 2)).template())
-    assert shapes == ({"bias": (4,), "weight": (7, 4)}, {"bias": (2,), "weight": (4, 2)})
+    assert shapes == ({"bias": (4,), "weight": (4, 7)}, {"bias": (2,), "weight": (2, 4)})
 
 
 def test_local_draws_have_the_moments_of_the_outputs_of_drawn_weights():
@@ -85,11 +85,11 @@ def test_local_draws_have_the_moments_of_the_outputs_of_drawn_weights():
     np.testing.assert_allclose(local.std(0), drawn.std(0), rtol=0.05)
 
 
-@pytest.mark.parametrize("samples", [1, 2, 5])
-def test_the_gradient_summed_draw_by_draw_is_that_of_the_sum(samples):
+@pytest.mark.parametrize("expectation", [*map(LocalReparameterisation, (1, 2, 5)), *map(MonteCarlo, (1, 3))], ids=repr)
+def test_the_gradient_summed_draw_by_draw_is_that_of_the_sum(expectation):
     """In q, in the weights of the rows and in the model's own numbers, for even and odd numbers of draws."""
     arguments = (MeanFieldGaussian.from_mean_sd(theta_of(REGRESSOR), 0.3), jnp.arange(1.0, 6.0), jnp.asarray(0.7))
-    model, key = NetworkRegressor((3, 3, 1), expectation=LocalReparameterisation(samples)), jax.random.key(2)
+    model, key = NetworkRegressor((3, 3, 1), expectation=expectation), jax.random.key(2)
 
     @jax.jit
     def by_draws(arguments):
