@@ -116,8 +116,8 @@ class Total(GaussHermite):
 
 
 class NarrowDraws(MonteCarlo):
-    def rows(self, model, q, data, key):
-        return super().rows(model, MeanFieldGaussian.from_mean_sd(q.mean, q.sd / 3), data, key)
+    def shared(self, model, q, data):
+        return MeanFieldGaussian.from_mean_sd(q.mean, q.sd / 3)
 
 
 class Overflowing(Expectation):

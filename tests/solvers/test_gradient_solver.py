@@ -51,10 +51,18 @@ def test_an_epoch_of_mini_batches_is_all_rows_once(batch_size):
     ids=["mini-batches", "draws"],
 )
 def test_noisy_gradients_end_near_the_optimum(solver, model):
-    found = solve(solver, problem(PRIOR, model=model), KEY).q
+    """A learning rate of 0.02 leaves Adam wandering by about 0.02 in six coordinates of curvature about ten."""
+
+    @jax.jit
+    @jax.vmap
+    def free_energies(key):
+        return problem(PRIOR).free_energy(solver.solve(problem(PRIOR, model=model), key).q, key)
+
     best = scipy_optimum(X, Y, 1.0, "mean-field")[0]
-    # A learning rate of 0.02 leaves Adam wandering by about 0.02 in six coordinates of curvature about ten.
-    assert best - 6 * 10 * 0.02**2 / 2 < problem(PRIOR).free_energy(found, KEY) <= best + 1e-9
+    found = free_energies(jax.random.split(KEY, 100))
+    assert found.max() <= best + 1e-9
+    # the mean of a hundred runs has a standard error of 0.0007
+    assert best - found.mean() < 6 * 10 * 0.02**2 / 2
 
 
 def test_a_plain_step_in_natural_coordinates_is_the_gradient():
