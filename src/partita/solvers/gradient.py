@@ -54,6 +54,7 @@ class Gradient(Solver):
     watch: Watched = eqx.field(static=True, default="free_energy")
     """Stops when the local free energy is flat, or early, when the expected log-likelihood is."""
     batch_size: int | None = eqx.field(static=True, default=None)
+    """How many rows a step is given; all of them if None, or if there are no more."""
     coordinates: Coordinates = eqx.field(static=True, default="unconstrained")
     keep_best: bool = eqx.field(static=True, default=True)
     """Whether the best q seen is returned, rather than the last, where free energies are exact."""
@@ -146,14 +147,19 @@ class Gradient(Solver):
 
     def _batches(self, shard: Shard) -> Int[Array, ""]:
         """The number of steps of an epoch."""
-        size = len(shard.weights) if self.batch_size is None else self.batch_size
+        size = self._size(shard)
         return (shard.rows + size - 1) // size
+
+    def _size(self, shard: Shard) -> int:
+        """How many rows a batch has room for."""
+        return min(self.batch_size or len(shard.weights), len(shard.weights))
 
     def _batch(
         self, shard: Shard, order: Int[Array, " n"], index: Int[Array, ""], key: Key[Array, ""]
     ) -> tuple[Shard, Int[Array, " n"]]:
         """The next mini-batch of an epoch that visits every real row once, weighted to stand for all of them."""
-        if self.batch_size is None:
+        size = self._size(shard)
+        if size == len(shard.weights):
             return shard, order
         batches = self._batches(shard)
         epoch, place = index // batches, index % batches
@@ -163,7 +169,7 @@ class Gradient(Solver):
             return jnp.argsort(jnp.where(jnp.arange(order.size) < shard.rows, noise, 2.0))
 
         order = jax.lax.cond(place == 0, shuffle, lambda: order)
-        slots = place * self.batch_size + jnp.arange(self.batch_size)
+        slots = place * size + jnp.arange(size)
         real = slots < shard.rows
         chosen = order[jnp.where(real, slots, 0)]
         weights = jnp.where(real, shard.weights[chosen], 0) * (shard.rows / jnp.sum(real))
