@@ -110,6 +110,8 @@ def _line(axes: Axes, curve: Curve, style: Style, one_pass: bool) -> None:
     (x, values), (name, colour, line, marker) = curve, style
     if one_pass:
         final = values[:, -1]
+        if not np.isfinite(final).all():  # there is no place for ∞; its name is in the legend all the same
+            final = np.full(1, np.nan)
         axes.errorbar(
             x[-1],
             final.mean(),
@@ -131,13 +133,13 @@ def _line(axes: Axes, curve: Curve, style: Style, one_pass: bool) -> None:
 
 
 def _scale(axes: Axes, ends: np.ndarray, log: bool) -> None:
-    """Shows where the runs end, and not how bad a prior's predictions are."""
-    ends = ends[np.isfinite(ends) & (ends > 0 if log else True)]
+    """Shows where the runs end, and not how bad a prior's predictions are; logarithms have room for both."""
+    ends = ends[np.isfinite(ends)]
+    if log and (ends > 0).any():
+        axes.set(yscale="log")
+        return
     if not len(ends):
         return
     low, high = ends.min(), ends.max()
-    if log:
-        axes.set(yscale="log", ylim=(low / 1.2, 1.5 * high))
-        return
     room = max(high - low, 0.06 * high) or 1.0
     axes.set(ylim=(low - 0.15 * room, high + 0.35 * room))

@@ -51,7 +51,7 @@ COLUMNS = (
 TIMEOUT = 10.0
 """Seconds to wait for the pool of workers to notice that they are gone."""
 
-_FORMAT = 2
+_FORMAT = 3
 """Counts up whenever the same configuration gives other results."""
 
 
