@@ -369,14 +369,17 @@ def average_errors(x, y, means, estimator):
 
 
 def value_and_leaves(problem, objective):
-    """A function from a key to an objective of q and to its gradient at the start, in the order of `LEAVES`."""
+    """A function from a key to an objective of q and to its gradient at the start, in the order of `LEAVES`.
+
+    Weights are turned round: everybody else's have their inputs first.
+    """
     import jax
 
     def function(key):
         value, gradient = jax.value_and_grad(lambda c: objective(problem.start.with_unconstrained(c), key))(
             problem.start.unconstrained()
         )
-        return value, [layer[name] for part in gradient for layer in part for name in ("weight", "bias")]
+        return value, [layer[name].T for part in gradient for layer in part for name in ("weight", "bias")]
 
     return function
 

@@ -8,6 +8,7 @@ from scipy.integrate import quad
 from partita import (
     Analytic,
     FullGaussian,
+    Gamma,
     GaussHermite,
     InputError,
     LinearRegression,
@@ -19,6 +20,7 @@ from partita import (
     Newton,
     PoissonRegression,
     ProbitRegression,
+    Product,
     Table,
 )
 from partita.checks import check_model
@@ -142,6 +144,28 @@ def test_closed_forms_agree_with_quadrature(model, q):
 @pytest.mark.parametrize(("expectation", "q"), [(MonteCarlo(5), FULL), (LocalReparameterisation(5), MEAN_FIELD)])
 def test_stochastic_expectations_are_unbiased(expectation, q):
     check_model(LogisticRegression(expectation=expectation), q, BINARY)
+
+
+@pytest.mark.parametrize(
+    "q",
+    [FULL, Product(slope=FULL, scale=Gamma.from_shape_rate(jnp.array(3.0), jnp.array(2.0)))],
+    ids=["full", "product"],
+)
+def test_gradients_summed_draw_by_draw_are_those_of_the_sum(q):
+    """For families whose draws are worked out in part beforehand, and for others."""
+
+    def log_density(theta, row):
+        slope, scale = (theta, 1.0) if q is FULL else (theta["slope"], theta["scale"])
+        return -jnp.logaddexp(0, (1 - 2 * row.y) * scale * (row.x @ slope))
+
+    model, weights = LogDensity(log_density, expectation=MonteCarlo(3)), jnp.arange(1.0, 6.0)
+    totals = [
+        lambda r: model.ell(r, BINARY, weights, KEY),
+        lambda r: weights @ model.expectation.rows(model, r, BINARY, KEY),
+    ]
+    (value, gradient), (plain, expected) = [jax.jit(jax.value_and_grad(total))(q) for total in totals]
+    np.testing.assert_allclose(value, plain, rtol=1e-12)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), gradient, expected)
 
 
 def test_draws_that_are_more_or_local_vary_less():

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from partita.errors import InputError
 from partita.families import Family, Gaussian
-from partita.families.base import Theta
+from partita.families.base import Sampler, Theta
 from partita.noise import standard_normal
 
 if TYPE_CHECKING:
@@ -158,7 +158,10 @@ class GaussHermite(Expectation):
 
 
 class Sampled(Expectation):
-    """An average over draws, taken one by one: memory does not grow with them, and a draw's arrays are in the cache."""
+    """An average over draws, taken one by one: memory does not grow with them, and a draw's arrays are in the cache.
+
+    Totals are differentiated in reverse, in q, in the weights of the rows and in the numbers that the model holds.
+    """
 
     samples: eqx.AbstractVar[int]
 
@@ -210,14 +213,14 @@ class MonteCarlo(Sampled):
     def block(self) -> int | None:
         return None
 
-    def shared(self, model: "Model", q: Family, data: PyTree) -> Family:
-        return q
+    def shared(self, model: "Model", q: Family, data: PyTree) -> Sampler:
+        return q.sampler()
 
-    def densities(self, model: "Model", shared: Family, noise: Key[Array, ""], data: PyTree) -> Float[Array, " n"]:
+    def densities(self, model: "Model", shared: Sampler, noise: Key[Array, ""], data: PyTree) -> Float[Array, " n"]:
         return jax.vmap(model.log_density, in_axes=(None, 0))(shared.sample(noise), data)
 
     def sum(
-        self, term: Callable[[Array, PyTree], PyTree], model: "Model", shared: Family, key: Key[Array, ""]
+        self, term: Callable[[Array, PyTree], PyTree], model: "Model", shared: Sampler, key: Key[Array, ""]
     ) -> PyTree:
         return _sum(lambda index: term(jax.random.fold_in(key, index), shared), self.samples)
 
@@ -249,7 +252,7 @@ class Grid(Expectation):
         log_masses = np.log(masses / masses.sum())
         sums = functools.reduce(np.add.outer, [log_masses] * size).reshape(-1)
         dtype = jax.tree.leaves(q)[0].dtype
-        return q.spread(jnp.asarray(grid, dtype)), jnp.asarray(sums, dtype)
+        return q.sampler().spread(jnp.asarray(grid, dtype)), jnp.asarray(sums, dtype)
 
 
 class LocalReparameterisation(Sampled):
@@ -297,7 +300,7 @@ Wanted = tuple["Model", Family, Float[Array, " n"]]
 def _total(wanted: Wanted, expectation: Sampled, data: PyTree, key: Key[Array, ""]) -> Float[Array, ""]:
     """The sum over draws and rows of log densities. Its gradient is summed block by block and draw by draw as well.
 
-    So memory grows neither with the draws nor with the rows, and what a draw needs for its gradient is in the cache.
+    So memory does not grow with the draws, nor with the rows beyond a block, and what a draw needs stays in the cache.
     """
     model, q, weights = wanted
 

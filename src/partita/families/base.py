@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 import equinox as eqx
 import jax
@@ -20,6 +20,13 @@ Mean: TypeAlias = Any
 
 Member = TypeVar("Member", bound="Family")
 Value = TypeVar("Value")
+
+
+class Sampler(Protocol):
+    """What can be drawn from."""
+
+    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Theta:
+        """Draws of θ with leading axes `shape`."""
 
 
 class Family(eqx.Module):
@@ -51,6 +58,10 @@ class Family(eqx.Module):
     @abc.abstractmethod
     def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Theta:
         """Draws of θ with leading axes `shape`, differentiable in η."""
+
+    def sampler(self) -> Sampler:
+        """Draws as this member does, with what they have in common worked out already; a pytree."""
+        return self
 
     @abc.abstractmethod
     def standard(self) -> PyTree:

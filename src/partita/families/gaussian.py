@@ -40,6 +40,18 @@ class Unconstrained(NamedTuple):
     log_sd: PyTree
 
 
+class GaussianSampler(eqx.Module):
+    """Draws of a Gaussian, given its mean and root of its covariance."""
+
+    @abc.abstractmethod
+    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Theta:
+        """Draws of θ with leading axes `shape`."""
+
+    @abc.abstractmethod
+    def spread(self, noise: Float[Array, "s d"]) -> Theta:
+        """Values of θ, leading axis first, whose standardised and raveled coordinates are these."""
+
+
 class Gaussian(Family):
     """What Gaussian families share, for models whose data act through linear predictors xᵀθ.
 
@@ -64,8 +76,10 @@ class Gaussian(Family):
         """Mean and variance of the linear predictor xᵀθ of each row."""
 
     @abc.abstractmethod
-    def spread(self, noise: Float[Array, "s d"]) -> Theta:
-        """Values of θ, leading axis first, whose standardised and raveled coordinates are these."""
+    def sampler(self) -> GaussianSampler: ...
+
+    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Theta:
+        return self.sampler().sample(key, shape)
 
     def moments(self) -> tuple[Theta, Theta]:
         return self.mean, self.sd
@@ -75,6 +89,24 @@ class Gaussian(Family):
         mean, sd = self.moments()
         low = jax.tree.map(lambda m, s: m - width * s, mean, sd)
         return low, jax.tree.map(lambda m, s: m + width * s, mean, sd)
+
+
+class IndependentSampler(GaussianSampler):
+    """Draws of independent Gaussians."""
+
+    mean: PyTree[Float[Array, "..."]]
+    sd: PyTree[Float[Array, "..."]]
+
+    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Theta:
+        leaves, treedef = jax.tree.flatten(self.mean)
+        keys = jax.tree.unflatten(treedef, list(jax.random.split(key, len(leaves))))
+        return jax.tree.map(
+            lambda m, s, k: m + s * standard_normal(k, shape + m.shape, m.dtype), self.mean, self.sd, keys
+        )
+
+    def spread(self, noise: Float[Array, "s d"]) -> Theta:
+        each = Layout.of(self.mean).unravel(noise)
+        return jax.tree.map(lambda m, s, e: m + s * e, self.mean, self.sd, each)
 
 
 class MeanFieldGaussian(Gaussian):
@@ -138,20 +170,12 @@ class MeanFieldGaussian(Gaussian):
         ratios = jax.tree.leaves(jax.tree.map(jnp.divide, self.precision, other.precision))
         return jnp.min(jnp.array([r.min() for r in ratios])), jnp.max(jnp.array([r.max() for r in ratios]))
 
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Theta:
-        leaves, treedef = jax.tree.flatten(self.precision)
-        keys = jax.tree.unflatten(treedef, list(jax.random.split(key, len(leaves))))
-        return jax.tree.map(
-            lambda m, s, k: m + s * standard_normal(k, shape + m.shape, m.dtype), self.mean, self.sd, keys
-        )
+    def sampler(self) -> IndependentSampler:
+        return IndependentSampler(self.mean, self.sd)
 
     def stretched(self, scale: Theta) -> Self:
         divided = [jax.tree.map(lambda b, s: b / s**2, eta, scale) for eta in (self.precision_mean, self.precision)]
         return type(self)(*divided)
-
-    def spread(self, noise: Float[Array, "s d"]) -> Theta:
-        each = Layout.of(self.precision).unravel(noise)
-        return jax.tree.map(lambda m, s, e: m + s * e, self.mean, self.sd, each)
 
     def standard(self) -> Standard:
         return Standard(self.mean, self.variance)
@@ -223,6 +247,23 @@ class Layout(eqx.Module):
         return jax.tree.unflatten(self.treedef, leaves)
 
 
+class CorrelatedSampler(GaussianSampler):
+    """Draws of a Gaussian with full covariance, given a Cholesky factor of its precision."""
+
+    mean: Float[Array, " d"]
+    cholesky: Float[Array, "d d"]
+    layout: Layout = eqx.field(static=True)
+
+    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Theta:
+        noise = jax.random.normal(key, (*shape, self.mean.size), self.mean.dtype)
+        drawn = self.spread(noise.reshape(-1, noise.shape[-1]))
+        return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), drawn)
+
+    def spread(self, noise: Float[Array, "s d"]) -> Theta:
+        away = jsp.linalg.solve_triangular(self.cholesky, noise.T, lower=True, trans="T").T
+        return self.layout.unravel(self.mean + away)
+
+
 class FullGaussian(Gaussian):
     """A Gaussian with full covariance over all parameters, raveled into one vector where θ is a pytree."""
 
@@ -280,20 +321,14 @@ class FullGaussian(Gaussian):
     def is_proper(self) -> Bool[Array, ""]:
         return self.is_finite() & jnp.all(jnp.isfinite(self._cholesky()))
 
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Theta:
-        noise = jax.random.normal(key, (*shape, self.precision_mean.size), self.precision_mean.dtype)
-        drawn = self.spread(noise.reshape(-1, noise.shape[-1]))
-        return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), drawn)
+    def sampler(self) -> CorrelatedSampler:
+        return CorrelatedSampler(self._vector_mean(), self._cholesky(), self.layout)
 
     def stretched(self, scale: Theta) -> Self:
         each = self.layout.ravel(scale)
         precision = self.precision / jnp.outer(each, each)
         shift = jnp.where(jnp.all(each == 1), self.precision_mean, precision @ self._vector_mean())
         return type(self)(shift, precision, self.layout)
-
-    def spread(self, noise: Float[Array, "s d"]) -> Theta:
-        away = jsp.linalg.solve_triangular(self._cholesky(), noise.T, lower=True, trans="T").T
-        return self.layout.unravel(self._vector_mean() + away)
 
     def standard(self) -> Standard:
         return Standard(self._vector_mean(), self.covariance)

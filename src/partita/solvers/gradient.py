@@ -143,7 +143,8 @@ class Gradient(Solver):
         return proper, within
 
     def _exact(self, problem: Problem) -> bool:
-        return self.keep_best and self.batch_size is None and problem.model.expectation.deterministic
+        all_rows = self._size(problem.shard) == len(problem.shard.weights)
+        return self.keep_best and all_rows and problem.model.expectation.deterministic
 
     def _batches(self, shard: Shard) -> Int[Array, ""]:
         """The number of steps of an epoch."""
