@@ -11,7 +11,7 @@ start, with 1 and 10 samples, on one thread and on two:
   with and without vectorised particles, the fastest counts.
 
 PyTorch and NumPyro draw each batch with replacement, which costs least, and noise for every sample; here every epoch
-visits each row once, and noise comes in antithetic pairs. Beside the times stands the machine's rate: the fastest
+visits each row once, and local noise comes in antithetic pairs. Beside the times stands the machine's rate: the fastest
 product of matrices at the step's own shapes, by NumPy, JAX or PyTorch.
 
 Threads are set before anything is imported: each (library, threads) is a process of its own, pinned to as many cores,
@@ -371,7 +371,7 @@ def average_errors(x, y, means, estimator):
 def value_and_leaves(problem, objective):
     """A function from a key to an objective of q and to its gradient at the start, in the order of `LEAVES`.
 
-    Weights are turned round: everybody else's have their inputs first.
+    Weights are given with their inputs first, as the means of `problem_data` are.
     """
     import jax
 

@@ -117,7 +117,7 @@ def test_rows_are_summed_in_blocks(monkeypatch):
         return REGRESSOR.ell(*arguments[:1], rows, arguments[1], jax.random.key(0))
 
     whole = jax.value_and_grad(value)((q, weights))
-    monkeypatch.setattr("partita.expectations.BLOCK", 3)
+    monkeypatch.setattr("partita.expectations.sampled.BLOCK", 3)
     blocks = jax.value_and_grad(value)((q, weights))
     np.testing.assert_allclose(blocks[0], whole[0], rtol=1e-7)
     np.testing.assert_allclose(blocks[1][1], whole[1][1], rtol=1e-6)

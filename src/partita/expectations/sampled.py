@@ -1,7 +1,6 @@
-"""How is E_q[log p(y | θ)] computed? Each member gives the expected log density of every row."""
+"""Averages over draws, of θ or of every row's predictor, that are summed one by one together with their gradients."""
 
 import abc
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,149 +11,16 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from partita.errors import InputError
-from partita.families import Family, Gaussian
+from partita.expectations.base import Expectation
+from partita.families import Family
 from partita.families.base import Sampler, Theta
 from partita.noise import standard_normal
 
 if TYPE_CHECKING:
     from partita.models.base import Model
 
-
 BLOCK = 1024
 """At most how many rows are drawn for at a time: so many that arrays stay in the cache."""
-
-
-DIMENSIONS = 3
-"""Over how many parameters a grid is laid at most."""
-
-
-class Derivatives(NamedTuple):
-    """Derivatives of each row's expected log density in the mean and the variance of its predictor."""
-
-    mean: Float[Array, " n"]
-    variance: Float[Array, " n"]
-    mean_mean: Float[Array, " n"]
-    mean_variance: Float[Array, " n"]
-    variance_variance: Float[Array, " n"]
-
-
-class Expectation(eqx.Module):
-    """A rule for E_q[log p(y_n | θ)], row by row."""
-
-    @abc.abstractmethod
-    def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
-        """The expected log density of each row; `key` is used by the stochastic members only."""
-
-    def total(
-        self, model: "Model", q: Family, data: PyTree, weights: Float[Array, " n"], key: Key[Array, ""]
-    ) -> Float[Array, ""]:
-        """The weighted sum of the rows' expected log densities."""
-        return weights @ self.rows(model, q, data, key)
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether the answer does not depend on the key."""
-        return True
-
-    @property
-    def bounds(self) -> bool:
-        """Whether it is a lower bound on the expectation, rather than the expectation itself."""
-        return False
-
-    def at_predictor(
-        self, model: "Model", mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
-    ) -> Float[Array, " n"]:
-        """The same, given mean and variance of each row's Gaussian linear predictor."""
-        raise InputError(
-            f"{type(self).__name__} does not work on the linear predictor: "
-            "use GaussHermite, or Analytic where there is a closed form."
-        )
-
-    def derivatives(
-        self, model: "Model", mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
-    ) -> Derivatives:
-        """First and second derivatives of `at_predictor`, row by row."""
-
-        def slopes(mean: Array, variance: Array) -> tuple[Array, Array]:
-            total = lambda m, v: jnp.sum(self.at_predictor(model, m, v, data))  # noqa: E731
-            return jax.grad(total, argnums=(0, 1))(mean, variance)
-
-        ones = jnp.ones_like(mean)
-        (by_mean, by_variance), (mean_mean, mean_variance) = jax.jvp(lambda m: slopes(m, variance), (mean,), (ones,))
-        _, (_, variance_variance) = jax.jvp(lambda v: slopes(mean, v), (variance,), (ones,))
-        return Derivatives(by_mean, by_variance, mean_mean, mean_variance, variance_variance)
-
-
-class Analytic(Expectation):
-    """A closed form that the model supplies."""
-
-    def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
-        return model.expected_log_densities(q, data)
-
-    def at_predictor(
-        self, model: "Model", mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
-    ) -> Float[Array, " n"]:
-        return model.expected_log_density(mean, variance, data)
-
-
-class Assignments(Expectation):
-    """For models with a discrete latent variable in each row: a bound, maximised over the law r_n of each of them.
-
-    At its maximum Σ_k r_nk (E_q[log p(y_n, z_n = k | θ)] − log r_nk) is log Σ_k exp E_q[log p(y_n, z_n = k | θ)]. Its
-    gradient is that at the best r_n held fixed (the envelope theorem), so that its natural gradient is the conjugate
-    factor of the expected statistics: the latent variables never leave the client, and nothing is kept between visits.
-    """
-
-    @property
-    def bounds(self) -> bool:
-        return True
-
-    def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
-        return jax.nn.logsumexp(model.expected_joint_log_densities(q, data), axis=1)
-
-
-class GaussHermite(Expectation):
-    """Quadrature over the one-dimensional Gaussian linear predictor of each row.
-
-    Its derivatives are those of the sum itself, so that value and gradient agree to rounding. For a log-concave
-    likelihood the derivative in the variance is never positive, whatever the number of points.
-    """
-
-    points: int = eqx.field(static=True, default=20)
-
-    def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
-        return self.at_predictor(model, *model.predictor(q, data), data)
-
-    def at_predictor(
-        self, model: "Model", mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
-    ) -> Float[Array, " n"]:
-        nodes, masses = self._nodes(mean.dtype)
-        grid = mean[:, None] + root(variance)[:, None] * nodes
-        return jnp.sum(model.log_density_at(grid, data) * masses, axis=1)
-
-    def derivatives(
-        self, model: "Model", mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
-    ) -> Derivatives:
-        """From the derivatives of log p(y | f) at the nodes, which is cheaper than differentiating the sum twice."""
-        nodes, masses = self._nodes(mean.dtype)
-        grid = mean[:, None] + root(variance)[:, None] * nodes
-
-        def slope(f: Array) -> Array:
-            return jax.jvp(lambda g: model.log_density_at(g, data), (f,), (jnp.ones_like(f),))[1]
-
-        first, second = jax.jvp(slope, (grid,), (jnp.ones_like(grid),))
-        by_mean, by_sd = (first @ jnp.stack([masses, masses * nodes], axis=1)).T
-        powers = jnp.stack([masses, masses * nodes, masses * nodes**2], axis=1)
-        mean_mean, mean_sd, sd_sd = (second @ powers).T
-        # the variance of a row of zeros is 0, and so are the columns that its derivatives are multiplied by
-        positive = jnp.where(variance > 0, variance, 1)
-        by_variance = by_sd / (2 * root(positive))
-        mean_variance = mean_sd / (2 * root(positive))
-        return Derivatives(by_mean, by_variance, mean_mean, mean_variance, (sd_sd - 2 * by_variance) / (4 * positive))
-
-    def _nodes(self, dtype: np.dtype) -> tuple[Array, Array]:
-        nodes, masses = np.polynomial.hermite_e.hermegauss(self.points)
-        return jnp.asarray(nodes, dtype), jnp.asarray(masses / masses.sum(), dtype)
 
 
 class Sampled(Expectation):
@@ -228,31 +94,6 @@ class MonteCarlo(Sampled):
         """Draws of θ, and the logarithms of their equal masses."""
         dtype = jax.tree.leaves(q)[0].dtype
         return q.sample(key, (self.samples,)), jnp.full(self.samples, -np.log(self.samples), dtype)
-
-
-class Grid(Expectation):
-    """A tensor product of Gauss–Hermite rules over θ itself: any model, a Gaussian of one to three parameters."""
-
-    points: int = eqx.field(static=True, default=20)
-
-    def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
-        each_row = jax.vmap(model.log_density, in_axes=(None, 0))
-        theta, log_masses = self.nodes(q, key)
-        return jnp.exp(log_masses) @ jax.vmap(lambda one: each_row(one, data))(theta)
-
-    def nodes(self, q: Family, key: Key[Array, ""]) -> tuple[Theta, Float[Array, " s"]]:
-        """Values of θ, and the logarithms of their masses, that stand for q."""
-        if not isinstance(q, Gaussian):
-            raise InputError(f"A grid is laid over a Gaussian, not over a {type(q).__name__}: use MonteCarlo.")
-        size = sum(leaf.size for leaf in jax.tree.leaves(q.precision_mean))
-        if size > DIMENSIONS:
-            raise InputError(f"A grid over {size} parameters is too large, {DIMENSIONS} at most: use MonteCarlo.")
-        nodes, masses = np.polynomial.hermite_e.hermegauss(self.points)
-        grid = np.stack(np.meshgrid(*[nodes] * size, indexing="ij"), axis=-1).reshape(-1, size)
-        log_masses = np.log(masses / masses.sum())
-        sums = functools.reduce(np.add.outer, [log_masses] * size).reshape(-1)
-        dtype = jax.tree.leaves(q)[0].dtype
-        return q.sampler().spread(jnp.asarray(grid, dtype)), jnp.asarray(sums, dtype)
 
 
 class LocalReparameterisation(Sampled):
@@ -397,9 +238,3 @@ def _sum(term: Callable[[int | Int[Array, ""]], PyTree], count: int) -> PyTree:
         return term(0)
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(term, jnp.asarray(0)))
     return jax.lax.fori_loop(0, count, lambda index, total: jax.tree.map(jnp.add, total, term(index)), zero)
-
-
-def root(variance: Float[Array, " n"]) -> Float[Array, " n"]:
-    """√variance, with a derivative also at 0, where a row of zeros has its predictor."""
-    positive = variance > 0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1)), 0)

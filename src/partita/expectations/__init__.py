@@ -1,0 +1,18 @@
+"""How is E_q[log p(y | θ)] computed?"""
+
+from partita.expectations.base import Derivatives, Expectation
+from partita.expectations.deterministic import Analytic, Assignments, GaussHermite, Grid, root
+from partita.expectations.sampled import LocalReparameterisation, MonteCarlo, Sampled
+
+__all__ = [
+    "Analytic",
+    "Assignments",
+    "Derivatives",
+    "Expectation",
+    "GaussHermite",
+    "Grid",
+    "LocalReparameterisation",
+    "MonteCarlo",
+    "Sampled",
+    "root",
+]
