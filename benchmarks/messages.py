@@ -110,12 +110,13 @@ def first_task(method, prior, names):
     return dispatch(method, init(prior, names), np.zeros(len(names), bool)).in_flight[0]
 
 
-def message_seconds(engine, recipe, task, repeats):
+def message_seconds(engine, method, model, prior, task, repeats):
     """The time of each message, the first included."""
     seconds = []
+    engine.bind(method.recipe(model), prior)
     for index in range(1 + repeats):
         start = time.perf_counter()
-        engine.submit(task._replace(id=f"message {index}"), recipe)
+        engine.submit(task._replace(id=f"message {index}"))
         answer = engine.next(PATIENCE)
         if not isinstance(answer, Answer):
             raise SystemExit(f"A message was lost: {answer}.")
@@ -125,23 +126,23 @@ def message_seconds(engine, recipe, task, repeats):
 
 
 def in_process(size, repeats):
-    method, model, _, parts, task = one_client(size)
+    method, model, prior, parts, task = one_client(size)
     engine = LocalEngine(parts)
     with engine.at_work():
-        return message_seconds(engine, method.recipe(model), task, repeats)
+        return message_seconds(engine, method, model, prior, task, repeats)
 
 
 def over_dask(size, repeats):
     from distributed import Client, LocalCluster
 
-    from partita.engines.dask import dask_engine
+    from partita.engines.dask import DaskEngine
 
     method, model, prior, parts, task = one_client(size)
     with (
         LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
         Client(cluster) as client,
     ):
-        return message_seconds(dask_engine(client, method, model, prior, parts), method.recipe(model), task, repeats)
+        return message_seconds(DaskEngine(client, parts), method, model, prior, task, repeats)
 
 
 def over_flower(size, repeats):
@@ -173,9 +174,9 @@ def flower_server(folder, link, repeats):
             columns = len(reception.assemble().names)
             model, method = federation.built_model(columns), federation.built_method()
             prior = federation.built_prior(model, columns)
-            engine = RemoteEngine(Attended(reception, newcomers=False), prior, reception.rows)
+            engine = RemoteEngine(Attended(reception, newcomers=False), reception.rows)
             task = first_task(method, prior, federation.clients)
-            found = message_seconds(engine, method.recipe(model), task, repeats)
+            found = message_seconds(engine, method, model, prior, task, repeats)
             ledger.say("ended", {"status": "timed", "message": json.dumps(found)})
         except (Exception, SystemExit) as error:
             ledger.say("ended", {"status": "failed", "message": f"The messages over Flower failed: {error}"})
@@ -183,12 +184,13 @@ def flower_server(folder, link, repeats):
 
 def work_seconds(size, repeats):
     """The time of the client's update by itself, in this process and compiled."""
-    method, model, _, parts, task = one_client(size)
-    engine, recipe, seconds = LocalEngine(parts), method.recipe(model), []
+    method, model, prior, parts, task = one_client(size)
+    engine, seconds = LocalEngine(parts), []
+    engine.bind(method.recipe(model), prior)
     with engine.at_work():
         for _ in range(1 + repeats):
             start = time.perf_counter()
-            jax.block_until_ready(engine.answer(task, recipe))
+            jax.block_until_ready(engine.answer(task))
             seconds.append(time.perf_counter() - start)
     return seconds[1:]
 
@@ -255,7 +257,7 @@ def take_in_seconds(numbers, method, admission, journal):
     """The server's time for an answer, step by step; the first round compiles, and is left out."""
     prior = pt.MeanFieldGaussian.standard_normal(numbers // 2)
     names = [f"client {k}" for k in range(CLIENTS)]
-    engine = RemoteEngine(Prompt(prior, names), prior, dict.fromkeys(names, 1), journal)
+    engine = RemoteEngine(Prompt(prior, names), dict.fromkeys(names, 1), journal)
     result = pt.run(
         method,
         pt.LogisticRegression(),

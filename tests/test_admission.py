@@ -9,8 +9,9 @@ import pytest
 import partita as pt
 from partita.admission import Admission, divergence, products_of_others, ratios
 from partita.engines import LocalEngine
-from partita.server import Rules, step
+from partita.server import Rules
 from partita.state import init
+from support.steps import step
 from test_pvi import MODEL, PARTS, PRIOR, SOLVER
 
 STRICT = Admission(change=100.0, dominance=100.0, deficit=0.05)
@@ -19,10 +20,10 @@ FAMILIES = [pt.MeanFieldGaussian, pt.FullGaussian]
 
 def answers(method, prior, rounds, change=None, rules=None):
     """The state after some rounds in which client 1's answers are changed, and the events on the way."""
-    engine, state, events = LocalEngine(PARTS), init(prior, 3), []
+    engine, state, events = LocalEngine(PARTS), init(prior, 3, aggregation=method.aggregation), []
     honest = engine.answer
     if change is not None:
-        engine.answer = lambda task, recipe: (change if task.client == 1 else lambda r: r)(honest(task, recipe))
+        engine.answer = lambda task: (change if task.client == 1 else lambda r: r)(honest(task))
     for _ in range(rounds):
         state, event = step(method, MODEL, engine, state, rules or Rules(admission=STRICT))
         events.append(event)
@@ -48,7 +49,7 @@ def test_a_flipped_or_inflated_first_answer_is_refused_and_leaves_the_posterior_
     state, (event,) = answers(method, prior, 1, change)
     assert list(event.refusals) == [1]
     assert not np.any(state.factors[1].natural.precision)
-    assert re.search(reason, event.refusals[1])
+    assert re.search(reason, event.refusals[1].sentence)
     honest, _ = answers(method, prior, 1)
     np.testing.assert_allclose(state.factors[0].natural.precision, honest.factors[0].natural.precision, rtol=1e-12)
 
@@ -117,10 +118,10 @@ def test_somebody_who_never_answers_does_not_put_off_the_bounds_for_ever():
     silent = np.array([False, False, True])
     engine.away = lambda names: silent
     honest, refused = engine.answer, []
-    engine.answer = lambda task, recipe: (
-        eqx.tree_at(lambda r: r.delta, honest(task, recipe), honest(task, recipe).delta ** 1e4)
+    engine.answer = lambda task: (
+        eqx.tree_at(lambda r: r.delta, honest(task), honest(task).delta ** 1e4)
         if task.client == 1 and state.turn > 8
-        else honest(task, recipe)
+        else honest(task)
     )
     for _ in range(10):
         state, event = step(method, MODEL, engine, state, Rules(admission=STRICT))
@@ -148,8 +149,8 @@ def test_a_first_answer_of_a_sequential_run_is_judged_once_others_have_been_hear
     engine, state, events = LocalEngine(PARTS), init(PRIOR, 3), []
     honest, attacker = engine.answer, 0 if first else 2
 
-    def answer(task, recipe):
-        reply = honest(task, recipe)
+    def answer(task):
+        reply = honest(task)
         return eqx.tree_at(lambda r: r.delta, reply, reply.delta**1e4) if task.client == attacker else reply
 
     engine.answer = answer
@@ -175,7 +176,7 @@ def test_nobody_may_lie_much_farther_from_all_others_than_they_do():
     _, events = answers(method, PRIOR, 8, rules=Rules(admission=bounds))
     assert not any(event.refusals for event in events)
     state, events = answers(method, PRIOR, 8, change, rules=Rules(admission=bounds))
-    assert all(list(event.refusals) == [1] and "times as far" in event.refusals[1] for event in events)
+    assert all(list(event.refusals) == [1] and "times as far" in event.refusals[1].sentence for event in events)
     assert not np.any(state.factors[1].natural.precision_mean)
 
 
@@ -215,4 +216,28 @@ def test_a_family_without_directions_can_be_bounded_by_the_divergence_alone():
 @pytest.mark.parametrize("bounds", [{"change": 0.0}, {"dominance": -1.0}, {"deficit": -0.1}, {"change": float("nan")}])
 def test_bounds_that_make_no_sense_are_told(bounds):
     with pytest.raises(pt.InputError, match="Bounds on answers"):
-        Rules(admission=Admission(**bounds)).check()
+        Rules(admission=Admission(**bounds)).check(pt.Damped())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_estimates_of_unseen_factors_do_not_switch_the_bounds_off(family):
+    """An attacker's first answer comes before there is anybody to compare it with, and is divided out once there is."""
+
+    def change(reply):
+        return eqx.tree_at(lambda r: r.delta, reply, reply.delta**1e4)
+
+    method, prior = pt.methods.sequential(SOLVER, anticipating=True), family.standard_normal(3)
+    state, events = answers(method, prior, 60, change)
+    assert any(1 in event.refusals for event in events)
+    assert not np.any(state.factors[1].natural.precision)
+    others = pt.methods.sequential(SOLVER)
+    never, _ = answers(others, prior, 60, change)
+    np.testing.assert_allclose(state.posterior.mean, never.posterior.mean, rtol=1e-8)
+
+
+@pytest.mark.parametrize("bound", ["change", "dominance", "prominence"])
+def test_bounds_that_an_aggregation_cannot_judge_are_refused_before_the_run(bound):
+    rules = Rules(admission=Admission(**{bound: 5.0}))
+    for method in (pt.methods.bayesian_admm(SOLVER), pt.methods.global_vi(), pt.methods.incremental_vi()):
+        with pytest.raises(pt.InputError, match="keep every client's own factor"):
+            pt.run(method, MODEL, PRIOR, PARTS, rules=rules)

@@ -9,6 +9,7 @@ import partita as pt
 from partita.aggregation import Anticipating, Averaging, Holdings, Incremental, ServerOptimiser
 from partita.engines import local
 from partita.objective import Factor
+from partita.refusal import Reason, Refusal
 from test_pvi import AGGREGATIONS, MODEL, PARTS, PRIOR, SOLVER, correlated, faulty, improper
 
 ROUNDING = 1e-12
@@ -61,7 +62,7 @@ def test_changes_are_taken_in_to_the_power_of_the_damping(aggregation, damping):
 )
 def test_an_improper_posterior_is_refused_and_the_culprits_named(precisions, culprits, reason):
     taken = take(pt.Damped(), precisions)
-    assert taken.refusals == dict.fromkeys(culprits, reason)
+    assert taken.refusals == dict.fromkeys(culprits, Refusal(Reason.IMPROPER, reason))
     others = take(pt.Damped(), [0.0 if k in culprits else precision for k, precision in enumerate(precisions)])
     assert taken.damping == (1 if len(culprits) < len(precisions) else 0)
     assert eqx.tree_equal(taken.holdings.posterior, others.holdings.posterior)
@@ -93,21 +94,21 @@ def test_backtracking_on_the_free_energy_halves_until_it_does_not_fall():
 
 
 @pytest.mark.parametrize(
-    ("watch", "precision", "trials", "reason"),
+    ("watch", "precision", "trials", "refusal"),
     [
-        (False, -1e6, 0, "would make the posterior improper even with damping 0.12"),
-        (True, -1e6, 1, "would make the posterior improper even with damping 0.12"),
-        (True, 1.0, 5, "would lower the free energy even with damping 0.12"),
-        (True, -2.0, 3, "would lower the free energy even with damping 0.12"),
+        (False, -1e6, 0, Refusal(Reason.IMPROPER, "would make the posterior improper even with damping 0.12")),
+        (True, -1e6, 1, Refusal(Reason.IMPROPER, "would make the posterior improper even with damping 0.12")),
+        (True, 1.0, 5, Refusal(Reason.LOWER_FREE_ENERGY, "would lower the free energy even with damping 0.12")),
+        (True, -2.0, 3, Refusal(Reason.LOWER_FREE_ENERGY, "would lower the free energy even with damping 0.12")),
     ],
 )
-def test_after_its_halvings_backtracking_refuses_and_changes_nothing(watch, precision, trials, reason):
+def test_after_its_halvings_backtracking_refuses_and_changes_nothing(watch, precision, trials, refusal):
     def worst_elsewhere(q):
         return -abs(float(q.precision[0]) - 1)
 
     taken = take(pt.Backtracking(watch_free_energy=watch, halvings=3), [precision], worst_elsewhere)
     # an improper candidate, as -2 times 1 and 1/2 make, has no free energy to ask for
-    assert (taken.trials, taken.damping, taken.refusals) == (trials, 0, {0: reason})
+    assert (taken.trials, taken.damping, taken.refusals) == (trials, 0, {0: refusal})
     assert eqx.tree_equal(taken.holdings.posterior, PRIOR)
     assert eqx.tree_equal(taken.holdings.factors, {k: Factor.one(PRIOR) for k in range(4)})
 

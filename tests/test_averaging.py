@@ -12,8 +12,8 @@ import partita as pt
 from partita.aggregation import Anticipating, Averaging
 from partita.engines import LocalEngine
 from partita.objective import Factor, Proximal
-from partita.server import step
 from partita.state import init
+from support.steps import step
 from test_methods import FULL, exact
 from test_pvi import MODEL, PARTS, PRIOR, SOLVER, STOCHASTIC, assert_product
 
@@ -151,7 +151,7 @@ def test_an_improper_average_is_refused_and_leaves_everything():
     wild = Factor(pt.MeanFieldGaussian(jnp.zeros(3), jnp.full(3, -5.0)), jnp.asarray(0.0))
     taken = aggregation.update(holdings, {0: wild}, lambda q: 0.0)
     assert taken.holdings is holdings
-    assert "improper with mixing 1" in taken.refusals[0]
+    assert "improper with mixing 1" in taken.refusals[0].sentence
 
 
 def test_factors_not_yet_seen_are_the_geometric_mean_of_those_seen():

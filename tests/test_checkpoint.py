@@ -16,8 +16,8 @@ from partita.checkpoint import load, load_posterior, save, save_posterior
 from partita.engines import LocalEngine, local
 from partita.history import History
 from partita.partition import Partition
-from partita.server import step
 from partita.state import init
+from support.steps import step
 from test_pvi import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER, STOCHASTIC, faulty, not_finite
 
 

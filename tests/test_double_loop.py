@@ -34,8 +34,8 @@ from partita.client import client_update
 from partita.engines import LocalEngine
 from partita.objective import Factor
 from partita.pvi import Status
-from partita.server import step
 from partita.state import init
+from support.steps import step
 
 CLIENTS, COLUMNS = 4, 6
 _generator = np.random.default_rng(0)
@@ -264,12 +264,12 @@ def test_a_round_without_everybody_or_without_moments_changes_nothing():
     taken = aggregation.update(holdings, {1: good}, lambda q: 0.0)
     assert taken.holdings is holdings
     assert taken.damping == 0
-    assert "everybody" in taken.refusals[1]
+    assert "everybody" in taken.refusals[1].sentence
     bad = Factor(PRIOR**-2.0, jnp.zeros(()))
     taken = aggregation.update(holdings, {0: good, 1: bad}, lambda q: 0.0)
     assert taken.holdings is holdings
     assert list(taken.refusals) == [1]
-    assert "improper" in taken.refusals[1]
+    assert "improper" in taken.refusals[1].sentence
 
 
 @pytest.mark.parametrize("alpha", [0.0, -0.5, 1.5, float("nan")])

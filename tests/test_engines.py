@@ -5,15 +5,21 @@ import dataclasses
 import equinox as eqx
 import jax
 import numpy as np
+import optax
 import pytest
 
 import partita as pt
+from federation.weather import Weather
+from partita.digest import digest
 from partita.engines import LocalEngine, Task, local
 from partita.engines.local import client_key
+from partita.engines.remote import RemoteEngine
+from partita.engines.site import Site
 from partita.objective import Factor
-from partita.server import step
+from partita.server import Rules
 from partita.state import init
-from test_pvi import MODEL, PARTS, PRIOR, SCHEDULES, STOCHASTIC, faulty, not_finite
+from support.steps import step
+from test_pvi import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER, STOCHASTIC, faulty, not_finite
 
 
 @pytest.mark.parametrize("schedule", ["synchronous", "subset", "asynchronous"])
@@ -24,7 +30,7 @@ def test_numbers_do_not_depend_on_the_number_of_threads(schedule):
         engine, state = LocalEngine(PARTS, speeds, threads), init(PRIOR, 3)
         for _ in range(6):
             state, _ = step(method, MODEL, engine, state)
-        ends.append((state, engine.ell(MODEL, state.posterior, jax.random.key(0))))
+        ends.append((state, engine.ell(state.posterior, jax.random.key(0))))
     (one, ell_one), (two, ell_two) = ends
     assert ell_one == ell_two
     assert all(eqx.tree_equal(value, vars(two)[name]) for name, value in vars(one).items())
@@ -42,8 +48,9 @@ def tasks(clients, sent=0.0):
 
 def test_answers_come_by_arrival_and_ties_by_client():
     engine, recipe = LocalEngine(PARTS, (1.0, 2.0, 2.0)), pt.methods.asynchronous(STOCHASTIC).recipe(MODEL)
+    engine.bind(recipe, PRIOR)
     for task in tasks((2, 0, 1), sent=0.25):
-        engine.submit(task, recipe)
+        engine.submit(task)
     assert [(answer.task, answer.time) for answer in iter(engine.next, None)] == [
         ("0.1", 0.75),
         ("0.2", 0.75),
@@ -53,14 +60,16 @@ def test_answers_come_by_arrival_and_ties_by_client():
 
 def test_a_task_under_way_is_not_sent_twice():
     engine, recipe = LocalEngine(PARTS), pt.methods.asynchronous(STOCHASTIC).recipe(MODEL)
+    engine.bind(recipe, PRIOR)
     for task in tasks((0, 1, 0)):
-        engine.submit(task, recipe)
+        engine.submit(task)
     assert [answer.task for answer in iter(engine.next, None)] == ["0.0", "0.1"]
 
 
 def test_nothing_comes_before_its_time():
     engine, recipe = LocalEngine(PARTS), pt.methods.asynchronous(STOCHASTIC).recipe(MODEL)
-    engine.submit(*tasks((0,)), recipe)
+    engine.bind(recipe, PRIOR)
+    engine.submit(*tasks((0,)))
     assert engine.next(0.75) is None
     assert engine.now() == 0.75
     assert engine.next(0.75).time == engine.now() == 1.0
@@ -90,6 +99,79 @@ def test_a_retry_repeats_the_answer_and_another_seed_does_not(monkeypatch):
 
 
 def test_the_sum_of_the_clients_expectations_is_that_of_all_rows():
-    together = LocalEngine(PARTS.pooled()).ell(MODEL, PRIOR, jax.random.key(0))
+    together, apart = (LocalEngine(parts) for parts in (PARTS.pooled(), PARTS))
+    for engine in (together, apart):
+        engine.bind(pt.methods.sequential(SOLVER).recipe(MODEL), PRIOR)
     # sixty terms of order one
-    assert LocalEngine(PARTS).ell(MODEL, PRIOR, jax.random.key(0)) == pytest.approx(together, rel=1e-14)
+    key = jax.random.key(0)
+    assert apart.ell(PRIOR, key) == pytest.approx(together.ell(PRIOR, key), rel=1e-14)
+
+
+def linked(recipes, prior=PRIOR):
+    """Clients of PARTS behind a link, each of whom was given one of these recipes, and their engine."""
+    named = zip(PARTS.names, recipes, PARTS.shards, strict=True)
+    link = Weather({name: Site(name, recipe, prior, shard) for name, recipe, shard in named})
+    return RemoteEngine(link, dict(zip(PARTS.names, PARTS.sizes, strict=True)))
+
+
+LINEAR = [pt.LinearRegression(1.0), pt.LinearRegression(5.0)]
+CONJUGATE = pt.methods.sequential(pt.Conjugate())
+
+
+@pytest.mark.parametrize(
+    ("there", "prior"),
+    [
+        (CONJUGATE.recipe(LINEAR[0]), PRIOR),
+        (pt.methods.sequential(pt.FixedPoint()).recipe(LINEAR[1]), PRIOR),
+        (dataclasses.replace(CONJUGATE, temperature=0.5).recipe(LINEAR[1]), PRIOR),
+        (pt.methods.vcl(pt.Conjugate()).recipe(LINEAR[1]), PRIOR),
+        (CONJUGATE.recipe(LINEAR[1]), pt.MeanFieldGaussian.standard_normal(3, 2.0)),
+        (CONJUGATE.recipe(LINEAR[1]), jax.tree.map(lambda leaf: leaf.astype("float32"), PRIOR)),
+    ],
+    ids=["noise", "solver", "temperature", "context", "prior", "precision"],
+)
+def test_clients_that_were_given_something_else_than_the_server_do_not_answer(there, prior, caplog):
+    """Otherwise a run with noise 5 and clients with noise 1 would end converged, at another posterior."""
+    engine = linked([there] * 3, prior)
+    with pytest.raises(pt.InputError, match="client 0 was given another method, model, prior or precision"):
+        pt.run(CONJUGATE, LINEAR[1], PRIOR, engine=engine, evaluate_every=0, rounds=5)
+    assert "client 0 was given another method" in caplog.text
+
+
+def test_a_client_that_was_given_something_else_is_left_out_by_name(caplog):
+    right, wrong = (CONJUGATE.recipe(model) for model in LINEAR)
+    method, rules = pt.methods.synchronous(pt.Conjugate(), damping=1.0), Rules(quorum=0.5, deadline=60.0)
+    result = pt.run(
+        method, LINEAR[0], PRIOR, engine=linked([right, right, wrong]), evaluate_every=0, rounds=3, rules=rules
+    )
+    with pytest.raises(pt.InputError, match="Every client was given another"):
+        pt.run(method, LINEAR[0], PRIOR, engine=linked([wrong] * 3), evaluate_every=0, rounds=3, rules=rules)
+    assert "client 2 was given another method" in caplog.text
+    assert all("another method" in row["unanswered"]["client 2"] for row in result.history)
+    assert not np.any(result.state.factors[2].natural.precision)
+    same = linked([right] * 3)
+    found = pt.run(CONJUGATE, LINEAR[0], PRIOR, engine=same, evaluate_every=0)
+    assert found.status is pt.Status.CONVERGED
+
+
+def test_a_digest_is_of_what_is_said_and_not_of_how():
+    """Numbers are the same whole or not, arrays count with their type, and functions with what they close over."""
+
+    def scaled(by):
+        return lambda theta, row: by * row
+
+    assert digest(pt.LinearRegression(1)) == digest(pt.LinearRegression(1.0))
+    assert digest(pt.LogDensity(scaled(1.0))) == digest(pt.LogDensity(scaled(1.0)))
+    different = [
+        pt.LinearRegression(1.0),
+        pt.LinearRegression(2.0),
+        pt.LogisticRegression(1.0),
+        pt.LogDensity(scaled(1.0)),
+        pt.LogDensity(scaled(2.0)),
+        pt.Gradient(optax.adam),
+        pt.Gradient(optax.sgd),
+        PRIOR,
+        jax.tree.map(lambda leaf: leaf.astype("float32"), PRIOR),
+        pt.FullGaussian.standard_normal(3),
+    ]
+    assert len({digest(thing) for thing in different}) == len(different)

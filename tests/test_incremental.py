@@ -8,9 +8,9 @@ from jax.flatten_util import ravel_pytree
 import partita as pt
 from partita.aggregation import Incremental
 from partita.engines import LocalEngine, local
-from partita.server import step
 from partita.solvers import NaturalGradient
 from partita.state import init
+from support.steps import step
 from test_pvi import MODEL, PARTS, PRIOR, SOLVER, faulty, improper
 
 

@@ -22,9 +22,10 @@ from partita.hyper import begin, bound_gradient, constrained, model_at, positive
 from partita.learning import Ascent, Standing, Stochastic
 from partita.membership import join, leave
 from partita.objective import Factor, Problem
-from partita.server import step, unmoved
+from partita.server import unmoved
 from partita.solvers import NaturalGradient
 from partita.state import init, with_learning
+from support.steps import step
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(200, 4)) @ np.diag([1.0, 2.0, 0.5, 1.0])
@@ -117,7 +118,13 @@ def test_a_client_that_leaves_is_spoken_for_by_its_factor():
     parts, engine = clients(Y, 3), LocalEngine(clients(Y, 3))
     state = with_learning(init(PRIOR, parts.names), method.learning, LINEAR)
     for turn in range(60):
-        state, _ = step(method, LINEAR, engine, leave(state, "client 2") if turn == 3 else state, tolerance=1e-10)
+        state, _ = step(
+            method,
+            LINEAR,
+            engine,
+            leave(state, "client 2", method.aggregation) if turn == 3 else state,
+            tolerance=1e-10,
+        )
     whole = learned("collapsed", ["prior_scale"], parts=parts, tolerance=1e-10)
     assert float(state.hyper["prior_scale"]) == pytest.approx(float(whole.posterior.hyper["prior_scale"]), rel=1e-5)
     assert state.settled(1e-10)
@@ -146,8 +153,8 @@ def test_a_bound_that_nobody_knows_stops_a_step_and_not_the_run():
 class Liar(LocalEngine):
     """The second client's answers are no numbers, and its gradients are."""
 
-    def answer(self, task, recipe):
-        reply = super().answer(task, recipe)
+    def answer(self, task):
+        reply = super().answer(task)
         if task.client != 1:
             return reply
         return eqx.tree_at(
@@ -537,7 +544,7 @@ def test_a_client_that_comes_back_is_heard_anew():
     engine = LocalEngine(clients(Y, 3))
     for _ in range(3):
         state, _ = step(method, LINEAR, engine, state)
-    back = join(leave(state, "client 1"), "client 1")
+    back = join(leave(state, "client 1", pt.Damped()), "client 1", pt.Damped())
     assert np.isnan(back.gradients["noise"]).tolist() == [False, True, False]
 
 

@@ -11,8 +11,8 @@ from partita.client import client_update
 from partita.engines import LocalEngine, local
 from partita.engines.local import client_key
 from partita.schedules import Turns
-from partita.server import step
 from partita.state import init
+from support.steps import step
 from test_pvi import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER, faulty, not_finite
 
 

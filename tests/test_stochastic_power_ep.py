@@ -150,8 +150,8 @@ def test_the_posterior_is_the_prior_and_one_factor_as_often_as_there_are_clients
     assert all(a is b for a in state.factors for b in state.factors)
     for found, expected in pairs(state.posterior, prior * state.memory.factor.natural**3):
         np.testing.assert_allclose(found, expected, rtol=1e-12)
-    with pytest.raises(InputError, match="memory"):
-        retire(state, state.names[0])
+    with pytest.raises(InputError, match="Shared"):
+        retire(state, state.names[0], method.aggregation)
 
 
 @pytest.mark.parametrize("alike", [True, False])

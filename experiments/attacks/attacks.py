@@ -286,7 +286,7 @@ class Bench:
             self.method,
             self.setting.model,
             self.setting.prior,
-            engine=RemoteEngine(Neighbours(ends), self.setting.prior, rows, noted),
+            engine=RemoteEngine(Neighbours(ends), rows, noted),
             journal=journal,
             rounds=self.plan.rounds,
             evaluate_every=0,

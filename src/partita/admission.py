@@ -17,6 +17,7 @@ from partita.compiled import Compiled
 from partita.engines.base import Task
 from partita.errors import InputError
 from partita.families import Family
+from partita.refusal import Reason, Refusal
 
 INFINITE = float("inf")
 
@@ -43,14 +44,20 @@ class Admission(NamedTuple):
     deficit: float = INFINITE
     """How many times that precision a factor may take away; next to nothing where the log-likelihood is concave."""
 
+    @property
+    def compares(self) -> bool:
+        """Whether a client's factor is compared with everybody else's."""
+        return min(self.change, self.dominance, self.prominence) < INFINITE
+
     def check(self) -> None:
         """Raises an `InputError` for a bound that makes no sense."""
         if not (self.change > 0 and self.dominance > 0 and self.prominence > 0 and self.deficit >= 0):
             raise InputError(f"Bounds on answers are not negative, as one of {tuple(self)} is.")
 
-    def refusals(self, arrived: Sequence[tuple[Task, Reply]]) -> dict[int, str]:
-        """The clients whose answers are refused for what they are by themselves, with the reason."""
-        refused = {task.client: "is not finite" for task, reply in arrived if not reply.info.finite}
+    def refusals(self, arrived: Sequence[tuple[Task, Reply]]) -> dict[int, Refusal]:
+        """The clients whose answers are refused for what they are by themselves, and why."""
+        not_finite = Refusal(Reason.NOT_FINITE, "is not finite")
+        refused = {task.client: not_finite for task, reply in arrived if not reply.info.finite}
         if self.deficit == INFINITE:
             return refused
         for task, reply in arrived:
@@ -59,17 +66,17 @@ class Admission(NamedTuple):
                 least = float(ratios(task.posterior, task.factor.natural, reply.delta.natural, one)[0])
                 if not least >= -self.deficit:
                     taken = f"takes away {-least:.3g} times the precision of all others"
-                    refused[task.client] = f"{taken}, where {self.deficit:.3g} are allowed"
+                    refused[task.client] = Refusal(Reason.DEFICIT, f"{taken}, where {self.deficit:.3g} are allowed")
         return refused
 
     def worst(
         self, before: Holdings, after: Holdings, judged: Collection[int], heard: Collection[int]
-    ) -> tuple[int, str] | None:
-        """Of the clients judged, the one that is farthest beyond a bound beside all others, with the reason, if any.
+    ) -> tuple[int, Refusal] | None:
+        """Of the clients judged, the one that is farthest beyond a bound beside all others, and which bound, if any.
 
         Those heard, whether judged or not, are who it is compared with.
         """
-        if min(self.change, self.dominance, self.prominence) == INFINITE or not judged:
+        if not self.compares or not judged:
             return None
         changes = {
             k: after.factors[k].natural / before.factors[k].natural
@@ -83,24 +90,24 @@ class Admission(NamedTuple):
             k: (before.posterior, before.factors[k].natural, changes.get(k, one), beside.get(k, everybody))
             for k in {*judged, *heard}
         }
-        found = [(*excess, k) for k in judged for excess in self._excesses(about[k])]
+        found = [Excess(*excess, k) for k in judged for excess in self._excesses(about[k])]
         if self.prominence < INFINITE:
             found.append(self._prominent(about, judged))
-        excess, reason, k = max(found, default=(0.0, "", -1))
-        return (k, reason) if excess > 1 else None
+        worst = max(found, key=lambda excess: (excess.times, excess.client))
+        return (worst.client, worst.refusal) if worst.times > 1 else None
 
-    def _excesses(self, about: "About") -> Iterator[tuple[float, str]]:
+    def _excesses(self, about: "About") -> Iterator[tuple[float, Refusal]]:
         """How many times a bound a client's factor has, after a step that changes it and others, and in what."""
         if self.change < INFINITE:
             nats = float(divergence(*about))
-            reason = f"lies {nats:.3g} nats from all others, where {self.change:.3g} are allowed"
-            yield _times(nats, self.change), reason
+            sentence = f"lies {nats:.3g} nats from all others, where {self.change:.3g} are allowed"
+            yield _times(nats, self.change), Refusal(Reason.CHANGE, sentence)
         if self.dominance < INFINITE:
             greatest = float(ratios(*about)[1])
-            reason = f"has {greatest:.3g} times the precision of all others, where {self.dominance:.3g} are allowed"
-            yield _times(greatest, self.dominance), reason
+            sentence = f"has {greatest:.3g} times the precision of all others, where {self.dominance:.3g} are allowed"
+            yield _times(greatest, self.dominance), Refusal(Reason.DOMINANCE, sentence)
 
-    def _prominent(self, abouts: Mapping[int, "About"], judged: Collection[int]) -> tuple[float, str, int]:
+    def _prominent(self, abouts: Mapping[int, "About"], judged: Collection[int]) -> "Excess":
         """The same for who lies farthest from all others, beside how far these lie from one another without it."""
         own, farthest = max((float(divergence(*abouts[k])), k) for k in judged)
         q, factor, _, beside = abouts[farthest]
@@ -110,11 +117,17 @@ class Admission(NamedTuple):
             for k, (_, factor, change, _) in abouts.items()
             if k != farthest
         ]
-        if len(others) < 2:
-            return 0.0, "", farthest
-        times = _times(own, statistics.median(others))
-        reason = f"lies {times:.3g} times as far from all others as they do, where {self.prominence:.3g} are allowed"
-        return times / self.prominence, reason, farthest
+        times = _times(own, statistics.median(others)) if len(others) > 1 else 0.0
+        sentence = f"lies {times:.3g} times as far from all others as they do, where {self.prominence:.3g} are allowed"
+        return Excess(times / self.prominence, Refusal(Reason.PROMINENCE, sentence), farthest)
+
+
+class Excess(NamedTuple):
+    """How many times a bound a client's factor has."""
+
+    times: float
+    refusal: Refusal
+    client: int
 
 
 About = tuple[Family, Family, Family, Family]

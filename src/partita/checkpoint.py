@@ -15,16 +15,18 @@ from partita.errors import InputError
 from partita.families import Family
 from partita.history import History
 from partita.journal import Journal
+from partita.refusal import refusals, written
 from partita.state import State
 from partita.wire import equal, flatten, unflatten
 
-_FORMAT = 6
+_FORMAT = 7
 _ARRAYS = (
     "prior",
     "posterior",
     "residual",
     "age",
     "ell",
+    "outcome",
     "gone",
     "memory",
     "hyper",
@@ -72,7 +74,7 @@ def save(path: str | os.PathLike[str], state: State, history: History) -> None:
         "format": _FORMAT,
         "names": list(state.names),
         "versions": list(state.versions),
-        "refused": list(state.refused),
+        "refused": written(state.refused),
         "held": held,
         "sent": sent,
         "in_flight": [
@@ -130,7 +132,7 @@ def load(path: str | os.PathLike[str], like: State) -> tuple[State, History]:
         **numbers,
         factors=tuple(factors[: len(like.names)]),
         versions=tuple(about["versions"]),
-        refused=tuple(about["refused"]),
+        refused=refusals(about["refused"]),
         in_flight=tuple(tasks),
     )
     return state, History(about["history"])

@@ -164,7 +164,7 @@ def check_invariant(
     method: Method, model: Model, prior: Family, parts: Partition, steps: int = 20, tolerance: float = 1e-10
 ) -> None:
     """Checks that q = p · Π t_m after every step of a method, to rounding."""
-    engine = LocalEngine(parts)
+    engine = bound(method, model, prior, parts)
     state = init(prior, len(parts), aggregation=method.aggregation)
     for _ in range(steps):
         state, _ = step(method, model, engine, state)
@@ -178,12 +178,19 @@ def check_aggregation(aggregation: Aggregation, solver: Solver, model: Model, pr
     """Checks an aggregation under the sequential schedule: the invariant holds, and a damping in [0, 1] is reported."""
     method = Method(solver, Sequential(), aggregation)
     check_invariant(method, model, prior, parts, steps=2 * len(parts))
-    engine = LocalEngine(parts)
+    engine = bound(method, model, prior, parts)
     state, event = step(method, model, engine, init(prior, len(parts)))
     assert 0 <= event.damping <= 1, "the damping taken is not in [0, 1]"
     undamped, _ = step(Method(solver, Sequential(), Damped()), model, engine, init(prior, len(parts)))
     expected = prior * (undamped.posterior / prior) ** event.damping
     _near(_distance(state.posterior, expected), 0, 1e-8, "the posterior did not move by the damping reported")
+
+
+def bound(method: Method, model: Model, prior: Family, parts: Partition) -> LocalEngine:
+    """An engine in this process, ready for steps of a method."""
+    engine = LocalEngine(parts)
+    engine.bind(method.recipe(model), prior)
+    return engine
 
 
 def _normalisable(q: Family) -> bool:

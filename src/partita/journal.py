@@ -1,5 +1,6 @@
 """What keeps a run from being lost: told of every state on the way, and asked for the last one."""
 
+from partita.aggregation import Aggregation
 from partita.history import History
 from partita.state import State
 
@@ -27,6 +28,6 @@ class Journal:
         """Whether something has been asked for from outside."""
         return False
 
-    def amend(self, state: State) -> State:
+    def amend(self, state: State, aggregation: Aggregation) -> State:
         """The state with what has been asked for from outside since the last step."""
         return state

@@ -5,37 +5,33 @@ from typing import TypeVar
 
 import numpy as np
 
+from partita.aggregation import Aggregation, Holdings
 from partita.errors import InputError, unknown
-from partita.objective import Factor
 from partita.state import State
 
 T = TypeVar("T")
 
 
-def leave(state: State, name: str) -> State:
+def leave(state: State, name: str, aggregation: Aggregation) -> State:
     """The client takes no part any more, and its factor stays: what it knew still counts."""
     k = _client(state, name)
-    return _without_tasks(dataclasses.replace(state, gone=_marked(state.gone, k, True)), k)
+    held = _holding(state, aggregation.without_estimate(state.holdings, k))
+    return _without_tasks(dataclasses.replace(held, gone=_marked(state.gone, k, True)), k)
 
 
-def retire(state: State, name: str) -> State:
+def retire(state: State, name: str, aggregation: Aggregation) -> State:
     """The client takes no part any more, and its factor is divided out, as if it had never been there.
 
-    Under product aggregation only: what else an aggregation remembers of the client is not taken back.
+    Only where the aggregation keeps the product.
     """
     k = _client(state, name)
-    if state.memory is not None:
-        raise InputError(f"{name} cannot be divided out under an aggregation with a memory: keep its factor instead.")
-    posterior = state.posterior / state.factors[k].natural
-    if not posterior.is_proper():
+    held = _holding(state, aggregation.divided(state.holdings, k))
+    if not held.posterior.is_proper():
         raise InputError(
             f"Without {name} the posterior would be improper: run on until the others agree, or keep its factor."
         )
     changed = dataclasses.replace(
-        state,
-        posterior=posterior,
-        updates=state.updates + 1,
-        factors=_replaced(state.factors, k, Factor.one(state.prior)),
+        held,
         versions=_replaced(state.versions, k, state.versions[k] + 1),
         residual=np.where(np.arange(len(state.names)) == k, 0.0, np.inf),
         ell=np.where(np.arange(len(state.names)) == k, 0.0, state.ell),
@@ -44,7 +40,7 @@ def retire(state: State, name: str) -> State:
     return _without_tasks(changed, k)
 
 
-def join(state: State, name: str) -> State:
+def join(state: State, name: str, aggregation: Aggregation) -> State:
     """A new client, whose factor changes nothing yet; or one that comes back to the factor it left.
 
     Its gradient in hyperparameters is of those that were when it left, and counts no more.
@@ -62,19 +58,25 @@ def join(state: State, name: str) -> State:
             gone=_marked(state.gone, k, False),
             residual=np.where(back, np.inf, state.residual),
         )
-    if state.memory is not None:
-        raise InputError(f"{name} cannot join a run under an aggregation with a memory: start a new one with it.")
     return dataclasses.replace(
-        state,
+        _holding(state, aggregation.added(state.holdings)),
         names=(*state.names, name),
-        factors=(*state.factors, Factor.one(state.prior)),
         versions=(*state.versions, 0),
         residual=np.append(state.residual, np.inf),
         age=np.append(state.age, 0),
         gradients={name: np.append(column, column[:1] * np.nan, axis=0) for name, column in state.gradients.items()},
         ell=np.append(state.ell, -np.inf),
+        outcome=np.append(state.outcome, 0),
         gone=np.append(state.gone, False),
     )
+
+
+def _holding(state: State, holdings: Holdings) -> State:
+    """The state with other holdings; a posterior that is another one counts as an update."""
+    factors = tuple(holdings.factors[k] for k in range(len(holdings.factors)))
+    changed = holdings.posterior is not state.posterior
+    held = {"posterior": holdings.posterior, "factors": factors, "memory": holdings.memory}
+    return dataclasses.replace(state, **held, updates=state.updates + changed)
 
 
 def _client(state: State, name: str) -> int:

@@ -23,6 +23,7 @@ from partita.models import Model
 from partita.partition.shard import Partition
 from partita.predict import Posterior
 from partita.progress import Progress
+from partita.refusal import Reason
 from partita.server import Event, Rules, step, unmoved
 from partita.solvers import Outcome
 from partita.state import State, divergence, global_free_energy, init, with_learning
@@ -132,15 +133,16 @@ def run(
         raise InputError("The budget is empty: allow at least one communication.")
     # whoever is elsewhere may be gone for good
     rules = rules or (Rules() if partition is not None else Rules(deadline=3600.0, until=engine.now() + 86400.0))
-    rules.check()
+    rules.check(method.aggregation)
     journal = journal or (Journal() if checkpoint is None else Checkpoint(checkpoint, checkpoint_every))
 
+    engine.bind(method.recipe(model), prior)
     fresh = init(prior, engine.names, seed, method.aggregation)
     if method.learning is not None:
         fresh = with_learning(fresh, method.learning, model)
     state, history = journal.load(fresh)
-    state = journal.amend(state)
-    first = global_free_energy(model, engine, prior, prior, seed, left=state.left) if evaluate_every else float("nan")
+    state = journal.amend(state, method.aggregation)
+    first = global_free_energy(engine, prior, prior, seed, left=state.left) if evaluate_every else float("nan")
     before = history.rows[-1]["seconds"] if len(history) else 0.0
     started = time.perf_counter()
 
@@ -148,12 +150,12 @@ def run(
     with engine.at_work(), Progress(label or "PVI", min(budget), progress) as bar:
         while ending is None:
             for name in engine.names:
-                state = state if name in state.names else join(state, name)
+                state = state if name in state.names else join(state, name, method.aggregation)
             state, event = step(method, model, engine, state, rules, journal, tolerance)
             if engine.now() >= rules.until:
                 ending = Status.TIMED_OUT, "The time is up."
             if not event.clients:
-                amended = journal.amend(state)
+                amended = journal.amend(state, method.aggregation)
                 if amended is not state:
                     state, ending = amended, ending or _ending(amended, history, first, budget, whole, tolerance)
                 continue
@@ -161,7 +163,7 @@ def run(
             last = budget.spent(state) or state.settled(tolerance)
             if evaluate_every and (last or state.turn % evaluate_every == 0):
                 at = (seed, 1.0, state.left, state.hyper)
-                row["free_energy"] = global_free_energy(model, engine, state.prior_now, state.posterior, *at)
+                row["free_energy"] = global_free_energy(engine, state.prior_now, state.posterior, *at)
                 found = metrics(posterior_of(model, state)) if metrics else {}
                 row |= {name: float(value) for name, value in found.items()}
             elif not evaluate_every and (known := np.isfinite(state.ell))[~state.gone].all():
@@ -174,7 +176,7 @@ def run(
             history.append(row)
             ending = ending or _ending(state, history, first, budget, whole, tolerance)
             journal.close(state, history, ending is not None)
-            state = journal.amend(state)
+            state = journal.amend(state, method.aggregation)
             bar.update(state.answers if budget.answers < budget.communications else state.communications, row)
     status, message = ending
     message = " ".join([message, *history.remarks])
@@ -226,7 +228,7 @@ def _row(state: State, event: Event) -> dict[str, Any]:
         "residual": float(state.residual[~state.gone].max(initial=0.0)),
         "damping": event.damping,
         **({"hyper": {name: np.asarray(value).tolist() for name, value in state.hyper.items()}} if state.hyper else {}),
-        "refused": {names[k]: reason for k, reason in event.refusals.items()},
+        "refused": {names[k]: refusal.sentence for k, refusal in event.refusals.items()},
         "unanswered": {names[k]: reason for k, reason in event.unanswered.items()},
         "skipped": {names[k]: rows for k, reply in event.replies.items() if (rows := int(reply.info.skipped))},
         "unsolved": {
@@ -237,12 +239,20 @@ def _row(state: State, event: Event) -> dict[str, Any]:
     }
 
 
-_REFUSED = {
-    "learning rate": (Status.IMPROPER, "Lower it."),
-    "improper": (Status.IMPROPER, "Damp more, or backtrack."),
-    "lower the free energy": (Status.STALLED, "Start elsewhere, or let clients solve less far."),
-    "not finite": (Status.DIVERGED, "Look at that client's rows and at the model."),
+_REFUSED: Mapping[Reason, tuple[Status, str]] = {
+    Reason.NOT_FINITE: (Status.DIVERGED, "Look at that client's rows and at the model."),
+    Reason.IMPROPER: (Status.IMPROPER, "Damp more, or backtrack."),
+    Reason.IMPROPER_STEP: (Status.IMPROPER, "Lower it."),
+    Reason.NO_MOMENTS: (Status.IMPROPER, "Damp more, or backtrack."),
+    Reason.LOWER_FREE_ENERGY: (Status.STALLED, "Start elsewhere, or let clients solve less far."),
+    Reason.INCOMPLETE_ROUND: (Status.STALLED, "Look at the aggregation."),
+    Reason.LEFT_OUT: (Status.STALLED, "Look at the aggregation."),
+    Reason.DEFICIT: (Status.STALLED, "Widen the bounds on answers, or look at the clients' rows."),
+    Reason.CHANGE: (Status.STALLED, "Widen the bounds on answers, or look at the clients' rows."),
+    Reason.DOMINANCE: (Status.STALLED, "Widen the bounds on answers, or look at the clients' rows."),
+    Reason.PROMINENCE: (Status.STALLED, "Widen the bounds on answers, or look at the clients' rows."),
 }
+"""How a run ends in which everybody's answers are refused, and what helps."""
 
 
 def _ending(
@@ -255,16 +265,13 @@ def _ending(
     if not taking_part:
         return Status.STALLED, "Everybody has left. Let somebody join."
     if taking_part <= set(state.refused):
-        name, reason = next(iter(history.rows[-1]["refused"].items()), ("everybody", "was left out"))
-        stalled = (Status.STALLED, "Look at the aggregation.")
-        status, remedy = next((ending for words, ending in _REFUSED.items() if words in reason), stalled)
-        return status, f"No answer could be taken in: that of {name} {reason}. {remedy}"
+        k, refusal = next(iter(state.refused.items()))
+        status, remedy = _REFUSED[refusal.reason]
+        return status, f"No answer could be taken in: that of {state.names[k]} {refusal.sentence}. {remedy}"
     if len(history) and not latest > first - 10 * (1 + abs(first)) and not np.isnan(first):
         return Status.DIVERGED, f"The free energy ran away to {latest:.6g}. {_slower(state)}"
-    if len(history) and Outcome.NO_MOMENTS.sentence in history.rows[-1]["unsolved"].values():
-        unsolved = history.last("unsolved")
-        if all(unsolved.get(state.names[k]) == Outcome.NO_MOMENTS.sentence for k in taking_part):
-            return Status.IMPROPER, "Nobody's tilted density has moments that could be matched."
+    if np.all(state.outcome[~state.gone] == Outcome.NO_MOMENTS):
+        return Status.IMPROPER, "Nobody's tilted density has moments that could be matched."
     if state.settled(tolerance):
         return Status.CONVERGED, f"Every client's answer lies within {tolerance:g} nats of the posterior."
     if not budget.spent(state):

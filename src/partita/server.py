@@ -22,6 +22,7 @@ from partita.learning import Learning, Standing, gain
 from partita.method import Method
 from partita.models import Model
 from partita.objective import Factor
+from partita.refusal import Reason, Refusal
 from partita.schedules import Turns
 from partita.state import State, free_energy
 from partita.wire import equal
@@ -31,6 +32,8 @@ LOOK = 5.0
 SILENT = 5
 """How many times as many answers as there are clients make up for clients that have never answered."""
 
+LEFT_OUT = Refusal(Reason.LEFT_OUT, "was left out with those that were refused")
+
 
 @dataclasses.dataclass(frozen=True)
 class Event:
@@ -39,7 +42,7 @@ class Event:
     clients: tuple[int, ...]
     damping: float
     staleness: int
-    refusals: dict[int, str]
+    refusals: dict[int, Refusal]
     replies: dict[int, Reply]
     unanswered: dict[int, str]
     """The clients that were asked and left out of the step, with the reason."""
@@ -59,13 +62,18 @@ class Rules(NamedTuple):
     admission: Admission = Admission()
     """What an answer must keep to."""
 
-    def check(self) -> None:
-        """Raises an `InputError` for a setting that makes no sense."""
+    def check(self, aggregation: Aggregation) -> None:
+        """Raises an `InputError` for a setting that makes no sense, or that the aggregation cannot keep."""
         if not (self.deadline > 0 and self.pause > 0):
             raise InputError(f"A deadline ({self.deadline}) and a pause ({self.pause}) are times above 0.")
         if not 0 <= self.quorum <= 1:
             raise InputError(f"The quorum is a part of the clients from 0 to 1, not {self.quorum}.")
         self.admission.check()
+        if self.admission.compares and not aggregation.keeps_product:
+            raise InputError(
+                f"{type(aggregation).__name__} does not keep every client's own factor, so that bounds on change, "
+                "dominance and prominence cannot be judged: leave them out, or use PVI with damping."
+            )
 
 
 def step(
@@ -77,20 +85,20 @@ def step(
     journal: Journal | None = None,
     tolerance: float = 1e-6,
 ) -> tuple[State, Event]:
-    """One pass through the body of `alg:vmp`, and a step in ε where it is learned.
+    """One pass through the body of `alg:vmp`, and a step in ε where it is learned; the engine is bound already.
 
     Raises nothing for what a client answers: a bad answer is refused. Answers within the tolerance have settled.
     """
     journal, rules = journal or Journal(), rules or Rules()
     state = dispatch(method, state, engine.away(state.names))
     journal.keep(state)
-    state, unanswered, whole = gather(method, model, engine, state, rules, journal)
+    state, unanswered, whole = gather(method, engine, state, rules, journal)
     if not whole:
         return state, Event((), 0.0, 0, {}, {}, unanswered)
-    new, event = take_in(method, model, engine, state, rules.admission)
+    new, event = take_in(method, engine, state, rules.admission)
     for task, _ in state.arrived:
         if task.client in event.refusals:
-            engine.tell(task, event.refusals[task.client])
+            engine.tell(task, event.refusals[task.client].sentence)
     if method.learning is not None:
         new = learn(method, method.learning, model, engine, new, len(event.clients), tolerance)
     return new, dataclasses.replace(event, unanswered=unanswered)
@@ -131,7 +139,7 @@ def dispatch(method: Method, state: State, away: Bool[np.ndarray, " m"]) -> Stat
 
 
 def gather(
-    method: Method, model: Model, engine: Engine, state: State, rules: Rules, journal: Journal
+    method: Method, engine: Engine, state: State, rules: Rules, journal: Journal
 ) -> tuple[State, dict[int, str], bool]:
     """② Clients: each maximises its local free energy and replies with the change of its factor.
 
@@ -141,7 +149,7 @@ def gather(
     left for another time. Answers that wait for others are kept on the way; the last one is kept with what the step
     makes of it.
     """
-    recipe, unanswered = method.recipe(model), dict[int, str]()
+    unanswered = dict[int, str]()
     awaited = min(method.schedule.awaits or np.inf, len(state.in_flight) + len(state.arrived))
     needed = int(rules.quorum * awaited)
     again = -np.inf
@@ -162,7 +170,7 @@ def gather(
             continue
         if engine.now() >= again:
             for task in state.in_flight:
-                engine.submit(task, recipe)
+                engine.submit(task)
             again = np.inf
         due = min(engine.posted(task.id) for task in state.in_flight) + rules.deadline
         coming = engine.next(min(due, again, rules.until, engine.now() + LOOK) - engine.now())
@@ -171,7 +179,10 @@ def gather(
             if state.in_flight and len(state.arrived) < awaited:
                 journal.keep(state)
         elif isinstance(coming, Failure):
-            state = leave_out([task for task in state.in_flight if task.id == coming.task], coming.reason)
+            failed = [task for task in state.in_flight if task.id == coming.task]
+            state = leave_out(failed, coming.reason)
+            if coming.final and any(task.id == coming.task for task in state.in_flight):
+                raise InputError(f"{failed[0].name} {coming.reason}")
             again = min(again, engine.now() + rules.pause)
     if not state.arrived and not state.in_flight:
         engine.next(min(rules.pause, max(rules.until - engine.now(), 0.0)))
@@ -198,7 +209,7 @@ def without(state: State, tasks: Sequence[Task]) -> State:
     return dataclasses.replace(state, in_flight=tuple(task for task in state.in_flight if task.id not in gone))
 
 
-def take_in(method: Method, model: Model, engine: Engine, state: State, admission: Admission) -> tuple[State, Event]:
+def take_in(method: Method, engine: Engine, state: State, admission: Admission) -> tuple[State, Event]:
     """③ Server: take the changes in, damped."""
     clients = len(state.factors)
     replies = {
@@ -208,16 +219,19 @@ def take_in(method: Method, model: Model, engine: Engine, state: State, admissio
     deltas = {k: replies[k].delta for k in sorted(replies) if k not in refusals}
 
     bounds = admission if _comparable(state, replies) else Admission()
-    held = {k for k, version in enumerate(state.versions) if version > 0 and state.memory is None}
+    held = {k for k, version in enumerate(state.versions) if version > 0 and state.keeps_product}
     # factors from before there was anybody to compare them with are judged as soon as there is
     judged = held & deltas.keys() if _comparable(state, ()) else held
-    climbed = functools.partial(free_energy, method, model, engine, state)
+    climbed = functools.partial(free_energy, method, engine, state)
     taken, beyond, divided = admit(method.aggregation, bounds, state.holdings, deltas, judged, held, climbed)
     refusals |= beyond | taken.refusals
+    holdings = taken.holdings
+    for k in refusals:
+        holdings = method.aggregation.without_estimate(holdings, k)
 
     accepted = set(deltas) - set(refusals) if taken.damping > 0 else set()
     residual, age, ell = state.residual.copy(), state.age + 1, state.ell.copy()
-    gradients = {name: column.copy() for name, column in state.gradients.items()}
+    outcome, gradients = state.outcome.copy(), {name: column.copy() for name, column in state.gradients.items()}
     elsewhere = {
         task.client
         for task, _ in state.arrived
@@ -226,31 +240,34 @@ def take_in(method: Method, model: Model, engine: Engine, state: State, admissio
     for k, reply in replies.items():
         own = float(reply.info.residual) if taken.residual is None else taken.residual
         residual[k] = own if k in accepted and int(reply.info.outcome) not in HELD_BACK else np.inf
+        outcome[k] = int(reply.info.outcome)
         age[k], ell[k] = 0, reply.info.ell if np.isfinite(reply.info.ell) else ell[k]
         for name, column in gradients.items() if k in accepted else ():
             column[k] = reply.gradient[name]
     residual[[*divided, *elsewhere]] = np.inf
     for column in gradients.values():
         column[list(divided)] = np.nan
+    others = {k: refusal for k, refusal in state.refused.items() if k not in replies}
     new = dataclasses.replace(
         state,
-        posterior=taken.holdings.posterior,
-        factors=tuple(taken.holdings.factors[k] for k in range(clients)),
-        memory=taken.holdings.memory,
+        posterior=holdings.posterior,
+        factors=tuple(holdings.factors[k] for k in range(clients)),
+        memory=holdings.memory,
         versions=tuple(version + (k in accepted | divided) for k, version in enumerate(state.versions)),
         residual=residual,
         age=age,
         ell=ell,
+        outcome=outcome,
         gradients=gradients,
         in_flight=tuple(task for task in state.in_flight if task.client not in divided),
         arrived=(),
         turn=state.turn + 1,
-        updates=state.updates + bool(accepted | divided),
+        updates=state.updates + (holdings.posterior is not state.posterior),
         answers=state.answers + len(replies),
         communications=state.communications + len(replies) + taken.trials * clients,
         gradient_steps=state.gradient_steps + sum(int(reply.info.steps) for reply in replies.values()),
         synchronous_steps=state.synchronous_steps + max((int(r.info.steps) for r in replies.values()), default=0),
-        refused=() if accepted else tuple(sorted({*state.refused, *replies})),
+        refused={} if accepted else {**{k: refusals.get(k, LEFT_OUT) for k in replies}, **others},
     )
     staleness = max((state.updates - task.updates for task, _ in state.arrived), default=0)
     return new, Event(tuple(replies), taken.damping, staleness, refusals, replies, {})
@@ -291,14 +308,14 @@ def learn(
 
     def bound(u: Hyper) -> float:
         new = at(u)
-        return free_energy(method, model, engine, new, new.posterior) if allowed(new) else -np.inf
+        return free_energy(method, engine, new, new.posterior) if allowed(new) else -np.inf
 
     u = unconstrained(state.hyper, above)
     residual = float(state.residual[present].max())
     standing = Standing(u, gradient, bound, residual, tolerance, answers / int(present.sum()))
     moved = learning.update(standing, state.learning)
     new = state if moved.u is u else at(moved.u)
-    if new is not state and state.memory is None:
+    if new is not state and state.keeps_product:
         product = functools.reduce(operator.mul, (factor.natural for factor in state.factors), new.prior_now)
         new = dataclasses.replace(new, posterior=product)
     if not allowed(new):
@@ -343,29 +360,29 @@ def admit(
     judged: Collection[int],
     held: Collection[int],
     free_energy: FreeEnergy,
-) -> tuple[Taken, dict[int, str], set[int]]:
-    """Takes changes in without those of clients beyond a bound, the worst first; with the reasons.
+) -> tuple[Taken, dict[int, Refusal], set[int]]:
+    """Takes changes in without those of clients beyond a bound, the worst first; with the refusals.
 
     Of factors that are held already, those to be judged that are beyond a bound beside what others have said since, as
     may be found of the first answers of a sequential run, are divided out; last come those clients.
     """
     deltas, judged, held = dict(deltas), set(judged), set(held)
-    refusals, divided = dict[int, str](), set[int]()
+    refusals, divided = dict[int, Refusal](), set[int]()
     while True:
         taken = aggregation.update(holdings, deltas, free_energy) if deltas else Taken(holdings, 0.0, 0, {})
         new = set(deltas) - set(taken.refusals)
         beyond = admission.worst(holdings, taken.holdings, (judged - set(deltas)) | new, held | new)
         if beyond is None:
             return taken, refusals, divided
-        k, reason = beyond
+        k, refusal = beyond
         if k in new:
-            refusals[k] = reason
+            refusals[k] = refusal
             del deltas[k]
             continue
         judged.discard(k)
-        rest = holdings.posterior / holdings.factors[k].natural
-        if rest.is_proper():
-            refusals[k] = reason
+        rest = aggregation.divided(holdings, k)
+        if rest.posterior.is_proper():
+            refusals[k] = refusal
             divided.add(k)
             held.discard(k)
-            holdings = Holdings(rest, {**holdings.factors, k: Factor.one(rest)})
+            holdings = rest

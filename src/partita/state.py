@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int, PyTree
 from partita.aggregation import Aggregation, Damped, Holdings
 from partita.client import Reply
 from partita.engines import Engine, Task
+from partita.engines.local import total_ell
 from partita.errors import InputError
 from partita.families import Family
 from partita.hyper import Hyper, at_prior, begin, of_model, positive, unconstrained
@@ -18,13 +19,15 @@ from partita.learning import Learning
 from partita.method import Method
 from partita.models import Model
 from partita.objective import Factor
+from partita.partition.shard import Partition
+from partita.refusal import Refusal
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
     """All that the server knows; a file of it is a complete checkpoint. Never changed in place.
 
-    Under product aggregation `posterior == prior_now · Π factors` after every step.
+    Where the aggregation keeps the product, `posterior == prior_now · Π factors` after every step.
     """
 
     names: tuple[str, ...]
@@ -41,6 +44,8 @@ class State:
     """How many turns ago each client last answered."""
     ell: Float[np.ndarray, " m"]
     """Each client's expected log-likelihood under the last posterior it was sent; −∞ before its first answer."""
+    outcome: Int[np.ndarray, " m"]
+    """Why each client's solver stopped at its last answer (`Outcome`); 0 before the first."""
     gone: Bool[np.ndarray, " m"]
     """Which clients take no part any more."""
     in_flight: tuple[Task, ...]
@@ -48,6 +53,8 @@ class State:
     arrived: tuple[tuple[Task, Reply], ...]
     """Answers that wait for others, to be taken in together."""
     seed: int
+    keeps_product: bool = True
+    """Whether the aggregation keeps the product; a factor can then be judged by itself, and divided out."""
     memory: PyTree = None
     """What the aggregation remembers."""
     hyper: Hyper = dataclasses.field(default_factory=dict)
@@ -67,8 +74,8 @@ class State:
     """The same, where clients that work at the same time count as the slowest of them (`fig:fmnist_homo_pvi_steps`)."""
     clock: float = 0.0
     """Simulated time."""
-    refused: tuple[int, ...] = ()
-    """The clients whose answers were refused since one was last taken in."""
+    refused: Mapping[int, Refusal] = dataclasses.field(default_factory=dict)
+    """The clients whose answers were refused since one was last taken in, the latest first."""
 
     @property
     def left(self) -> tuple[str, ...]:
@@ -97,7 +104,8 @@ def init(prior: Family, clients: int | Sequence[str], seed: int = 0, aggregation
         raise InputError("There are no clients: give the data of at least one.")
     if not prior.is_proper():
         raise InputError("The prior is improper: give it finite natural parameters and positive precision.")
-    holdings = (aggregation or Damped()).init(prior, len(names))
+    aggregation = aggregation or Damped()
+    holdings = aggregation.init(prior, len(names))
     return State(
         names=names,
         prior=prior,
@@ -107,10 +115,12 @@ def init(prior: Family, clients: int | Sequence[str], seed: int = 0, aggregation
         residual=np.full(len(names), np.inf),
         age=np.zeros(len(names), int),
         ell=np.full(len(names), -np.inf),
+        outcome=np.zeros(len(names), int),
         gone=np.zeros(len(names), bool),
         in_flight=(),
         arrived=(),
         seed=seed,
+        keeps_product=aggregation.keeps_product,
         memory=holdings.memory,
     )
 
@@ -123,7 +133,7 @@ def with_learning(state: State, learning: Learning, model: Model) -> State:
     return dataclasses.replace(state, hyper=hyper, gradients=unheard, learning=memory)
 
 
-def free_energy(method: Method, model: Model, engine: Engine, state: State, q: Family) -> float:
+def free_energy(method: Method, engine: Engine, state: State, q: Family) -> float:
     """What all clients climb together, with the state's hyperparameters and the method's temperature.
 
     A client that has left has no rows any more; its factor, which stays, speaks for it.
@@ -131,11 +141,10 @@ def free_energy(method: Method, model: Model, engine: Engine, state: State, q: F
     at = (state.seed, method.temperature, state.left, state.hyper)
     stay = [factor for factor, gone in zip(state.factors, state.gone, strict=True) if gone]
     said = sum(float(factor.expected_log(q)) for factor in stay)
-    return global_free_energy(model, engine, state.prior_now, q, *at) + method.temperature * said
+    return global_free_energy(engine, state.prior_now, q, *at) + method.temperature * said
 
 
 def global_free_energy(
-    model: Model,
     engine: Engine,
     prior: Family,
     q: Family,
@@ -149,7 +158,12 @@ def global_free_energy(
     With a temperature the divergence has that weight: what tempered clients climb together. The rows of clients that
     have left do not count. Hyperparameters are the model's own unless given.
     """
-    return engine.ell(model, q, jax.random.key(seed), left, hyper) - temperature * float(divergence(q, prior))
+    return engine.ell(q, jax.random.key(seed), left, hyper) - temperature * float(divergence(q, prior))
+
+
+def partition_free_energy(model: Model, partition: Partition, prior: Family, q: Family, seed: int) -> float:
+    """F(q) on the rows of a partition in this process."""
+    return total_ell(model, q, partition, jax.random.key(seed)) - float(divergence(q, prior))
 
 
 @eqx.filter_jit

@@ -22,8 +22,8 @@ from partita.experiments.results import Results
 from partita.experiments.runner import Plan, execute
 from partita.experiments.source import load, made_up
 from partita.preprocess import federated, summarise
-from partita.server import step
 from partita.state import init
+from support.steps import step
 
 
 def quiet(done, total, last):

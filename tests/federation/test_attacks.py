@@ -19,9 +19,10 @@ from partita.engines.remote import RemoteEngine
 from partita.federation.ledger import Ledger
 from partita.objective import Factor
 from partita.preprocess import Summary
-from partita.server import Rules, step
+from partita.server import Rules
 from partita.state import init
 from partita.wire import Message
+from support.steps import step
 
 BOUNDS = Admission(change=1000.0, dominance=20.0, deficit=0.05)
 NAME = "client 1"
@@ -137,7 +138,7 @@ def events(ledger, name):
 def one_step(link, method, ledger):
     """The state after a step, for which the link's clients have ten seconds."""
     rules = Rules(deadline=10.0, quorum=0.5, admission=BOUNDS)
-    return step(method, MODEL, RemoteEngine(link, PRIOR, ROWS, ledger), init(PRIOR, PARTS.names), rules, ledger)[0]
+    return step(method, MODEL, RemoteEngine(link, ROWS, ledger), init(PRIOR, PARTS.names), rules, ledger)[0]
 
 
 @pytest.fixture(scope="module")
@@ -285,20 +286,23 @@ def test_a_free_energy_that_is_none_is_no_free_energy(ell):
             return Message({"kind": "ell", "task": message.header["task"], "ell": ell}, {})
 
     ends[NAME] = Liar()
-    engine = RemoteEngine(Weather(ends), PRIOR, ROWS)
-    assert np.isnan(engine.ell(MODEL, PRIOR, jax.random.key(0)))
+    engine = RemoteEngine(Weather(ends), ROWS)
+    engine.bind(method.recipe(MODEL), PRIOR)
+    assert np.isnan(engine.ell(PRIOR, jax.random.key(0)))
 
 
 def test_an_old_free_energy_is_not_that_of_another_posterior():
     """Everybody's answers to a first question come once more, before those to a second."""
     there, key, narrow = sites(METHODS["synchronous"]), jax.random.key(0), PRIOR**4.0
     link = Weather(there)
-    engine = RemoteEngine(link, PRIOR, ROWS)
-    first = engine.ell(MODEL, PRIOR, key)
+    engine, fresh = RemoteEngine(link, ROWS), RemoteEngine(Weather(there), ROWS)
+    for bound in (engine, fresh):
+        bound.bind(METHODS["synchronous"].recipe(MODEL), PRIOR)
+    first = engine.ell(PRIOR, key)
     for message in [message for message in map(wire.unpack, link.sent) if "name" in message.header]:
         link._carry("letter", message.header["name"], wire.pack(message))
-    second = engine.ell(MODEL, narrow, key)
-    assert second == RemoteEngine(Weather(there), PRIOR, ROWS).ell(MODEL, narrow, key) != first
+    second = engine.ell(narrow, key)
+    assert second == fresh.ell(narrow, key) != first
 
 
 def crafted(contents, body=b"", length=None):

@@ -11,7 +11,7 @@ from partita.journal import Journal
 from test_pvi import MODEL, PARTS, PRIOR, SOLVER
 
 pytest.importorskip("distributed")
-from partita.engines.dask import dask_engine
+from partita.engines.dask import DaskEngine
 
 METHODS = {"sequential": pt.methods.sequential(SOLVER), "synchronous": pt.methods.synchronous(SOLVER)}
 
@@ -24,7 +24,7 @@ def assert_equal(there, here):
 @pytest.mark.parametrize("name", METHODS)
 def test_numbers_are_those_of_one_process(name, cluster):
     method = METHODS[name]
-    there = pt.run(method, MODEL, PRIOR, engine=dask_engine(cluster, method, MODEL, PRIOR, PARTS), rounds=40)
+    there = pt.run(method, MODEL, PRIOR, engine=DaskEngine(cluster, PARTS), rounds=40)
     here = pt.run(method, MODEL, PRIOR, PARTS, rounds=40)
     assert there.status is here.status is pt.Status.CONVERGED
     assert_equal(there, here)
@@ -38,7 +38,7 @@ def test_numbers_are_those_of_one_process_on_adult(name, cluster):
     table = pt.datasets.adult().train
     parts = pt.split(table, pt.splits.beta_kappa(table.y, 10, 0.7, -3.0))
     method, prior = METHODS[name], pt.MeanFieldGaussian.standard_normal(table.x.shape[1])
-    there = pt.run(method, MODEL, prior, engine=dask_engine(cluster, method, MODEL, prior, parts), rounds=2)
+    there = pt.run(method, MODEL, prior, engine=DaskEngine(cluster, parts), rounds=2)
     here = pt.run(method, MODEL, prior, parts, rounds=2)
     assert there.state.answers == here.state.answers == 20
     assert_equal(there, here)
@@ -46,7 +46,7 @@ def test_numbers_are_those_of_one_process_on_adult(name, cluster):
 
 def test_answers_in_any_order_lead_to_the_same_posterior(cluster):
     method = pt.methods.asynchronous(SOLVER)
-    there = pt.run(method, MODEL, PRIOR, engine=dask_engine(cluster, method, MODEL, PRIOR, PARTS), rounds=60)
+    there = pt.run(method, MODEL, PRIOR, engine=DaskEngine(cluster, PARTS), rounds=60)
     here = pt.run(method, MODEL, PRIOR, PARTS, rounds=60)
     assert there.status is here.status is pt.Status.CONVERGED
     # the runs end within 1e-6 nats of one fixed point
@@ -55,7 +55,7 @@ def test_answers_in_any_order_lead_to_the_same_posterior(cluster):
 
 def test_a_worker_killed_at_work_is_replaced(cluster):
     method = pt.methods.synchronous(SOLVER)
-    engine = dask_engine(cluster, method, MODEL, PRIOR, PARTS)
+    engine = DaskEngine(cluster, PARTS)
     kills = iter([3, 7])
     next_kill = next(kills)
 
@@ -90,7 +90,7 @@ def test_a_synchronous_round_of_a_hundred_clients_loses_nobody(cluster):
     y = (x[:, 1] + generator.logistic(size=500) > 0).astype(float)
     parts = pt.split(pt.Table(x, y), pt.splits.equal_random(500, 100))
     method, notes = METHODS["synchronous"], Notes()
-    engine = dask_engine(cluster, method, MODEL, PRIOR, parts, notes)
+    engine = DaskEngine(cluster, parts, notes)
     there = pt.run(method, MODEL, PRIOR, engine=engine, journal=notes, rounds=1)
     here = pt.run(method, MODEL, PRIOR, parts, rounds=1)
     (step,) = there.history

@@ -14,7 +14,7 @@ from federation.processes import until
 from test_pvi import MODEL, PARTS, PRIOR, SOLVER
 
 pytest.importorskip("distributed")
-from partita.engines.dask import dask_engine
+from partita.engines.dask import DaskEngine
 from partita.federation.ledger import Ledger
 
 METHOD = pt.methods.synchronous(SOLVER)
@@ -24,11 +24,11 @@ import jax
 jax.config.update("jax_enable_x64", True)
 from distributed import Client
 import partita as pt
-from federation.test_dask_killed import METHOD, MODEL, PARTS, PRIOR, dask_engine, Ledger
+from federation.test_dask_killed import METHOD, MODEL, PARTS, PRIOR, DaskEngine, Ledger
 
 ledger = Ledger(sys.argv[2])
 with Client(sys.argv[1]) as client:
-    engine = dask_engine(client, METHOD, MODEL, PRIOR, PARTS, ledger)
+    engine = DaskEngine(client, PARTS, ledger)
     result = pt.run(METHOD, MODEL, PRIOR, engine=engine, journal=ledger, rounds=40, evaluate_every=0, progress=False)
 result.posterior.save(sys.argv[3])
 """
@@ -49,7 +49,7 @@ def test_a_worker_killed_at_work_is_replaced(cluster, here):
         os.kill(killed[0], signal.SIGKILL)
 
     thread = threading.Thread(target=kill)
-    engine = dask_engine(cluster, METHOD, MODEL, PRIOR, PARTS)
+    engine = DaskEngine(cluster, PARTS)
     thread.start()
     there = pt.run(METHOD, MODEL, PRIOR, engine=engine, rounds=40, evaluate_every=0)
     thread.join()

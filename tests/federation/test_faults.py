@@ -43,7 +43,7 @@ def sites(method):
 def serve(method, link, ledger, **rules):
     """One life of a server."""
     rows = dict(zip(PARTS.names, PARTS.sizes, strict=True))
-    engine = RemoteEngine(link, PRIOR, rows, ledger)
+    engine = RemoteEngine(link, rows, ledger)
     limits = Rules(**{"deadline": 10.0, "quorum": 0.5, "until": 5000.0} | rules)
     return pt.run(
         method,
@@ -120,8 +120,9 @@ def test_a_client_whose_answer_waits_is_not_asked_again():
     method = METHODS["asynchronous"]
     state = dispatch(method, init(PRIOR, PARTS.names), np.zeros(3, bool))
     engine = LocalEngine(PARTS)
+    engine.bind(method.recipe(MODEL), PRIOR)
     for task in state.in_flight:
-        engine.submit(task, method.recipe(MODEL))
+        engine.submit(task)
     state = receive(state, engine.next())
     again = dispatch(method, state, np.zeros(3, bool))
     assert [task.client for task, _ in again.arrived] == [0]
@@ -132,7 +133,8 @@ def test_an_answer_to_another_version_of_the_factor_changes_nothing():
     method = METHODS["synchronous"]
     state = dispatch(method, init(PRIOR, PARTS.names), np.zeros(3, bool))
     engine = LocalEngine(PARTS)
-    engine.submit(state.in_flight[0], method.recipe(MODEL))
+    engine.bind(method.recipe(MODEL), PRIOR)
+    engine.submit(state.in_flight[0])
     moved = dataclasses.replace(state, versions=(1, 0, 0))
     assert receive(moved, engine.next()).arrived == ()
 

@@ -108,12 +108,13 @@ def test_records_that_hold_something_else_are_refused(name):
 def attacked(answer, ledger):
     """The engine, the grid and the first task of a federation in which client 0 answers tasks so."""
     grid = Nodes({1: named("client 0", answer)})
-    engine = RemoteEngine(FlowerLink(grid, ["client 0", "client 1"]), PRIOR, {"client 0": 10, "client 1": 10}, ledger)
+    engine = RemoteEngine(FlowerLink(grid, ["client 0", "client 1"]), {"client 0": 10, "client 1": 10}, ledger)
+    engine.bind(METHOD.recipe(MODEL), PRIOR)
     state = dispatch(METHOD, init(PRIOR, ["client 0", "client 1"]), np.zeros(2, bool))
     assert engine.away(["client 0"]).all()
     assert engine.next(0.0) is None
     assert not engine.away(["client 0"]).any()
-    engine.submit(state.in_flight[0], METHOD.recipe(MODEL))
+    engine.submit(state.in_flight[0])
     return engine, grid, state.in_flight[0]
 
 

@@ -58,7 +58,7 @@ def test_clients_in_single_precision_answer_though_the_server_has_double(tmp_pat
     prior, recipe = single(PRIOR), method.recipe(MODEL)
     pairs = zip(PARTS.names, PARTS.shards, strict=True)
     link = Weather({name: Site(name, recipe, prior, single(shard)) for name, shard in pairs})
-    engine = RemoteEngine(link, prior, dict(zip(PARTS.names, PARTS.sizes, strict=True)))
+    engine = RemoteEngine(link, dict(zip(PARTS.names, PARTS.sizes, strict=True)))
     options = {"rounds": 40, "evaluate_every": 0, "progress": False}
     limits = Rules(deadline=10.0, until=5000.0)
     there = pt.run(method, MODEL, prior, engine=engine, rules=limits, tolerance=1e-5, **options)
@@ -91,13 +91,13 @@ def test_a_ledger_of_a_run_that_learns_is_not_taken_for_another(tmp_path):
 
 def test_numbers_are_those_of_one_process_on_dask():
     distributed = pytest.importorskip("distributed")
-    from partita.engines.dask import dask_engine
+    from partita.engines.dask import DaskEngine
 
     method = METHODS["synchronous", "coordinate"]
     about = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
     options = {"rounds": 20, "evaluate_every": 0, "progress": False}
     with distributed.LocalCluster(**about) as local, distributed.Client(local) as cluster:
-        there = pt.run(method, MODEL, PRIOR, engine=dask_engine(cluster, method, MODEL, PRIOR, PARTS), **options)
+        there = pt.run(method, MODEL, PRIOR, engine=DaskEngine(cluster, PARTS), **options)
     here = pt.run(method, MODEL, PRIOR, PARTS, **options)
     np.testing.assert_allclose(values(there), values(here), rtol=1e-10)
     assert not np.allclose(values(there), 1.0, atol=0.1)

@@ -8,8 +8,8 @@ from partita import FixedPoint, FullGaussian, MeanFieldGaussian, Table
 from partita.engines import LocalEngine
 from partita.objective import Factor
 from partita.partition import Partition, federate
-from partita.server import step
 from partita.state import init
+from support.steps import step
 
 FAMILIES = [MeanFieldGaussian, FullGaussian]
 KEY = jax.random.key(0)

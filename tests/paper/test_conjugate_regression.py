@@ -21,8 +21,8 @@ from partita import (
     run,
 )
 from partita.engines import LocalEngine
-from partita.server import step
 from partita.state import init
+from support.steps import step
 
 NOISE = 0.7
 MODEL = LinearRegression(NOISE)

@@ -15,12 +15,11 @@ from scipy.optimize import minimize
 from paper import reference
 from paper.runs import EXACT, FAMILIES, KEY, natural, shards, trajectory
 from partita import Damped, LogDensity, LogisticRegression, MeanFieldGaussian, Method, Sequential, Synchronous
-from partita.engines import LocalEngine
 from partita.expectations import Expectation
 from partita.objective import Cavity, Factor, Problem
 from partita.partition import federate
 from partita.solvers.gradient import from_coordinates, to_coordinates
-from partita.state import global_free_energy
+from partita.state import partition_free_energy
 
 M = 3
 MODEL = LogisticRegression()
@@ -142,7 +141,7 @@ def test_the_saddle_is_the_highest_point_of_every_local_problem(counterexample):
 def test_the_saddle_lies_far_below_the_maximum(counterexample):
     model, parts, state = counterexample
     z = np.asarray(ravel_pytree(state.posterior.unconstrained())[0])
-    saddle = global_free_energy(model, LocalEngine(parts), state.prior, state.posterior, seed=0)
+    saddle = partition_free_energy(model, parts, state.prior, state.posterior, seed=0)
     assert saddle == pytest.approx(free_energy(z), abs=1e-12)
     best = minimize(lambda z: -free_energy(z), z + 0.1)
     # without the likelihood's constant −½ log 2π it is −12.790 against −6.109

@@ -8,9 +8,8 @@ import pytest
 from paper import reference
 from paper.runs import EXACT, FAMILIES, KEY, member, natural, shards, trajectory
 from partita import Asynchronous, Damped, FullGaussian, LogisticRegression, Method, Sequential, Synchronous
-from partita.engines import LocalEngine
 from partita.objective import Factor, local_free_energy, log_partition
-from partita.state import global_free_energy
+from partita.state import partition_free_energy
 
 MODEL = LogisticRegression()
 X, Y = reference.logistic_data()
@@ -33,7 +32,7 @@ def assert_sum_is_global(prior, q, factors):
     expected = reference.free_energy(natural(q), natural(prior), X, Y, reference.logistic)
     # both sides are sums of terms of size about 20
     assert total == pytest.approx(expected, abs=1e-11)
-    assert global_free_energy(MODEL, LocalEngine(PARTS), prior, q, seed=0) == pytest.approx(expected, abs=1e-11)
+    assert partition_free_energy(MODEL, PARTS, prior, q, seed=0) == pytest.approx(expected, abs=1e-11)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -23,8 +23,8 @@ from partita.engines import LocalEngine
 from partita.errors import InputError
 from partita.families.gaussian import Moments
 from partita.objective import Factor, Problem
-from partita.server import step
 from partita.state import init
+from support.steps import step
 
 THETA = np.linspace(-8, 8, 801)
 Y = np.array([0.3, -1.2, 0.8])

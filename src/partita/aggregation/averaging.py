@@ -15,6 +15,7 @@ from partita.compiled import Compiled
 from partita.errors import InputError, unknown
 from partita.families import Family
 from partita.objective import Factor
+from partita.refusal import Reason, Refusal
 
 Mean = Literal["all", "answered"]
 
@@ -43,6 +44,10 @@ class Averaging(Aggregation):
         if self.over not in ("all", "answered"):
             raise unknown("mean", self.over, ("all", "answered"))
 
+    @property
+    def keeps_product(self) -> bool:
+        return False
+
     def init(self, prior: Family, clients: int) -> Holdings:
         posterior, part = begin(prior, self.start, clients)
         answers = dict.fromkeys(range(clients), posterior)
@@ -65,8 +70,8 @@ class Averaging(Aggregation):
             centre = mean
         posterior, proper, moved = mix(holdings.posterior, centre, product, mixing)
         if not proper:
-            reason = f"would make the posterior improper with mixing {mixing:.2g}"
-            return Taken(holdings, 0.0, 0, dict.fromkeys(deltas, reason))
+            refusal = Refusal(Reason.IMPROPER, f"would make the posterior improper with mixing {mixing:.2g}")
+            return Taken(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
         residual = float(np.max([moved, *residuals]))
         return Taken(Holdings(posterior, factors, Averages(answers, mean, product)), 1.0, 0, {}, residual)
 

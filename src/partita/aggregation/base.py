@@ -7,8 +7,10 @@ from typing import NamedTuple
 import equinox as eqx
 from jaxtyping import Array, Float, PyTree
 
+from partita.errors import InputError
 from partita.families import Family
 from partita.objective import Factor
+from partita.refusal import Refusal
 
 
 class Holdings(NamedTuple):
@@ -27,8 +29,8 @@ class Taken(NamedTuple):
     """The damping ρ taken; 0 when nothing was taken in."""
     trials: int
     """How many times the free energy was asked for, at one communication a client each."""
-    refusals: dict[int, str]
-    """The clients whose answers were refused, with the reason."""
+    refusals: dict[int, Refusal]
+    """The clients whose answers were refused, and why."""
     residual: float | None = None
     """How far from a fixed point the posterior was, where the clients' own residuals do not tell it."""
 
@@ -38,6 +40,14 @@ FreeEnergy = Callable[[Family], float]
 
 class Aggregation(eqx.Module):
     """Takes clients' undamped changes into the posterior and their factors."""
+
+    @property
+    @abc.abstractmethod
+    def keeps_product(self) -> bool:
+        """Whether q = p · Π t_m after every step, where t_m is made of client m's own answers alone.
+
+        Only then can a factor be judged by itself, and divided out of the posterior.
+        """
 
     def init(self, prior: Family, clients: int) -> Holdings:
         """The holdings before the first answer: t_m = 1 for every client and q = p."""
@@ -52,6 +62,27 @@ class Aggregation(eqx.Module):
 
         The power is the α of the tilted densities whose moments answers tell; None where they tell none.
         """
+
+    def added(self, holdings: Holdings) -> Holdings:
+        """The holdings with one more client, whose factor changes nothing yet."""
+        if not self.keeps_product:
+            raise InputError(f"{type(self).__name__} has no place for another client: start a new run with it.")
+        factors = {**holdings.factors, len(holdings.factors): Factor.one(holdings.posterior)}
+        return holdings._replace(factors=factors)
+
+    def divided(self, holdings: Holdings, client: int) -> Holdings:
+        """The holdings in which a client's factor is divided out of the posterior."""
+        if not self.keeps_product:
+            raise InputError(
+                f"{type(self).__name__} mixes the answers of all clients, so that none can be divided out: "
+                "keep the client's factor instead."
+            )
+        rest = holdings.posterior / holdings.factors[client].natural
+        return holdings._replace(posterior=rest, factors={**holdings.factors, client: Factor.one(rest)})
+
+    def without_estimate(self, holdings: Holdings, client: int) -> Holdings:
+        """The holdings without what was only estimated of a client that has left, or whose answer was refused."""
+        return holdings
 
     def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
         """The holdings once the prior has changed by a factor: the clients' factors stay, and q moves with it."""

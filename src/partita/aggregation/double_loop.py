@@ -30,6 +30,7 @@ from partita.errors import InputError
 from partita.families import Family, inner
 from partita.families.base import Mean
 from partita.objective import Factor, log_partition
+from partita.refusal import Reason, Refusal
 from partita.solvers.power import check_power
 
 INEXACT = 1 / 16
@@ -57,6 +58,10 @@ class DoubleLoop(Aggregation):
     def __check_init__(self) -> None:
         check_power(self.alpha)
 
+    @property
+    def keeps_product(self) -> bool:
+        return False
+
     def init(self, prior: Family, clients: int) -> Holdings:
         still, one = stacked([prior.one()] * clients), jnp.ones((), jax.tree.leaves(prior)[0].dtype)
         return super().init(prior, clients)._replace(memory=Search(prior, still, still, 0 * one, one))
@@ -64,12 +69,15 @@ class DoubleLoop(Aggregation):
     def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
         clients = sorted(holdings.factors)
         if len(deltas) < len(clients):
-            return Taken(holdings, 0.0, 0, dict.fromkeys(deltas, "is of no use without everybody else's of this round"))
+            refusal = Refusal(Reason.INCOMPLETE_ROUND, "is of no use without everybody else's of this round")
+            return Taken(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
         trial, changes = [holdings.factors[k] for k in clients], [deltas[k] for k in clients]
         found = search(self.alpha, holdings.posterior, trial, changes, holdings.memory)
         posterior, factors, memory, residual, proper = found
         if not proper.all():
-            refusals = {k: "has no moments: it is improper" for k in clients if not proper[k]}
+            refusals = {
+                k: Refusal(Reason.NO_MOMENTS, "has no moments: it is improper") for k in clients if not proper[k]
+            }
             return Taken(holdings, 0.0, 0, refusals)
         after = Holdings(posterior, dict(zip(clients, factors, strict=True)), memory)
         return Taken(after, min(float(holdings.memory.step), 1.0), 0, {}, float(residual))

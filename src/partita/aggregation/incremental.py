@@ -17,6 +17,7 @@ from partita.compiled import Compiled
 from partita.errors import InputError
 from partita.families import Family
 from partita.objective import Factor
+from partita.refusal import Reason, Refusal
 
 
 def agile_adam(learning_rate: float) -> optax.GradientTransformation:
@@ -50,6 +51,10 @@ class Incremental(Aggregation):
         if not 0 <= self.gain <= 1:
             raise InputError(f"The gain is a number from 0 to 1, not {self.gain}.")
 
+    @property
+    def keeps_product(self) -> bool:
+        return False
+
     def init(self, prior: Family, clients: int) -> Holdings:
         posterior, _ = begin(prior, self.start, clients)
         optimiser = self.optimiser(self.learning_rate).init(posterior.unconstrained())
@@ -65,8 +70,8 @@ class Incremental(Aggregation):
             self, holdings.posterior, factors, changes, holdings.memory, weight, clients / int(heard.sum())
         )
         if not proper:
-            reason = "would make the posterior improper at this learning rate"
-            return Taken(holdings, 0.0, 0, dict.fromkeys(deltas, reason))
+            refusal = Refusal(Reason.IMPROPER_STEP, "would make the posterior improper at this learning rate")
+            return Taken(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
         memory = Tracked(optimiser, holdings.memory.prior, evidence, heard)
         changed = {**holdings.factors, **dict(zip(deltas, factors, strict=True))}
         return Taken(Holdings(moved, changed, memory), 1.0, 0, {}, float(residual) if heard.all() else np.inf)

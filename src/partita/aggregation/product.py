@@ -12,6 +12,7 @@ from partita.compiled import Compiled
 from partita.errors import check_part
 from partita.families import Family
 from partita.objective import Factor
+from partita.refusal import Reason, Refusal
 
 
 def check_damping(damping: float | None) -> None:
@@ -27,6 +28,10 @@ class Damped(Aggregation):
 
     def __check_init__(self) -> None:
         check_damping(self.damping)
+
+    @property
+    def keeps_product(self) -> bool:
+        return True
 
     def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
         damping = 1 / len(holdings.factors) if self.damping is None else self.damping
@@ -46,26 +51,30 @@ class Backtracking(Aggregation):
     def __check_init__(self) -> None:
         check_damping(self.damping)
 
+    @property
+    def keeps_product(self) -> bool:
+        return True
+
     def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
         damping = 1 / len(holdings.factors) if self.damping is None else self.damping
         before = free_energy(holdings.posterior) if self.watch_free_energy else 0.0
         rounding = 8 * float(jnp.finfo(jax.tree.leaves(holdings.posterior)[0].dtype).eps) * (1 + abs(before))
         trials = int(self.watch_free_energy)
-        reason = ""
+        refusal = Refusal(Reason.IMPROPER, "would make the posterior improper")
         for _ in range(self.halvings + 1):
             taken = attempt(holdings, deltas, damping)
             if taken.damping == 0:
-                reason = "would make the posterior improper"
+                refusal = Refusal(Reason.IMPROPER, "would make the posterior improper")
             elif not self.watch_free_energy:
                 return taken
             else:
                 trials += 1
                 if free_energy(taken.holdings.posterior) >= before - rounding:
                     return taken._replace(trials=trials)
-                reason = "would lower the free energy"
+                refusal = Refusal(Reason.LOWER_FREE_ENERGY, "would lower the free energy")
             damping /= 2
-        reason = f"{reason} even with damping {2 * damping:.2g}"
-        return Taken(holdings, 0.0, trials, dict.fromkeys(deltas, reason))
+        refusal = refusal._replace(sentence=f"{refusal.sentence} even with damping {2 * damping:.2g}")
+        return Taken(holdings, 0.0, trials, dict.fromkeys(deltas, refusal))
 
 
 def attempt(holdings: Holdings, deltas: Mapping[int, Factor], damping: float) -> Taken:
@@ -76,14 +85,14 @@ def attempt(holdings: Holdings, deltas: Mapping[int, Factor], damping: float) ->
     if proper:
         return Taken(holdings._replace(posterior=posterior, factors=factors), damping, 0, {})
     alone = [k for k, delta in deltas.items() if not take(holdings.posterior, holdings.factors[k], delta, damping)[2]]
-    reason = f"would make the posterior improper with damping {damping:.2g}"
+    refusal = Refusal(Reason.IMPROPER, f"would make the posterior improper with damping {damping:.2g}")
     others = {k: delta for k, delta in deltas.items() if k not in alone}
     if alone and others:
         rest = attempt(holdings, others, damping)
-        return rest._replace(refusals=rest.refusals | dict.fromkeys(alone, reason))
+        return rest._replace(refusals=rest.refusals | dict.fromkeys(alone, refusal))
     if not alone:
-        reason = f"{reason} together with the others"
-    return Taken(holdings, 0.0, 0, dict.fromkeys(deltas, reason))
+        refusal = refusal._replace(sentence=f"{refusal.sentence} together with the others")
+    return Taken(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
 
 
 def _take(posterior: Family, factor: Factor, delta: Factor, damping: float) -> tuple[Family, Factor, Bool[Array, ""]]:

@@ -15,6 +15,7 @@ from partita.compiled import Compiled
 from partita.errors import InputError
 from partita.families import Family
 from partita.objective import Factor
+from partita.refusal import Reason, Refusal
 
 
 class ServerOptimiser(Aggregation):
@@ -33,6 +34,10 @@ class ServerOptimiser(Aggregation):
         if not self.learning_rate > 0:
             raise InputError(f"The learning rate is a number above 0, not {self.learning_rate}.")
 
+    @property
+    def keeps_product(self) -> bool:
+        return False
+
     def init(self, prior: Family, clients: int) -> Holdings:
         posterior, part = begin(prior, self.start, clients)
         memory = self.optimiser(self.learning_rate).init(posterior.unconstrained())
@@ -42,8 +47,8 @@ class ServerOptimiser(Aggregation):
         changes, factors = list(deltas.values()), [holdings.factors[k] for k in deltas]
         moved, factors, memory, proper, residual = ascend(self, holdings.posterior, factors, changes, holdings.memory)
         if not proper:
-            reason = "would make the posterior improper at this learning rate"
-            return Taken(holdings, 0.0, 0, dict.fromkeys(deltas, reason))
+            refusal = Refusal(Reason.IMPROPER_STEP, "would make the posterior improper at this learning rate")
+            return Taken(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
         changed = {**holdings.factors, **dict(zip(deltas, factors, strict=True))}
         return Taken(Holdings(moved, changed, memory), 1.0, 0, {}, float(residual))
 

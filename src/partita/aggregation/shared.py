@@ -24,6 +24,10 @@ class Shared(Aggregation):
     def __check_init__(self) -> None:
         check_damping(self.damping)
 
+    @property
+    def keeps_product(self) -> bool:
+        return False
+
     def init(self, prior: Family, clients: int) -> Holdings:
         return super().init(prior, clients)._replace(memory=Common(prior, Factor.one(prior)))
 

@@ -26,6 +26,7 @@ from partita.compiled import Compiled
 from partita.errors import InputError
 from partita.families import Family, inner
 from partita.objective import Factor
+from partita.refusal import Reason, Refusal
 from partita.solvers.power import check_power
 
 
@@ -49,6 +50,10 @@ class StochasticLoop(Aggregation):
         if not (0 < self.step <= 1 and 0 < self.outer <= 1):
             raise InputError(f"Inner and outer step are above 0 and at most 1, not {self.step} and {self.outer}.")
 
+    @property
+    def keeps_product(self) -> bool:
+        return False
+
     def init(self, prior: Family, clients: int) -> Holdings:
         return super().init(prior, clients)._replace(memory=prior)
 
@@ -58,7 +63,7 @@ class StochasticLoop(Aggregation):
             self, holdings.posterior, everybody, list(deltas.values()), jnp.array(list(deltas)), holdings.memory
         )
         usable = dict(zip(deltas, proper.tolist(), strict=True))
-        refusals = {k: "has no moments: it is improper" for k in deltas if not usable[k]}
+        refusals = {k: Refusal(Reason.NO_MOMENTS, "has no moments: it is improper") for k in deltas if not usable[k]}
         if len(refusals) == len(deltas):
             return Taken(holdings, 0.0, 0, refusals)
         after = Holdings(posterior, dict(enumerate(factors)), holdings.memory)

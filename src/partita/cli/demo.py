@@ -16,7 +16,6 @@ from rich.table import Table as Grid
 from partita import datasets, methods, metrics
 from partita.aggregation import check_damping
 from partita.cli.figure import draw
-from partita.engines import LocalEngine
 from partita.families import Family, FullGaussian, MeanFieldGaussian
 from partita.method import Method
 from partita.models import LogisticRegression, Table
@@ -24,7 +23,7 @@ from partita.partition import Partition, beta_kappa, split
 from partita.predict import Posterior
 from partita.pvi import Result, run
 from partita.solvers import Newton
-from partita.state import global_free_energy
+from partita.state import partition_free_energy
 
 SPLITS = {"A": (0.0, 0.0), "B": (0.7, -3.0)}
 """β and κ of the paper's two splits (`tab:uci_splits`)."""
@@ -109,7 +108,7 @@ class Demo:
 
     def free_energy(self, q: Family) -> float:
         """The free energy of q over the rows of all clients."""
-        return global_free_energy(self.model, LocalEngine(self.clients), self.prior, q, self.settings.seed)
+        return partition_free_energy(self.model, self.clients, self.prior, q, self.settings.seed)
 
 
 def run_demo(settings: Settings, as_json: bool) -> None:

@@ -12,7 +12,6 @@ from jaxtyping import Bool
 from partita.client import Recipe, Reply
 from partita.families import Family
 from partita.hyper import Hyper
-from partita.models import Model
 from partita.objective import Factor
 
 
@@ -54,13 +53,19 @@ class Failure(NamedTuple):
     task: str
     reason: str
     """The end of a sentence that begins with the client's name."""
+    final: bool = False
+    """Whether asking again is of no use."""
 
 
 class Engine(abc.ABC):
     """Where do clients run? Takes tasks without blocking, and hands out what comes back."""
 
     @abc.abstractmethod
-    def submit(self, task: Task, recipe: Recipe) -> None:
+    def bind(self, recipe: Recipe, prior: Family) -> None:
+        """Says, before the first task, what clients solve; clients elsewhere must have been given the same."""
+
+    @abc.abstractmethod
+    def submit(self, task: Task) -> None:
         """Puts a task on its way; one that is under way already is not sent twice."""
 
     @abc.abstractmethod
@@ -68,14 +73,7 @@ class Engine(abc.ABC):
         """The next answer or failure, or None when nothing came for `timeout` seconds of the engine's clock."""
 
     @abc.abstractmethod
-    def ell(
-        self,
-        model: Model,
-        q: Family,
-        key: jax.Array,
-        without: Collection[str] = (),
-        hyper: Hyper | None = None,
-    ) -> float:
+    def ell(self, q: Family, key: jax.Array, without: Collection[str] = (), hyper: Hyper | None = None) -> float:
         """Σ_k ell_k(q) over all clients but some; hyperparameters are the model's own unless given."""
 
     def posted(self, task: str) -> float:

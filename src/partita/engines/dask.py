@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
+from partita.client import Recipe
 from partita.engines.remote import Letter, Link, RemoteEngine
 from partita.engines.site import Site
 from partita.errors import InputError
 from partita.families import Family
 from partita.journal import Journal
-from partita.method import Method
-from partita.models import Model
 from partita.partition.shard import Partition
 from partita.wire import Message, pack, unpack
 
@@ -73,15 +72,19 @@ class DaskLink(Link):
         return time.monotonic()
 
 
-def dask_engine(
-    cluster: Client, method: Method, model: Model, prior: Family, partition: Partition, journal: Journal | None = None
-) -> RemoteEngine:
-    """An engine for `run` whose clients are spread over a cluster's workers: the same numbers as in one process."""
-    recipe = method.recipe(model)
-    shards = zip(partition.names, partition.shards, strict=True)
-    sites = {name: Site(name, recipe, prior, shard) for name, shard in shards}
-    rows = dict(zip(partition.names, partition.sizes, strict=True))
-    return RemoteEngine(DaskLink(cluster, sites), prior, rows, journal)
+class DaskEngine(RemoteEngine):
+    """Clients spread over a cluster's workers: the same numbers as in one process."""
+
+    def __init__(self, cluster: Client, partition: Partition, journal: Journal | None = None) -> None:
+        self.cluster, self.partition = cluster, partition
+        rows = dict(zip(partition.names, partition.sizes, strict=True))
+        super().__init__(DaskLink(cluster, {}), rows, journal)
+
+    def bind(self, recipe: Recipe, prior: Family) -> None:
+        """Gives every client its rows with the method, the model and the prior."""
+        shards = zip(self.partition.names, self.partition.shards, strict=True)
+        self.link = DaskLink(self.cluster, {name: Site(name, recipe, prior, shard) for name, shard in shards})
+        super().bind(recipe, prior)
 
 
 def _settle(site: Site) -> Site:

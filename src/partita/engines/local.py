@@ -3,7 +3,7 @@
 import contextlib
 import heapq
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -48,11 +48,14 @@ class LocalEngine(Engine):
         self._pending: list[Pending] = []
         self._now = 0.0
 
-    def submit(self, task: Task, recipe: Recipe) -> None:
+    def bind(self, recipe: Recipe, prior: Family) -> None:
+        self.recipe = recipe
+
+    def submit(self, task: Task) -> None:
         if any(pending.task == task.id for pending in self._pending):
             return
         due = task.sent + 1 / float(self.speeds[task.client])
-        heapq.heappush(self._pending, Pending(due, task.client, task.id, self._pool.submit(self.answer, task, recipe)))
+        heapq.heappush(self._pending, Pending(due, task.client, task.id, self._pool.submit(self.answer, task)))
 
     def next(self, timeout: float = np.inf) -> Answer | None:
         if not self._pending or self._pending[0].due > self._now + timeout:
@@ -62,19 +65,11 @@ class LocalEngine(Engine):
         self._now = max(self._now, due)
         return Answer(task, work.result(), due)
 
-    def ell(
-        self,
-        model: Model,
-        q: Family,
-        key: jax.Array,
-        without: Collection[str] = (),
-        hyper: Hyper | None = None,
-    ) -> float:
-        model = model_at(model, hyper or {})
+    def ell(self, q: Family, key: jax.Array, without: Collection[str] = (), hyper: Hyper | None = None) -> float:
+        model = model_at(self.recipe.model, hyper or {})
         named = zip(self.partition.names, self.partition.shards, strict=True)
         shards = [shard for name, shard in named if name not in without]
-        parts = self._pool.map(lambda shard: shard_ell(model, q, shard, key), shards)
-        return float(np.sum([float(part) for part in parts]))
+        return _sum(self._pool.map(lambda shard: shard_ell(model, q, shard, key), shards))
 
     def now(self) -> float:
         return self._now
@@ -106,11 +101,11 @@ class LocalEngine(Engine):
                 pending.work.cancel()
             self._pending.clear()
 
-    def answer(self, task: Task, recipe: Recipe) -> Reply:
+    def answer(self, task: Task) -> Reply:
         """What the client makes of a task."""
         k = task.client
         key, rows = client_key(task.seed, k, task.version), self.partition.shards[k]
-        return client_update(recipe, task.prior, task.posterior, task.factor, rows, self.share(k), key, task.hyper)
+        return client_update(self.recipe, task.prior, task.posterior, task.factor, rows, self.share(k), key, task.hyper)
 
     def share(self, client: int) -> float:
         """The part of all rows that a client has."""
@@ -126,6 +121,15 @@ def cores() -> int:
 def client_key(seed: int, client: int, version: int) -> jax.Array:
     """A client's random key: a function of seed, client and version of its factor, so that a retry repeats it."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), client), version)
+
+
+def total_ell(model: Model, q: Family, partition: Partition, key: jax.Array) -> float:
+    """Σ_k ell_k(q) over all clients of a partition."""
+    return _sum(shard_ell(model, q, shard, key) for shard in partition.shards)
+
+
+def _sum(parts: Iterable[jax.Array]) -> float:
+    return float(np.sum([float(part) for part in parts]))
 
 
 def _shard_ell(model: Model, q: Family, shard: Shard, key: jax.Array) -> jax.Array:

@@ -12,13 +12,13 @@ import numpy as np
 from jaxtyping import Bool
 
 from partita.client import Recipe
+from partita.digest import digest
 from partita.engines.base import Answer, Engine, Failure, Task
-from partita.engines.site import ell_message, read_ell, read_reply, update_message
+from partita.engines.site import BINDING, UNBOUND, ell_message, read_ell, read_reply, update_message
 from partita.errors import InputError
 from partita.families import Family
 from partita.hyper import Hyper
 from partita.journal import Journal
-from partita.models import Model
 from partita.objective import Factor
 from partita.wire import Message
 
@@ -60,7 +60,6 @@ class RemoteEngine(Engine):
     def __init__(
         self,
         link: Link,
-        prior: Family,
         rows: Mapping[str, int],
         journal: Journal | None = None,
         patience: float = 600.0,
@@ -68,16 +67,20 @@ class RemoteEngine(Engine):
         self.link, self.journal = link, journal or Journal()
         self.rows = rows
         """How many rows each client has; there may be more of them by and by."""
-        self._factor = Factor.one(prior)
         self.patience = patience
         """How long to wait for everybody's expected log-likelihood, in seconds."""
         self._under_way: dict[str, tuple[Task, float]] = {}
         """Tasks by their ids, and when they were posted."""
+        self._other: set[str] = set()
+        """Clients that were given another method, model or prior."""
         self._failed: dict[str, str] = {}
         """Why each client last failed."""
         self._come: collections.deque[Answer | Failure] = collections.deque()
 
-    def submit(self, task: Task, recipe: Recipe) -> None:
+    def bind(self, recipe: Recipe, prior: Family) -> None:
+        self._factor, self._binding = Factor.one(prior), digest(recipe, prior)
+
+    def submit(self, task: Task) -> None:
         if task.id not in self._under_way:
             self._under_way[task.id] = task, self.now()
             self._post(task.name, update_message(task, self.rows[task.name] / sum(self.rows.values())))
@@ -101,14 +104,7 @@ class RemoteEngine(Engine):
     def posted(self, task: str) -> float:
         return self._under_way[task][1] if task in self._under_way else np.inf
 
-    def ell(
-        self,
-        model: Model,
-        q: Family,
-        key: jax.Array,
-        without: Collection[str] = (),
-        hyper: Hyper | None = None,
-    ) -> float:
+    def ell(self, q: Family, key: jax.Array, without: Collection[str] = (), hyper: Hyper | None = None) -> float:
         """Asks everybody; NaN where somebody does not answer."""
         question, asked = f"ell.{uuid.uuid4().hex}", [name for name in self.names if name not in without]
         missing, total, until = {f"{question}.{name}": name for name in asked}, 0.0, self.now() + self.patience
@@ -137,6 +133,7 @@ class RemoteEngine(Engine):
         return self.link.now()
 
     def _post(self, name: str, message: Message) -> None:
+        message = Message(message.header | {BINDING: self._binding}, message.arrays)
         if name in self.link.present():
             self.journal.carried(message.size)
         self.link.post(name, message)
@@ -164,6 +161,12 @@ class RemoteEngine(Engine):
         if header.get("kind") == "error":
             self._fail(answered, message.words("reason", "failed"))
             return
+        if header.get("kind") == "unbound":
+            self._other.add(letter.name)
+            if self._other >= set(self.names):
+                raise InputError(f"Every client {UNBOUND}")
+            self._fail(answered, UNBOUND, final=True)
+            return
         try:
             if header.get("kind") != "update":
                 raise InputError(message.words("reason", "It is something else than an answer."))
@@ -177,10 +180,10 @@ class RemoteEngine(Engine):
         self.cancel(answered.id)
         self._come.append(Answer(answered.id, reply, self.now()))
 
-    def _fail(self, task: Task, reason: str, event: str = "failed") -> None:
+    def _fail(self, task: Task, reason: str, event: str = "failed", final: bool = False) -> None:
         self.cancel(task.id)
         self.journal.note(task.name, event, reason)
         if self._failed.get(task.name) != reason:
             _LOG.warning("%s %s", task.name, reason)
         self._failed[task.name] = reason
-        self._come.append(Failure(task.id, reason))
+        self._come.append(Failure(task.id, reason, final))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from partita.client import Info, Recipe, Reply, client_update
+from partita.digest import digest
 from partita.engines.base import Task
 from partita.engines.local import client_key, shard_ell
 from partita.errors import InputError
@@ -31,6 +32,9 @@ _NUMBERS: Mapping[str, Callable[[Any], bool]] = {
     "finite": lambda value: type(value) is bool,
 }
 """What the scalars of an answer may be."""
+BINDING = "binding"
+"""Under what a message carries the digest of method, model and prior."""
+UNBOUND = "was given another method, model, prior or precision than the server: give both the same."
 
 
 class Site:
@@ -40,6 +44,7 @@ class Site:
         self.name, self.recipe, self.prior, self.shard = name, recipe, prior, shard
         self._factor = Factor.one(prior)
         self._hyper = begin(recipe.model, prior, recipe.learned)
+        self.binding = digest(recipe, prior)
 
     def handle(self, message: Message) -> Message:
         """The answer to a message; what cannot be answered is said in a sentence that quotes no row."""
@@ -56,6 +61,9 @@ class Site:
         if kind == "refused":
             _LOG.warning("%s: an answer was refused: it %s", self.name, header.get("reason"))
             return Message({**about, "kind": "noted"}, {})
+        if header.get(BINDING) != self.binding:
+            _LOG.warning("%s %s", self.name, UNBOUND)
+            return Message({**about, "kind": "unbound"}, {})
         q = unflatten(_under("q", message), self.prior, "The message")
         hyper = unflatten(_under("e", message), self._hyper, "The message")
         if kind == "ell":

@@ -17,7 +17,7 @@ from partita.method import Method
 from partita.methods import named
 from partita.partition.shard import Partition
 from partita.predict import Posterior
-from partita.state import global_free_energy, init
+from partita.state import init, partition_free_energy
 
 SHORT, LONG = 5, 20
 """The numbers of steps of the visits that are timed; what they have in common is not the steps'."""
@@ -123,10 +123,10 @@ def _pace(method: Method, setting: Setting, parts: Partition) -> Pace:
 
     def visit(limit: int) -> tuple[float, int]:
         solver = dataclasses.replace(method.solver, max_steps=limit)
-        recipe = dataclasses.replace(method, solver=solver).recipe(setting.model)
+        engine.bind(dataclasses.replace(method, solver=solver).recipe(setting.model), setting.prior)
         task = Task("", largest, "", setting.prior, q, factor, version=0, seed=0, updates=0, sent=0.0, hyper={})
         began = time.perf_counter()
-        reply = engine.answer(task, recipe)
+        reply = engine.answer(task)
         jax.block_until_ready(reply.delta)
         return time.perf_counter() - began, int(reply.info.steps)
 
@@ -141,9 +141,9 @@ def _pace(method: Method, setting: Setting, parts: Partition) -> Pace:
 
 def _evaluation(setting: Setting) -> float:
     """Times an evaluation of a posterior, free energy and metrics, once everything is compiled."""
-    engine, q = LocalEngine(setting.clients), setting.start(0)
+    q = setting.start(0)
     for _ in range(2):
         began = time.perf_counter()
-        global_free_energy(setting.model, engine, setting.prior, q, 0)
+        partition_free_energy(setting.model, setting.clients, setting.prior, q, 0)
         setting.metrics(Posterior(setting.model, q))
     return time.perf_counter() - began

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from partita.atomic import write_bytes
-from partita.client import Recipe, Reply, assign
+from partita.client import Reply, assign
 from partita.engines.base import Task
 from partita.engines.local import LocalEngine
 from partita.engines.site import read_reply, reply_message
@@ -36,21 +36,21 @@ class FirstVisits(LocalEngine):
         super().__init__(partition, speeds)
         self.folder, self.about = folder, about
 
-    def answer(self, task: Task, recipe: Recipe) -> Reply:
+    def answer(self, task: Task) -> Reply:
         if task.version > 0:
-            return super().answer(task, recipe)
-        path = self.folder / f"{self._digest(task, recipe)}.reply"
+            return super().answer(task)
+        path = self.folder / f"{self._digest(task)}.reply"
         try:
             return read_reply(unpack(path.read_bytes()), task.factor, task.hyper)
         except (FileNotFoundError, InputError):
             began = time.perf_counter()
-            reply = jax.block_until_ready(super().answer(task, recipe))
+            reply = jax.block_until_ready(super().answer(task))
             if time.perf_counter() - began >= WORTH_KEEPING:
                 write_bytes(path, pack(reply_message({}, reply)))
             return reply
 
-    def _digest(self, task: Task, recipe: Recipe) -> str:
-        share = self.share(task.client)
+    def _digest(self, task: Task) -> str:
+        recipe, share = self.recipe, self.share(task.client)
         assignment = assign(recipe, task.prior, task.posterior, task.factor, share, task.hyper)
         solver = type(recipe.solver).__name__
         digest = hashlib.sha256(f"{self.about} {solver} {task.client} {task.seed}".encode())

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from partita.aggregation import Aggregation
 from partita.client import Info, Reply
 from partita.engines.base import Task
 from partita.errors import InputError, unknown
@@ -26,16 +27,17 @@ from partita.hyper import of_model, prior_at
 from partita.journal import Journal
 from partita.membership import join, leave, retire
 from partita.objective import Factor
+from partita.refusal import refusals, written
 from partita.state import State
 from partita.wire import SHOWN, Message, equal, flatten, legible, pack, unflatten, unpack
 
-_FORMAT = 5
+_FORMAT = 6
 _SCHEMA = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE arrays (key TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE clients (
     k INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, version INTEGER NOT NULL, residual REAL NOT NULL,
-    age INTEGER NOT NULL, ell REAL NOT NULL, gone INTEGER NOT NULL);
+    age INTEGER NOT NULL, ell REAL NOT NULL, outcome INTEGER NOT NULL, gone INTEGER NOT NULL);
 CREATE TABLE factors (k INTEGER PRIMARY KEY, factor BLOB NOT NULL);
 CREATE TABLE posteriors (updates INTEGER PRIMARY KEY, posterior BLOB NOT NULL);
 CREATE TABLE tasks (
@@ -135,11 +137,11 @@ class Ledger(Journal):
     def asked(self) -> bool:
         return self._db.execute("SELECT place FROM requests LIMIT 1").fetchone() is not None
 
-    def amend(self, state: State) -> State:
+    def amend(self, state: State, aggregation: Aggregation) -> State:
         wanted = self._db.execute("SELECT place, name, what FROM requests ORDER BY place").fetchall()
         for place, name, change in wanted:
             try:
-                state, text = _CHANGES[change](state, name), ""
+                state, text = _CHANGES[change](state, name, aggregation), ""
             except InputError as error:
                 text = str(error)
             with self._transaction() as db:
@@ -172,7 +174,7 @@ class Ledger(Journal):
         kept = self._kept
         known = [] if kept is None else _clients(kept)
         rows = [row for k, row in enumerate(_clients(state)) if known[k : k + 1] != [row]]
-        db.executemany("INSERT OR REPLACE INTO clients VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+        db.executemany("INSERT OR REPLACE INTO clients VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
         held = () if kept is None else kept.factors
         for k, factor in enumerate(state.factors):
             if not any(factor is known for known in (*held[k : k + 1], *self._first[k : k + 1])):
@@ -183,7 +185,7 @@ class Ledger(Journal):
                 db.execute("INSERT OR REPLACE INTO arrays VALUES (?, ?)", row)
         self._tasks(db, state)
         self._posteriors(db, state)
-        numbers = {name: getattr(state, name) for name in _NUMBERS} | {"refused": list(state.refused)}
+        numbers = {name: getattr(state, name) for name in _NUMBERS} | {"refused": written(state.refused)}
         for key, value in (("numbers", numbers), ("traffic", self._traffic)):
             if self._counted.get(key) != value:
                 self._write(db, key, value)
@@ -210,7 +212,7 @@ class Ledger(Journal):
         """Writes the posteriors that tasks were sent with, and the present one unless it is the factors' product."""
         used = {task.updates: (task.posterior, task.hyper) for task, _ in _tasks(state).values()}
         used[state.updates] = state.posterior, state.hyper
-        if state.memory is None:
+        if state.keeps_product:
             del used[state.updates]
         there = {updates for (updates,) in db.execute("SELECT updates FROM posteriors")}
         for updates in used.keys() - there:
@@ -229,7 +231,8 @@ def _put(db: sqlite3.Connection, k: int, factor: bytes) -> None:
 
 def _clients(state: State) -> list[tuple[int | float | str, ...]]:
     """What is known of each client, but for its factor."""
-    columns = (state.residual.tolist(), state.age.tolist(), state.ell.tolist(), map(int, state.gone))
+    numbers = (state.residual, state.age, state.ell, state.outcome)
+    columns = (*(column.tolist() for column in numbers), map(int, state.gone))
     return list(zip(range(len(state.names)), state.names, state.versions, *columns, strict=True))
 
 
@@ -257,7 +260,8 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
         arrays = dict(db.execute("SELECT key, value FROM arrays"))
         blobs = dict(db.execute("SELECT updates, posterior FROM posteriors"))
         clients = db.execute(
-            "SELECT name, version, residual, age, ell, gone, factor FROM clients LEFT JOIN factors USING (k) ORDER BY k"
+            "SELECT name, version, residual, age, ell, outcome, gone, factor "
+            "FROM clients LEFT JOIN factors USING (k) ORDER BY k"
         ).fetchall()
         tasks = db.execute(
             "SELECT id, client, version, updates, sent, factor, info, reply FROM tasks ORDER BY place"
@@ -273,7 +277,7 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
     prior = unflatten(unpack(arrays["prior"]).arrays, like.prior, source)
     if not equal(prior, like.prior):
         raise InputError(f"{source} belongs to a run with another prior: choose another ledger.")
-    names, versions, residual, age, ell, gone, factors = (list(column) for column in zip(*clients, strict=True))
+    names, versions, residual, age, ell, outcome, gone, factors = map(list, zip(*clients, strict=True))
     one = Factor.one(prior)
     first = (*like.factors, *[one] * (len(names) - len(like.factors)))
     held = tuple(
@@ -310,10 +314,11 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
         residual=np.array(residual),
         age=np.array(age, int),
         ell=np.array(ell),
+        outcome=np.array(outcome, int),
         gone=np.array(gone, bool),
         in_flight=tuple(task(*row[:6]) for row in tasks if row[7] is None),
         arrived=tuple((task(*row[:6]), reply(row[6], row[7])) for row in tasks if row[7] is not None),
-        refused=tuple(numbers["refused"]),
+        refused=refusals(numbers["refused"]),
         **trees,
         **{name: numbers[name] for name in _NUMBERS},
     )

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from partita.checkpoint import load_posterior
-from partita.engines.local import LocalEngine
 from partita.families import Family
 from partita.federation import rows
 from partita.federation.config import Federation
@@ -14,7 +13,7 @@ from partita.partition import Partition, federate
 from partita.preprocess import federated
 from partita.pvi import Result, run
 from partita.server import Rules
-from partita.state import global_free_energy
+from partita.state import partition_free_energy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Rehearsal:
 
     def free_energy(self, q: Family) -> float:
         """F(q) on everybody's rows."""
-        return global_free_energy(self.model, LocalEngine(self.partition), self.prior, q, self.federation.seed)
+        return partition_free_energy(self.model, self.partition, self.prior, q, self.federation.seed)
 
     def posterior(self, folder: Path) -> Family:
         """The posterior that the real federation has left in its folder."""

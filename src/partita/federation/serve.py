@@ -29,8 +29,6 @@ def serve(folder: Path, federation: Federation, link: Link) -> Result:
     model = federation.built_model(len(agreed.names))
     prior = federation.built_prior(model, len(agreed.names))
     method = federation.built_method(model)
-    # what an aggregation remembers has no place for one more
-    newcomers = method.aggregation.init(prior, 1).memory is None
     about = federation.run
     rules = Rules(
         deadline=about.deadline,
@@ -38,7 +36,7 @@ def serve(folder: Path, federation: Federation, link: Link) -> Result:
         until=began + about.timeout,
         admission=federation.built_admission(),
     )
-    engine = RemoteEngine(Attended(reception, newcomers), prior, reception.rows, ledger)
+    engine = RemoteEngine(Attended(reception, method.aggregation.keeps_product), reception.rows, ledger)
     result = run(
         method,
         model,

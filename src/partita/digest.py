@@ -1,0 +1,58 @@
+"""A digest of what a method, a model and a prior say, the same in every process: both ends of a link compare it."""
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def digest(*things: Any) -> str:
+    """Sixteen hexadecimal digits that differ where anything in these trees does.
+
+    Arrays count with their type, shape and bytes, modules and dataclasses with all their fields, functions with their
+    names, defaults and what they close over; not with their code, which no two versions of Python compile alike.
+    """
+    found = hashlib.sha256()
+    for part in _parts(things, ()):
+        found.update(part)
+        found.update(b"\0")
+    return found.hexdigest()[:16]
+
+
+def _parts(thing: Any, above: tuple[int, ...]) -> Iterator[bytes]:
+    """The thing as a sequence of bytes; `above` are the functions it is part of, which may refer to themselves."""
+    if isinstance(thing, bool | str | None | enum.Enum):
+        yield repr(thing).encode()
+    elif isinstance(thing, int | float):
+        yield repr(float(thing)).encode()
+    elif isinstance(thing, jax.Array | np.ndarray | np.generic):
+        array = np.asarray(thing)
+        yield f"{array.dtype.str}{array.shape}".encode() if array.ndim else b"number"
+        yield np.ascontiguousarray(array).tobytes() if array.ndim else repr(array.item()).encode()
+    elif isinstance(thing, Mapping):
+        for key in sorted(thing, key=repr):
+            yield repr(key).encode()
+            yield from _parts(thing[key], above)
+    elif isinstance(thing, functools.partial):
+        yield from _parts((thing.func, thing.args, thing.keywords), above)
+    elif isinstance(thing, types.FunctionType | type):
+        yield f"{thing.__module__}.{thing.__qualname__}".encode()
+        if isinstance(thing, types.FunctionType) and id(thing) not in above:
+            cells = [cell.cell_contents for cell in thing.__closure__ or ()]
+            yield from _parts((thing.__defaults__, thing.__kwdefaults__, cells), (*above, id(thing)))
+    else:
+        yield f"{type(thing).__module__}.{type(thing).__qualname__}".encode()
+        if dataclasses.is_dataclass(thing):
+            yield from _parts({field.name: getattr(thing, field.name) for field in dataclasses.fields(thing)}, above)
+        elif isinstance(thing, tuple | list | set | frozenset):
+            yield str(len(thing)).encode()
+            for item in thing:
+                yield from _parts(item, above)
+        elif isinstance(thing, jax.tree_util.PyTreeDef):
+            yield str(thing).encode()

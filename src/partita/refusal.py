@@ -1,0 +1,39 @@
+"""Why an answer was not taken in: a reason that the program acts on, and a sentence for people to read."""
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+
+class Reason(enum.Enum):
+    """The kinds of refusal; a run's status follows from these and never from a sentence."""
+
+    NOT_FINITE = "not finite"
+    IMPROPER = "improper"
+    IMPROPER_STEP = "improper step"
+    LOWER_FREE_ENERGY = "lower free energy"
+    NO_MOMENTS = "no moments"
+    INCOMPLETE_ROUND = "incomplete round"
+    LEFT_OUT = "left out"
+    DEFICIT = "deficit"
+    CHANGE = "change"
+    DOMINANCE = "dominance"
+    PROMINENCE = "prominence"
+
+
+class Refusal(NamedTuple):
+    """Why an answer was refused."""
+
+    reason: Reason
+    sentence: str
+    """The end of a sentence that begins with "The answer"."""
+
+
+def written(refusals: Mapping[int, Refusal]) -> list[tuple[int, str, str]]:
+    """Refusals by client as JSON can hold them, in order."""
+    return [(client, refusal.reason.value, refusal.sentence) for client, refusal in refusals.items()]
+
+
+def refusals(written: Sequence[Sequence]) -> dict[int, Refusal]:
+    """The refusals that were written down."""
+    return {client: Refusal(Reason(reason), sentence) for client, reason, sentence in written}
