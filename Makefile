@@ -4,7 +4,7 @@ PYTHON ?= .venv/bin/python
 .PHONY: install test slow lint bench demo
 
 install:
-	python3 -m venv .venv && .venv/bin/pip install -e '.[test,lint]'
+	python3 -m venv .venv && .venv/bin/pip install -e '.[test,lint]' -e ./experiments
 
 test:
 	$(PYTHON) -m pytest

@@ -3,20 +3,12 @@
 import json
 import subprocess
 import sys
-from importlib import resources
 
 import numpy as np
 import pytest
 
 import partita as pt
-from partita import experiments
 from partita.checkpoint import load_posterior
-from partita.cli import main
-from partita.cli.experiment import Settings, _print_plan
-from partita.experiments.estimate import Forecast
-from partita.experiments.runner import Plan
-
-HEART = {run.curve for run in experiments.load("heart").runs}
 
 
 def partita(*arguments, timeout=300):
@@ -87,110 +79,3 @@ def test_help_and_version():
     assert "demo" in partita("--help").stdout
     assert "--damping" in partita("demo", "--help").stdout
     assert partita("--version").stdout.strip() == pt.__version__
-
-
-@pytest.fixture(scope="module")
-def experiment(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("experiment")
-    return folder, partita("experiment", "heart", "--quick", "--workers", "1", "--output", str(folder), "--json")
-
-
-def test_an_experiment_writes_table_figure_and_report(experiment):
-    folder, done = experiment
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert report["cells"] == 22
-    assert set(report["final"]["hospitals"]) == HEART
-    assert [client["client"] for client in report["clients"]["hospitals"]] == [f"owner {k}" for k in range(4)]
-    for file, path in report["files"].items():
-        assert path == str(folder / file)
-    assert (folder / "made-up.png").read_bytes().startswith(b"\x89PNG")
-    assert "(smoke run" in (folder / "report.md").read_text().splitlines()[0]
-    assert "FLamby: FedAvg" in (folder / "report.html").read_text()
-
-
-def test_an_experiment_run_again_runs_nothing_and_writes_the_same_table(experiment):
-    folder, _ = experiment
-    before = (folder / "results.csv").read_text()
-    times = {path: path.stat().st_mtime_ns for path in folder.rglob("cells/**/*.json")}
-    assert len(times) == 22
-    done = partita("experiment", "heart", "--quick", "--workers", "1", "--output", str(folder))
-    assert done.returncode == 0, done.stderr
-    assert "22 cells" in done.stdout
-    assert (folder / "results.csv").read_text() == before
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("cells/**/*.json")} == times
-
-
-@pytest.mark.slow
-def test_a_plan_is_printed_and_nothing_is_run(experiment, tmp_path):
-    """What is done is not left to do."""
-    begun, _ = experiment
-    done = partita("experiment", "heart", "--quick", "--plan", "--output", str(begun))
-    assert done.returncode == 0, done.stderr
-    assert "Nothing is left to run: 22 cells are there." in done.stdout
-    folder = tmp_path / "results"
-    done = partita("experiment", "heart", "--quick", "--seeds", "3", "--plan", "--output", str(folder), "--json")
-    assert done.returncode == 0, done.stderr
-    left = json.loads(done.stdout)
-    assert {row["run"]: row["cells"] for row in left["runs"]} == dict.fromkeys(HEART, 3)
-    assert left["seconds"] >= sum(row["seconds"] for row in left["runs"]) > 0
-    assert not folder.exists()
-
-
-@pytest.mark.slow
-def test_an_experiment_on_images_says_beforehand_how_long_it_takes(tmp_path):
-    """On a configuration with few of the runs."""
-    whole = resources.files("partita.experiments").joinpath("mnist-damping.toml").read_text()
-    kept = [line for line in whole.splitlines() if "ρ = " not in line or "0.5" in line]
-    config, output = tmp_path / "mine.toml", tmp_path / "results"
-    config.write_text("\n".join(["log_metrics = true", 'panels = ["nll", "pruned"]', *kept]))
-    done = partita("experiment", "mnist-damping", "--quick", "--config", str(config), "--output", str(output))
-    assert done.returncode == 0, done.stderr
-    said = " ".join(done.stderr.split())
-    # ten clients whose visits have at most twenty steps: twenty communications each
-    assert said.startswith("2 cells to run with 40 communications and at most 800 gradient steps, at most about")
-    assert "(a step takes" in said
-    report = (output / "report.md").read_text()
-    assert "| synchronous PVI | 0.5 |" in report
-    assert (output / "digits.png").read_bytes().startswith(b"\x89PNG")
-    assert "sequential, ρ = 0.5" in (output / "results.csv").read_text()
-
-
-def test_a_plan_is_a_table_with_a_row_per_run(capsys, tmp_path):
-    plan = Plan(experiments.load("mnist-damping").quickly(), tmp_path)
-    left = [Forecast("homogeneous", f"sequential, ρ = {k}", 1, 20, 4000, 90.0, 0.01, 0.1) for k in range(3)]
-    _print_plan(plan, left, Settings("mnist-damping", workers=1), as_json=False)
-    printed = capsys.readouterr().out
-    assert "homogeneous" in printed
-    rows = [line for line in printed.splitlines() if "sequential" in line]
-    assert len(rows) == 3
-    assert all("4,000" in row and "2 min" in row for row in rows)
-    assert "3 cells to run with 60 communications and at most 12,000 gradient steps" in " ".join(printed.split())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["mnist"], "There is no experiment named 'mnist': choose one of uci, mortality, heart"),
-        (["uci", "--problem", "adult C"], "There is no problem named 'adult C': choose one of adult A"),
-        (["heart", "--quick", "--solver", "euler"], "There is no solver named 'euler'"),
-        (["mortality", "--data", "mimic"], "MIMIC-III"),
-        (
-            ["mortality", "--data", "stays"],
-            "no other data set for mortality named 'stays': choose one of mimic",
-        ),
-        (["heart", "--config", "nowhere.toml"], "nowhere.toml cannot be used"),
-    ],
-)
-def test_a_mistake_about_an_experiment_gets_a_sentence_and_leaves_no_folder(
-    arguments, words, tmp_path, monkeypatch, capsys
-):
-    """In this process: starting one takes longer than all the rest."""
-    monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("PARTITA_DATA", raising=False)
-    monkeypatch.setattr(sys, "argv", ["partita", "experiment", *arguments, "--output", str(tmp_path / "results")])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert words in capsys.readouterr().err.replace("\n", " ")
-    assert not list(tmp_path.rglob("cells"))

@@ -43,6 +43,35 @@ def test_adults_one_hot_columns_are_one_category_each(adult):
     assert any(name.endswith("=?") for name in adult.names)
 
 
+def test_adult_keeps_every_row_and_its_levels():
+    frames = datasets.adult_frames()
+    assert (frames.train.size, frames.test.size) == (39_073, 9_769)
+    assert len(frames.train.columns) == 14
+    assert (frames.train.columns["workclass"] == "?").any()
+    for name, levels in frames.train.levels.items():
+        assert set(frames.train.columns[name]) | set(frames.test.columns[name]) == set(levels)
+
+
+def test_adult_is_what_pooled_standardisation_of_the_stored_codes_gives():
+    with resources.files("partita.datasets").joinpath("adult.npz").open("rb") as file:
+        stored = np.load(file, allow_pickle=False)
+        codes = {name: stored[name] for name in stored.files}
+    about = json.loads(str(codes["about"]))
+    x = np.concatenate(
+        [
+            np.eye(len(about["levels"][name]))[codes[name]] if name in about["levels"] else codes[name][:, None] / 1.0
+            for name in about["columns"][:-1]
+        ],
+        axis=1,
+    )
+    train = np.random.RandomState(0).permutation(len(x))[:39_073]
+    mean, sd = x[train].mean(axis=0), x[train].std(axis=0)
+    expected = (x[train] - mean) / np.where(sd > 0, sd, 1)
+    data = datasets.adult()
+    np.testing.assert_allclose(data.train.x[:, 1:], expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(data.train.y, codes["income"][train] == about["levels"]["income"].index(">50K"))
+
+
 def test_adult_is_attributed():
     with resources.files("partita.datasets").joinpath("adult.npz").open("rb") as file:
         about = json.loads(str(np.load(file, allow_pickle=False)["about"]))

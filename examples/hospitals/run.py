@@ -2,7 +2,8 @@
 
     python examples/hospitals/run.py
 
-The hospitals are those of the Heart Disease data where its files are at hand, and otherwise made up.
+The hospitals are those of the Heart Disease data where its files and partita-experiments, which reads them, are at
+hand, and otherwise made up.
 """
 
 import contextlib
@@ -19,9 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from partita import atomic
-from partita.datasets.fetch import find
 from partita.datasets.frame import Frame
-from partita.datasets.heart import COLUMNS, HEART, HOSPITALS, heart_frames
 from partita.federation import config
 from partita.federation.rehearse import Rehearsal
 from partita.federation.result import summary
@@ -41,8 +40,8 @@ def main(
     if folder.exists():
         console.print(f"{folder} is there already: choose another folder.")
         raise typer.Exit(1)
-    found = find("heart", f"processed.{HOSPITALS[0]}.data") or find(HEART.folder, HEART.name)
-    frames = {name: both.train for name, both in heart_frames().items()} if found else made_up()
+    found = heart_disease()
+    frames = found or made_up()
     console.print("The Heart Disease data." if found else "Made-up hospitals: the Heart Disease files are not here.")
     files = {name: folder / "rows" / f"{name}.csv" for name in frames}
     for name, frame in frames.items():
@@ -74,15 +73,26 @@ def main(
     console.print(f"Free energies: {energies[0]:.6f} and {energies[1]:.6f}, {energies[0] - energies[1]:+.1e} apart")
 
 
+def heart_disease() -> dict[str, Frame]:
+    """The hospitals' training rows; none where the files are not here, which are not downloaded for this."""
+    try:
+        from partita_experiments.datasets.fetch import find
+        from partita_experiments.datasets.heart import HEART, HOSPITALS, heart_frames
+    except ImportError:
+        return {}
+    if not (find("heart", f"processed.{HOSPITALS[0]}.data") or find(HEART.folder, HEART.name)):
+        return {}
+    return {name: both.train for name, both in heart_frames().items()}
+
+
 def made_up() -> dict[str, Frame]:
     """Hospitals with the columns of the Heart Disease data, whose patients differ in age."""
+    about = config.read(SETTINGS.read_bytes(), SETTINGS.name)
     generator = np.random.default_rng(0)
     frames = {}
-    for name, rows, age in zip(HOSPITALS, (200, 170, 30, 85), (54, 48, 55, 60), strict=True):
-        columns = {
-            column: generator.normal(size=rows).round(3) if levels is None else generator.choice(levels, rows)
-            for column, levels in COLUMNS.items()
-        }
+    for name, rows, age in zip(about.clients, (200, 170, 30, 85), (54, 48, 55, 60), strict=True):
+        columns = {column: generator.normal(size=rows).round(3) for column in about.data.numbers}
+        columns |= {column: generator.choice(levels, rows) for column, levels in about.data.categories.items()}
         columns["age"] = generator.normal(age, 9, rows).round()
         ill = generator.logistic(size=rows) < (columns["age"] - 54) / 9 + (columns["cp"] == "4")
         frames[name] = Frame.build(columns, ill.astype(float))

@@ -25,8 +25,6 @@ import numpy as np
 from partita.admission import Admission, divergence, ratios
 from partita.engines.remote import Letter, Link, RemoteEngine
 from partita.engines.site import Site
-from partita.experiments import config
-from partita.experiments.problem import Setting, prepare, solver
 from partita.families import MeanFieldGaussian
 from partita.history import History
 from partita.journal import Journal
@@ -37,6 +35,8 @@ from partita.pvi import run
 from partita.server import Rules
 from partita.state import State
 from partita.wire import Message
+from partita_experiments import config
+from partita_experiments.problem import Setting, prepare, solver
 
 MEAN, PRECISION = ".natural.precision_mean", ".natural.precision"
 """Natural parameters in an answer, by name; in a task a t comes before those of the client's factor."""

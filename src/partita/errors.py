@@ -1,6 +1,8 @@
 """The errors a user's mistake can cause: one sentence that names the culprit and the remedy."""
 
-from collections.abc import Iterable
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -19,6 +21,21 @@ def unknown(kind: str, name: object, known: Iterable[object]) -> InputError:
     """The error for a name that is not one of those known."""
     choices = ", ".join(str(choice) for choice in known)
     return InputError(f"There is no {kind} named {name!r}: choose one of {choices}.")
+
+
+@contextlib.contextmanager
+def exit_with_sentence(program: str) -> Iterator[None]:
+    """Ends a command where the user made a mistake: one sentence on stderr, and exit code 2."""
+    try:
+        yield
+    except InputError as error:
+        sentence = str(error)
+    except OSError as error:
+        sentence = f"{error.filename or 'a file'} cannot be used ({error.strerror}): choose another place."
+    else:
+        return
+    print(f"{program}: {sentence}", file=sys.stderr)
+    sys.exit(2)
 
 
 def check_part(what: str, value: Any) -> None:

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 from federation.weather import Weather
-from partita.datasets.fetch import find
-from partita.datasets.heart import HOSPITALS, heart_frames
 from partita.federation import config
 from partita.federation.client import Client
 from partita.federation.ledger import Ledger
@@ -24,8 +22,7 @@ _spec.loader.exec_module(example)
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    found = find("heart", f"processed.{HOSPITALS[0]}.data")
-    frames = {name: both.train for name, both in heart_frames().items()} if found else example.made_up()
+    frames = example.heart_disease() or example.made_up()
     folder = tmp_path_factory.mktemp("rows")
     for name, frame in frames.items():
         example.write(folder / f"{name}.csv", frame)

@@ -1,17 +1,12 @@
-"""The command line: `partita demo`, `partita experiment`, and the commands of a federation."""
+"""The command line: `partita demo` and the commands of a federation."""
 
-import importlib
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from partita.cli.federation import client, federation, result, resume, server, status
-from partita.errors import InputError
-
-_STUDIES = ("ep", "hyper")
-"""Experiments that are no table of methods: modules of their own."""
+from partita.errors import exit_with_sentence
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -63,62 +58,12 @@ def demo(
     run_demo(Settings(output, split, family, communications, damping, rows, seed), json)
 
 
-@app.command()
-def experiment(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="uci, mortality, heart, mnist-homogeneous, mnist-early-stopping, mnist-damping, mnist-inhomogeneous, "
-            "mnist-ablation, digits, ep or hyper."
-        ),
-    ],
-    output: Annotated[Path | None, typer.Option(help="The folder for results; by default named after the run.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A smoke run in seconds, without downloads.")] = False,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many random initialisations.")] = None,
-    problem: Annotated[
-        list[str] | None, typer.Option(help='Only this problem, such as "adult B"; may be repeated.')
-    ] = None,
-    data: Annotated[str | None, typer.Option(help="Another data set, such as mimic for mortality.")] = None,
-    solver: Annotated[str | None, typer.Option(help="How clients solve, such as authors for the paper's Adam.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="How many processes; by default one per core.")] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="A configuration of your own instead of the one that comes along.")
-    ] = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Print what is left to run and how long it takes at most, and stop.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Run one of the paper's experiments, and write its table, figures and report.
-
-    Interrupt it as you like: the same command goes on. Data are downloaded once, or found under PARTITA_DATA.
-    """
-    if name in _STUDIES:
-        if any(option is not None for option in (seeds, problem, data, solver, workers, config)) or plan:
-            raise InputError(f"The experiment {name} takes --output, --quick and --json, and no other option.")
-        study = importlib.import_module(f"partita.experiments.{name}")
-        study.run(output or Path(f"partita-experiment-{name}{'-quick' if quick else ''}"), quick, json)
-        return
-    from partita.cli.experiment import Settings, run_experiment
-
-    settings = Settings(name, output, config, data, solver, seeds, workers, tuple(problem or ()), quick, plan)
-    run_experiment(settings, json)
-
-
 app.add_typer(federation, name="federation")
 for command in (server, client, status, resume, result):
     app.command()(command)
 
 
 def main() -> None:
-    """Runs the command line; a user's mistake ends in one sentence and exit code 2."""
-    try:
+    """Runs the command line."""
+    with exit_with_sentence("partita"):
         app()
-    except InputError as error:
-        typer.echo(f"partita: {error}", err=True)
-        sys.exit(2)
-    except OSError as error:
-        typer.echo(
-            f"partita: {error.filename or 'a file'} cannot be used ({error.strerror}): choose another place.", err=True
-        )
-        sys.exit(2)

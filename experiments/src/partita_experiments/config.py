@@ -1,0 +1,175 @@
+"""What an experiment is, read from a TOML file: problems × methods × seeds."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from partita.errors import InputError, unknown
+from partita.methods import NAMED
+from partita.settings import build, parse
+
+NAMES = (
+    "uci",
+    "mortality",
+    "heart",
+    "mnist-homogeneous",
+    "mnist-early-stopping",
+    "mnist-damping",
+    "mnist-inhomogeneous",
+    "mnist-ablation",
+    "digits",
+)
+"""The experiments that come with the package."""
+
+Metric = Literal["error", "nll", "pruned"]
+Axis = Literal["communications", "synchronous_steps"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A data set, how it is divided among clients, and a model of it."""
+
+    name: str
+    data: str
+    split: Mapping[str, Any]
+    """The kind of division and its settings as in `partita.splits`; {kind = "given"} for clients as they are."""
+    model: Literal["logistic", "network"] = "logistic"
+    hidden: tuple[int, ...] = ()
+    """Widths of a network's hidden layers."""
+    samples: int = 10
+    """How many draws an expectation under a network takes."""
+    solver: str = ""
+    """How clients solve, unless a run or the command line says otherwise."""
+    learning_rate: float = 0.01
+    """Of the server's optimiser, where the server has one."""
+    clip: float = float("inf")
+    """Standardised inputs farther from 0 than this are set there: clinical tables hold impossible values."""
+    rows: int = 0
+    """How many training rows are used, the first of a random order; 0 for all, as they come."""
+    validation: int = 0
+    """How many further training rows take the place of the test rows, to choose settings by; 0 for the test rows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A method and its budget."""
+
+    method: str
+    communications: int
+    name: str = ""
+    """What it is called in results, figures and tables: its method, unless told."""
+    solver: str = ""
+    """How its clients solve, if not as the problem says; what sets a run apart, so that it comes before all others."""
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    evaluate_every: int = 1
+    """How many server steps lie between two evaluations."""
+
+    @property
+    def curve(self) -> str:
+        """Its name, which no other run has."""
+        return self.name or self.method
+
+
+@dataclasses.dataclass(frozen=True)
+class Quick:
+    """The smoke run: fewer of everything, on data that need no download, with few steps a visit."""
+
+    problems: tuple[Problem, ...]
+    seeds: int
+    rows: int
+    communications: int
+    max_steps: int = 20
+    """How many steps a client's solver takes at most."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """A question, the runs that answer it, and how they are drawn."""
+
+    name: str
+    title: str
+    question: str
+    seeds: int
+    solvers: Mapping[str, Mapping[str, Any]]
+    problems: tuple[Problem, ...]
+    runs: tuple[Run, ...]
+    quick: Quick
+    slowness: tuple[float, ...] = (1.0,)
+    """Factors, repeated over the clients, by which a visit takes longer than its rows say on the simulated clock."""
+    draws: int = 100
+    """How many draws of a network's parameters a prediction averages."""
+    alternatives: tuple[str, ...] = ()
+    """Other data sets that may take the place of the problems' own."""
+    panels: tuple[Metric, ...] = ("error", "nll")
+    """The metrics that are drawn, a column each."""
+    by: tuple[Axis, ...] = ("communications",)
+    """What they are drawn against, a figure each."""
+    log_metrics: bool = False
+    """Whether error and NLL are drawn on a logarithmic scale."""
+    smoke: bool = False
+    """Whether this is the quick version."""
+
+    def quickly(self) -> "Experiment":
+        """The smoke version."""
+        quick = self.quick
+        return dataclasses.replace(
+            self,
+            title=f"{self.title} (smoke run: few rows, no conclusions)",
+            seeds=quick.seeds,
+            problems=quick.problems,
+            runs=tuple(
+                dataclasses.replace(run, communications=min(run.communications, quick.communications), evaluate_every=1)
+                for run in self.runs
+            ),
+            smoke=True,
+        )
+
+
+def load(name: str, path: Path | None = None) -> Experiment:
+    """The experiment of this name, with the configuration it comes with or one of the user's own."""
+    if name not in NAMES:
+        raise unknown("experiment", name, NAMES)
+    source = resources.files("partita_experiments").joinpath(f"{name}.toml") if path is None else path
+    contents = parse(source.read_bytes(), str(source))
+    if "name" in contents:
+        raise InputError(f"{source} gives the experiment a name of its own: leave {name!r} to the command.")
+    experiment = build(Experiment, {"name": name, **contents}, str(source))
+    _check(experiment, str(source))
+    return experiment
+
+
+def file_name(name: str) -> str:
+    """A name as part of a file's, without spaces and signs."""
+    return re.sub(r"[^\w.=]+", "-", name)
+
+
+def _check(experiment: Experiment, source: str) -> None:
+    """Raises an `InputError` for what would go wrong later: unknown names, names used twice, nothing to run."""
+    for run in experiment.runs:
+        if run.method not in NAMED:
+            raise unknown(f"method in {source}", run.method, NAMED)
+    problems = (*experiment.problems, *experiment.quick.problems)
+    named = [run.solver for run in experiment.runs if run.solver] + [problem.solver for problem in problems]
+    for solver in named:
+        if solver not in experiment.solvers:
+            raise unknown(f"solver in {source}", solver, experiment.solvers)
+    for problem in problems:
+        if "kind" not in problem.split:
+            raise InputError(f"{source} has a split without 'kind' in {problem.name!r}: add it.")
+    for solver, settings in experiment.solvers.items():
+        if not isinstance(settings, Mapping) or "kind" not in settings:
+            raise InputError(f"{source} has a solver without 'kind', {solver!r}: add it.")
+    names = {
+        "problem": [problem.name for problem in experiment.problems],
+        "method or name of a run": [run.curve for run in experiment.runs],
+        "panel": experiment.panels,
+        "axis to draw by": experiment.by,
+    }
+    for kind, used in names.items():
+        if len(set(map(file_name, used))) < len(used) or not used:
+            raise InputError(f"{source} needs at least one {kind} and each only once, not {list(used)}.")
+    if experiment.seeds < 1 or experiment.quick.seeds < 1 or not experiment.quick.problems:
+        raise InputError(f"{source} needs at least one seed and, for the smoke run, one seed and one problem.")

@@ -1,0 +1,17 @@
+"""Diabetes, from scikit-learn: a response that is a number."""
+
+from partita.datasets import Dataset, Frame
+from partita.datasets.bundled import encoded
+from partita.datasets.frame import divided
+
+
+def diabetes() -> Dataset:
+    """Diabetes: how far does the disease progress in a year? 442 rows and 10 columns, from scikit-learn.
+
+    The response is centred.
+    """
+    from sklearn.datasets import load_diabetes  # takes long to import
+
+    data = load_diabetes()
+    columns = dict(zip(data.feature_names, data.data.T, strict=True))
+    return encoded(divided(Frame.build(columns, data.target - data.target.mean())))

@@ -1,0 +1,69 @@
+"""Features that take long to extract: progress is shown meanwhile, and they are kept for the next time."""
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from partita.checkpoint import read, write
+from partita.datasets.frame import Frame
+from partita.errors import InputError
+from partita_experiments.datasets.fetch import cache
+from partita_experiments.datasets.series import Measurements, features
+
+Item = TypeVar("Item")
+
+# Counts up whenever the same files give other features.
+_FORMAT = 1
+
+
+class StaySeries(NamedTuple):
+    """The measurements of one stay: number of the variable, time in hours and value."""
+
+    variable: np.ndarray
+    time: np.ndarray
+    value: np.ndarray
+
+
+def kept(folder: str, name: str, inputs: Iterable[Path], extract: Callable[[], Frame]) -> Frame:
+    """What `extract` makes of the input files; taken from the cache while their names, sizes and times are the same."""
+    path = cache() / folder / f"{name}.npz"
+    key = _key(inputs)
+    with contextlib.suppress(InputError, KeyError):
+        arrays, about = read(path)
+        if about["key"] == key:
+            return Frame.build(dict(zip(about["names"], arrays["x"], strict=True)), arrays["y"])
+    frame = extract()
+    # A cache that cannot be written costs time at the next call, nothing else.
+    with contextlib.suppress(OSError):
+        x = np.stack(list(frame.columns.values()))
+        write(path, {"x": x, "y": frame.y}, {"key": key, "names": list(frame.columns)})
+    return frame
+
+
+def framed(stays: Iterable[StaySeries], variables: Sequence[str], y: np.ndarray) -> Frame:
+    """The features of stays, one row each, with their responses."""
+    parts = list(stays)
+    stay = np.repeat(np.arange(len(parts)), [len(part.time) for part in parts])
+    measurements = Measurements(stay, *(np.concatenate(entries) for entries in zip(*parts, strict=True)))
+    x, names = features(measurements, len(parts), variables)
+    return Frame.build(dict(zip(names, x.T, strict=True)), y)
+
+
+def tracked(items: Sequence[Item], label: str) -> Iterable[Item]:
+    """The items, with a progress bar on a terminal and nothing elsewhere."""
+    console = Console(stderr=True)
+    return track(items, label, console=console, disable=not console.is_terminal)
+
+
+def _key(inputs: Iterable[Path]) -> str:
+    digest = hashlib.sha256(f"format {_FORMAT}\n".encode())
+    for path in inputs:
+        status = path.stat()
+        digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()

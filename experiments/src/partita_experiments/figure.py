@@ -1,0 +1,145 @@
+"""Figures in the paper's layout: test error and NLL against communications, mean ± sd over seeds, a line per run."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from partita_experiments.results import Curve, Results
+
+STYLES = {
+    "sequential": ("sequential PVI", "#1b6ca8", "-", "o"),
+    "synchronous": ("synchronous PVI", "#c8553d", "--", "s"),
+    "asynchronous": ("asynchronous PVI", "#3f7d20", "-.", "^"),
+    "global_vi": ("global VI", "#222222", "-", ""),
+    "stochastic_global_vi": ("stochastic global VI", "#8a8a8a", ":", ""),
+    "streaming_vb": ("streaming VB", "#7a3e9d", (0, (5, 1, 1, 1, 1, 1)), "v"),
+    "vcl": ("VCL", "#b8860b", "", "D"),
+    "bcm_same": ("BCM (same)", "#0a7d7d", "", "P"),
+    "bcm_split": ("BCM (split)", "#d1467f", "", "X"),
+    "incremental_vi": ("incremental VI (ours)", "#e07b00", "-", "*"),
+    "bayesian_admm": ("Bayesian ADMM", "#5b4636", (0, (8, 2)), "8"),
+}
+"""Name, colour, line and marker of each method: to be told apart without colour, too."""
+
+COLOURS = ("#1b6ca8", "#c8553d", "#3f7d20", "#7a3e9d", "#b8860b", "#0a7d7d", "#d1467f", "#8a8a8a")
+LINES = ("-", "--", "-.", ":")
+MARKERS = ("<", ">", "p", "h", "*", "d", "1", "2", "3", "4", "+", "x")
+"""For runs without a style of their own; no method has one of these markers."""
+
+ONE_PASS = ("vcl", "bcm_same", "bcm_split")
+UNDRAWN = ("pooled", "alone")
+"""Methods that do not communicate, and so have no curve."""
+METRICS = {"error": "test error", "nll": "test NLL, nats per row", "pruned": "pruned parameters"}
+AXES = {
+    "communications": "communications (one client, there and back)",
+    "synchronous_steps": "gradient steps (the most among the clients of a round)",
+}
+
+
+class Style(NamedTuple):
+    """How a run is called in legends, and how it is drawn."""
+
+    name: str
+    colour: str
+    line: Any
+    marker: str
+
+
+def label(run: str) -> str:
+    """How a run is called in tables and figures: "vcl, early stopping" is VCL, early stopping."""
+    method, comma, rest = run.partition(",")
+    others = {"pooled": "pooled rows", "alone": "clients alone, mean"}
+    return (STYLES[method][0] if method in STYLES else others.get(method, method)) + comma + rest
+
+
+def styles(results: Results) -> dict[str, Style]:
+    """The style of every run that is drawn: first the methods as they are, in their own styles, then the others.
+
+    A variant of a method that is drawn as well ("vcl, early stopping" beside "vcl") has its colour.
+    """
+    found = {run: Style(*STYLES[run]) for run in STYLES if run in results.runs}
+    others = [run for run in results.runs if run not in found and results.methods[run] not in UNDRAWN]
+    for index, run in enumerate(others):
+        plain = found.get(run.partition(",")[0])
+        colour = plain.colour if plain else COLOURS[index % len(COLOURS)]
+        line = LINES[(2 + index + index // len(MARKERS)) % len(LINES)]
+        found[run] = Style(label(run), colour, line, MARKERS[index % len(MARKERS)])
+    return found
+
+
+def draw(
+    path: Path,
+    results: Results,
+    problems: Sequence[str],
+    title: str,
+    panels: Sequence[str] = ("error", "nll"),
+    by: str = "communications",
+    log: bool = False,
+) -> Figure:
+    """A row of panels per problem. The methods of one pass are points where they end, with their sd as a bar."""
+    height = 3.1 * len(problems) + 0.9
+    figure = Figure(figsize=(5 * len(panels), height), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(len(problems), len(panels), squeeze=False)
+    drawn = styles(results)
+    for problem, row in zip(problems, grid, strict=True):
+        runs = [run for run in drawn if results.has(problem, run)]
+        for axes, metric in zip(row, panels, strict=True):
+            for run in runs:
+                _line(axes, results.curve(problem, run, metric, by), drawn[run], results.methods[run] in ONE_PASS)
+            axes.set(ylabel=METRICS[metric], xscale="log", title=problem)
+            ends = np.array([results.final(problem, run, metric).mean() for run in runs])
+            _scale(axes, ends, log and metric != "pruned")
+            axes.grid(alpha=0.25)
+    for axes in grid[-1]:
+        axes.set(xlabel=AXES[by])
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=130)
+    return figure
+
+
+def _line(axes: Axes, curve: Curve, style: Style, one_pass: bool) -> None:
+    (x, values), (name, colour, line, marker) = curve, style
+    if one_pass:
+        final = values[:, -1]
+        if not np.isfinite(final).all():  # there is no place for ∞; its name is in the legend all the same
+            final = np.full(1, np.nan)
+        axes.errorbar(
+            x[-1],
+            final.mean(),
+            final.std(ddof=min(1, len(final) - 1)),
+            color=colour,
+            marker=marker,
+            markersize=7,
+            capsize=3,
+            linestyle="",
+            label=name,
+        )
+        return
+    with warnings.catch_warnings():  # points before the first evaluation of any seed
+        warnings.simplefilter("ignore", RuntimeWarning)
+        mean, sd = np.nanmean(values, axis=0), np.nanstd(values, axis=0, ddof=min(1, len(values) - 1))
+    every = max(1, len(x) // 8)
+    axes.plot(x, mean, color=colour, linestyle=line, marker=marker or None, markersize=4, markevery=every, label=name)
+    axes.fill_between(x, mean - sd, mean + sd, color=colour, alpha=0.15, linewidth=0)
+
+
+def _scale(axes: Axes, ends: np.ndarray, log: bool) -> None:
+    """Shows where the runs end, and not how bad a prior's predictions are; logarithms have room for both."""
+    ends = ends[np.isfinite(ends)]
+    if log and (ends > 0).any():
+        axes.set(yscale="log")
+        return
+    if not len(ends):
+        return
+    low, high = ends.min(), ends.max()
+    room = max(high - low, 0.06 * high) or 1.0
+    axes.set(ylim=(low - 0.15 * room, high + 0.35 * room))

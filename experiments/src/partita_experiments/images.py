@@ -1,0 +1,253 @@
+"""What the experiments on images say (`sec:experiments:fmnist`, `sec:appen:experiments:fmnist`)."""
+
+import functools
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from partita_experiments.figure import label
+from partita_experiments.judge import PAPERS, Clients, arrival, common, count, each, exceeds, rises, spread
+from partita_experiments.report import Grid, Heading, Part, Statement, Text
+from partita_experiments.results import Results, columns
+
+NEAR_ERROR = 0.003
+"""How near to global VI's final test error counts as having reached it: 0.3 percentage points."""
+CRITICAL = 0.25
+"""The damping from which on synchronous PVI diverges in the paper."""
+RAN_AWAY = {"diverged", "improper"}
+FEDAVG = {"FedAvg, a tenth of the clients a round": 6640, "FedAvg, all clients": 38000}
+"""Communications to 97% on this split with two hidden layers of 200 units (McMahan et al. 2017): rounds × clients."""
+
+
+def homogeneous(results: Results, clients: Clients) -> list[Part]:
+    """`fig:fmnist_homo_pvi`, `fig:fmnist_homo_pvi_steps`."""
+    parts: list[Part] = [*_division(clients), *common(results), Heading("The paper's statements")]
+    for problem in results.problems:
+        parts += each(_same_error, results, problem, PAPERS)
+        parts += each(_a_tenth, results, problem, PAPERS)
+        poorer = functools.partial(_more_error, than="global_vi", points=2)
+        parts += each(poorer, results, problem, ("bcm_same", "bcm_split"))
+        parts += each(rises, results, problem, ("streaming_vb",))
+        if results.has(problem, "vcl", "sequential"):
+            parts.append(_higher(results, problem, "vcl", "sequential"))
+        parts += each(_pruning, results, problem, ("global_vi", *PAPERS))
+    return parts
+
+
+def early_stopping(results: Results, clients: Clients) -> list[Part]:
+    """`fig:fmnist_homo_es_pvi`."""
+    parts: list[Part] = [*_division(clients), *common(results), Heading("The paper's statements")]
+    for problem, run in itertools.product(results.problems, results.runs):
+        early = f"{run}, early stopping"
+        if results.has(problem, run, early):
+            parts.append(_higher(results, problem, run, early))
+    return parts
+
+
+def damping(results: Results, clients: Clients) -> list[Part]:
+    """`fig:fmnist_homo_sequential`, `fig:fmnist_homo_synchronous`."""
+    parts: list[Part] = [*_division(clients), Heading("Where each damping ends, mean ± sd over the seeds")]
+    for problem in results.problems:
+        damped = {method: _by_damping(results, problem, method) for method in PAPERS}
+        rows = [
+            [
+                label(method),
+                f"{rho:g}",
+                spread(results.final(problem, run, "error")),
+                spread(results.final(problem, run)),
+                ", ".join(results.statuses(problem, run)),
+            ]
+            for method, runs in damped.items()
+            for rho, run in runs.items()
+        ]
+        parts += [Grid(["method", "ρ", "test error", "test NLL", "ended"], rows), Heading("The paper's statements")]
+        mild = {rho: run for rho, run in damped["synchronous"].items() if rho < CRITICAL}
+        parts += _faster(results, problem, "sequential", damped["sequential"])
+        parts += _faster(results, problem, "synchronous", mild)
+        parts += [
+            _runs_away(results, problem, rho, run) for rho, run in damped["synchronous"].items() if rho >= CRITICAL
+        ]
+    return parts
+
+
+def inhomogeneous(results: Results, clients: Clients) -> list[Part]:
+    """`fig:fmnist_inhomo_pvi`, `fig:fmnist_inhomo_pvi_sgvi`."""
+    parts: list[Part] = [*_division(clients), *common(results)]
+    for problem in results.problems:
+        runs = [run for run in results.runs if results.has(problem, run)]
+        arrived = {label(run): float(np.median(results.first(problem, run, 0.03))) for run in runs}
+        rows = [[name, count(number)] for name, number in (arrived | FEDAVG).items()]
+        parts += [
+            Heading("Communications until 97% of the test rows are right for the first time"),
+            Text(
+                "Medians over the seeds; ∞: not within the budget. FedAvg's are published for this split and a network "
+                "with one hidden layer more (McMahan et al. 2017)."
+            ),
+            Grid(["method", "communications"], rows),
+            Heading("On the way, mean ± sd over the seeds"),
+            Text("A run that has ended keeps its last value."),
+            _on_the_way(results, problem, runs, (1000, 3000)),
+            Heading("The paper's statements"),
+        ]
+        parts += each(functools.partial(_more_error, than="global_vi"), results, problem, PAPERS)
+        parts += each(functools.partial(_sooner, than="global_vi"), results, problem, PAPERS)
+        if results.has(problem, "stochastic_global_vi", "sequential"):
+            parts.append(_sooner(results, problem, "stochastic_global_vi", than="sequential"))
+    return parts
+
+
+def ablation(results: Results, clients: Clients) -> list[Part]:
+    """What each setting does, best first."""
+    parts: list[Part] = [*_division(clients)]
+    for problem in results.problems:
+        runs = [run for run in results.runs if results.has(problem, run)]
+        best_first = sorted(runs, key=lambda run: np.nan_to_num(results.final(problem, run).mean(), nan=np.inf))
+        parts += [Heading(f"{problem}: best first, mean ± sd over the seeds")]
+        parts += [_on_the_way(results, problem, best_first, (500, 1000), end=True)]
+    return parts
+
+
+def digits(results: Results, clients: Clients) -> list[Part]:
+    """Whether the settings found on MNIST need no change."""
+    parts: list[Part] = [*_division(clients), *common(results)]
+    for problem in results.problems:
+        runs = [run for run in results.runs if results.has(problem, run)]
+        parts += [Heading("On the way, mean ± sd over the seeds"), _on_the_way(results, problem, runs, (200, 1000))]
+        parts += [Heading("Statement"), *each(_no_more_error, results, problem, ("incremental_vi",))]
+    return parts
+
+
+def _division(clients: Clients) -> list[Part]:
+    """How many clients there are, and how unlike."""
+    rows = [
+        [problem, f"{len(some)}", *(_range([client[name] for client in some]) for name in ("rows", "labels"))]
+        for problem, some in clients.items()
+    ]
+    return [Heading("The clients"), Grid(["problem", "clients", "rows of each", "labels of each"], rows)]
+
+
+def _range(values: Sequence[int]) -> str:
+    return f"{min(values)}" if min(values) == max(values) else f"{min(values)} to {max(values)}"
+
+
+def _on_the_way(results: Results, problem: str, runs: Sequence[str], points: Sequence[int], end: bool = False) -> Grid:
+    """Error and NLL of each run after some numbers of communications, and at the end."""
+    header, rows = ["method"], [[label(run)] for run in runs]
+    for point in points:
+        header += [f"error at {point:,}", f"NLL at {point:,}"]
+        for row, run in zip(rows, runs, strict=True):
+            row += [spread(results.at(problem, run, point, metric)) for metric in ("error", "nll")]
+    if end:
+        header += ["error at the end", "NLL at the end"]
+        for row, run in zip(rows, runs, strict=True):
+            row += [spread(results.final(problem, run, metric)) for metric in ("error", "nll")]
+    return Grid(header, rows)
+
+
+def _same_error(results: Results, problem: str, run: str) -> Statement:
+    gap = results.final(problem, run, "error") - results.final(problem, "global_vi", "error")
+    return Statement(
+        f"{problem}: {label(run)} ends within 0.3 percentage points of global VI's test error.",
+        bool(np.abs(gap).mean() <= NEAR_ERROR),
+        f"{spread(100 * gap)} points above it.",
+    )
+
+
+def _no_more_error(results: Results, problem: str, run: str) -> Statement:
+    gap = results.final(problem, run, "error") - results.final(problem, "global_vi", "error")
+    return Statement(
+        f"{problem}: {label(run)} ends with at most 0.3 percentage points more test error than global VI.",
+        bool(gap.mean() <= NEAR_ERROR),
+        f"{spread(100 * gap)} points above it.",
+    )
+
+
+def _a_tenth(results: Results, problem: str, run: str) -> Statement:
+    ours, theirs = (arrival(results, problem, name, metric="error", near=NEAR_ERROR) for name in (run, "global_vi"))
+    return Statement(
+        f"{problem}: {label(run)} gets there for good with at most a tenth of global VI's communications.",
+        bool(np.isfinite(ours) and ours <= theirs / 10),
+        f"{count(ours)} against {count(theirs)}.",
+    )
+
+
+def _more_error(results: Results, problem: str, run: str, than: str, points: float = 0) -> Statement:
+    gap = results.final(problem, run, "error") - results.final(problem, than, "error")
+    margin = f"more than {points:g} percentage points and by " if points else ""
+    return Statement(
+        f"{problem}: {label(run)} ends with more test error than {label(than)}, by {margin}more than 2 sd.",
+        exceeds(gap, points / 100),
+        f"{spread(100 * gap)} points above it.",
+    )
+
+
+def _higher(results: Results, problem: str, run: str, than: str) -> Statement:
+    gap = results.final(problem, run) - results.final(problem, than)
+    return Statement(
+        f"{problem}: {label(run)} ends at a higher test NLL than {label(than)}, by more than 2 sd.",
+        exceeds(gap, 0.0),
+        f"{spread(gap)} above it.",
+    )
+
+
+def _sooner(results: Results, problem: str, run: str, than: str) -> Statement:
+    gap = results.at(problem, than, 1000) - results.at(problem, run, 1000)
+    return Statement(
+        f"{problem}: after 1,000 communications {label(run)} is at a lower test NLL than {label(than)}, by more than "
+        "2 sd.",
+        exceeds(gap, 0.0),
+        f"{spread(gap)} below it.",
+    )
+
+
+def _pruning(results: Results, problem: str, run: str) -> Statement:
+    """Looks at each seed's curve from its lowest NLL on."""
+    found = []
+    for cell in results.of(problem, run):
+        pruned, nll = columns(cell, "pruned", "nll")
+        best = int(np.argmin(nll))
+        if len(nll) - best > 2 and np.ptp(pruned[best:]) > 0 and np.ptp(nll[best:]) > 0:
+            found.append(spearmanr(pruned[best:], nll[best:]).statistic)
+    signs = np.sign(found)
+    return Statement(
+        f"{problem}: after {label(run)}'s lowest test NLL, more pruned parameters go with a higher one.",
+        bool((signs > 0).all()) if found else None,
+        f"rank correlation {spread(np.array(found))}." if found else "it ends at its lowest NLL, or prunes nothing.",
+    )
+
+
+def _by_damping(results: Results, problem: str, method: str) -> dict[float, str]:
+    """The runs of a method with a damping of their own, in its order."""
+    runs = [run for run in results.runs if results.methods[run] == method and results.has(problem, run)]
+    damped = {results.setting(run, "damping"): run for run in runs if results.setting(run, "damping") is not None}
+    return dict(sorted(damped.items()))
+
+
+def _faster(results: Results, problem: str, method: str, runs: dict[float, str]) -> list[Part]:
+    """Compares when the runs first have an error as low as the last of them ends with; those that ran away are out."""
+    stayed = {rho: run for rho, run in runs.items() if not RAN_AWAY & set(results.statuses(problem, run))}
+    if len(stayed) < 2:
+        return []
+    level = max(results.final(problem, run, "error").mean() for run in stayed.values())
+    arrived = [float(np.median(results.first(problem, run, level))) for run in stayed.values()]
+    ordered = all(later <= earlier for earlier, later in itertools.pairwise(arrived))
+    seen = ", ".join(f"{count(number)} with ρ = {rho:g}" for rho, number in zip(stayed, arrived, strict=True))
+    limit = f" where ρ < {CRITICAL}" if method == "synchronous" else ""
+    return [
+        Statement(
+            f"{problem}: less damping (a larger ρ) makes {label(method)} faster{limit}.",
+            ordered and arrived[-1] < arrived[0],
+            f"communications until the test error first is {level:.4f}: {seen}.",
+        )
+    ]
+
+
+def _runs_away(results: Results, problem: str, rho: float, run: str) -> Statement:
+    statuses = results.statuses(problem, run)
+    return Statement(
+        f"{problem}: synchronous PVI with ρ = {rho:g} diverges, as it does in the paper from {CRITICAL} on.",
+        set(statuses) <= RAN_AWAY,
+        f"ended {', '.join(statuses)}, with a test error of {spread(results.final(problem, run, 'error'))}.",
+    )

@@ -1,0 +1,159 @@
+"""From a problem's description to clients, a model and test rows: loads, divides, preprocesses without pooling."""
+
+import functools
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from partita.aggregation import agile_adam
+from partita.errors import InputError, unknown
+from partita.expectations import LocalReparameterisation
+from partita.families import Family, MeanFieldGaussian
+from partita.metrics import error, negative_log_likelihood, pruned
+from partita.models import LogisticRegression, Model, NetworkClassifier, Table
+from partita.partition import federate, splits
+from partita.partition.shard import Partition
+from partita.predict import Posterior, Predictive
+from partita.settings import call
+from partita.solvers import Solver
+from partita.solvers import named as solver_named
+from partita_experiments.config import Experiment, Problem
+from partita_experiments.source import Division, Indices, Source, load
+
+OPTIMISERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {"adam": optax.adam, "agile_adam": agile_adam}
+"""What a server's optimiser may be."""
+
+
+class Setting(NamedTuple):
+    """All that a method needs to run on a problem and to be measured."""
+
+    model: Model
+    prior: MeanFieldGaussian
+    clients: Partition
+    test: Table
+    speeds: tuple[float, ...]
+    draws: int
+
+    def start(self, seed: int) -> Family:
+        """A tight place to begin, which the seed chooses."""
+        return MeanFieldGaussian.tight(self.prior.mean, seed)
+
+    def metrics(self, posterior: Posterior) -> dict[str, float]:
+        """Error and negative log-likelihood on the test rows, and how many parameters are as in the prior."""
+        how: Predictive = "closed" if isinstance(self.model, LogisticRegression) else "monte_carlo"
+        probabilities, y = posterior.predict_proba(self.test.x, how, self.draws), np.asarray(self.test.y)
+        return {
+            "nll": negative_log_likelihood(probabilities, y),
+            "error": error(probabilities, y),
+            "pruned": pruned(posterior.q, self.prior),
+        }
+
+
+def prepare(experiment: Experiment, problem: Problem) -> Setting:
+    """Loads the data and divides them; clients then preprocess by sums alone."""
+    source = load(problem.data)
+    division = divide(problem, source, experiment.quick.rows if experiment.smoke else None)
+    tables, test = source.tables(division, problem.clip, intercept=problem.model == "logistic")
+    model, prior, dtype = _model(problem, test.x.shape[1], int(source.y.max()) + 1)
+    tables, test = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), (tables, test))
+    clients = federate(tables, names=division.names)
+    sizes = np.array(clients.sizes)
+    slowness = np.resize(experiment.slowness, len(sizes))
+    speeds = sizes.mean() / (sizes * slowness)
+    return Setting(model, prior, clients, test, tuple(map(float, speeds)), experiment.draws)
+
+
+def divide(problem: Problem, source: Source, limit: int | None) -> Division:
+    """Which rows each client trains on, at most `limit` of all, or of each owner where owners are the clients."""
+    kind, settings = problem.split["kind"], {key: value for key, value in problem.split.items() if key != "kind"}
+    used, held_out = _chosen(problem, len(source.y))
+    if kind == "given":
+        given = [rows[np.isin(rows, used)][:limit] for rows in source.owners.values()]
+        return Division(given, list(source.owners), held_out)
+    used = used[:limit]
+    kinds: Mapping[str, Callable[..., list[Indices]]] = {
+        "beta_kappa": functools.partial(splits.beta_kappa, source.y[used]),
+        "k_means": lambda **settings: splits.k_means(source.inputs(used, problem.clip), **settings),
+        "equal_random": functools.partial(splits.equal_random, len(used)),
+        "label_shards": functools.partial(splits.label_shards, source.y[used]),
+    }
+    if kind not in kinds:
+        raise unknown("kind of split", kind, ("given", *kinds))
+    indices = call(kinds[kind], settings, f"split of {problem.name}")
+    return Division([used[some] for some in indices], None, held_out)
+
+
+def _chosen(problem: Problem, rows: int) -> tuple[Indices, Indices | None]:
+    """The training rows that are used, and those that are held out to choose settings by."""
+    if not problem.rows and not problem.validation:
+        return np.arange(rows), None
+    count = problem.rows or rows - problem.validation
+    if min(problem.rows, problem.validation) < 0 or count < 1 or count + problem.validation > rows:
+        raise InputError(
+            f"{problem.name} asks for {problem.rows} rows and {problem.validation} more for validation: ask for at "
+            f"most {rows} together."
+        )
+    order = np.random.default_rng(0).permutation(rows)
+    return order[:count], order[count : count + problem.validation] if problem.validation else None
+
+
+def solver(experiment: Experiment, name: str) -> Solver:
+    """The solver of this name in the experiment's configuration."""
+    settings = solver_settings(experiment, name)
+    return solver_named(settings.pop("kind"), settings, f"solver {name}")
+
+
+def solver_settings(experiment: Experiment, name: str) -> dict[str, Any]:
+    """The kind and the settings of a solver; a smoke run takes few steps."""
+    if name not in experiment.solvers:
+        raise unknown("solver", name, experiment.solvers)
+    settings = dict(experiment.solvers[name])
+    if experiment.smoke:
+        most = experiment.quick.max_steps
+        settings["max_steps"] = min(most, settings.get("max_steps", most))
+    return settings
+
+
+def optimiser(name: str) -> Callable[..., optax.GradientTransformation]:
+    """The server's optimiser of this name."""
+    if name not in OPTIMISERS:
+        raise unknown("optimiser", name, OPTIMISERS)
+    return OPTIMISERS[name]
+
+
+def fingerprint(setting: Setting) -> str:
+    """A digest of everybody's rows, by which results of other data are told apart."""
+    digest = hashlib.sha256()
+    for table in (*(shard.data for shard in setting.clients.shards), setting.test):
+        for leaf in table:
+            digest.update(np.ascontiguousarray(leaf).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def sizes_and_labels(setting: Setting) -> list[dict[str, Any]]:
+    """For each client its name, number of rows N_k and of labels, and, of two labels, the proportion η_k of 1."""
+    clients = setting.clients
+    found = [np.asarray(shard.data.y)[:size] for shard, size in zip(clients.shards, clients.sizes, strict=True)]
+    binary = max(y.max() for y in found) <= 1
+    return [
+        {"client": name, "rows": len(y), "labels": len(np.unique(y))}
+        | ({"positive": float(y.mean())} if binary else {})
+        for name, y in zip(clients.names, found, strict=True)
+    ]
+
+
+def _model(problem: Problem, columns: int, classes: int) -> tuple[Model, MeanFieldGaussian, np.dtype]:
+    """The model with a standard normal prior; networks have biases of their own and work in single precision."""
+    if problem.model == "logistic":
+        return LogisticRegression(), MeanFieldGaussian.standard_normal(columns), np.dtype(np.float64)
+    if problem.model == "network":
+        widths = (columns, *problem.hidden, classes)
+        network = NetworkClassifier(widths, expectation=LocalReparameterisation(problem.samples))
+        like = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), network.template())
+        return network, MeanFieldGaussian.standard_normal(like), np.dtype(np.float32)
+    raise InputError(f"{problem.name} asks for the model {problem.model!r}: choose logistic or network.")

@@ -1,0 +1,124 @@
+"""What came out: a tidy table of all cells, and the curves and figures that reports are made of."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from partita_experiments.runner import COLUMNS
+
+HEADER = ("problem", "run", "method", "seed", "client", *COLUMNS)
+PVI = ("sequential", "synchronous", "asynchronous")
+
+
+class Curve(NamedTuple):
+    """A metric of every seed where any of them was evaluated; a run that has ended keeps its last value."""
+
+    x: Float[np.ndarray, " n"]
+    values: Float[np.ndarray, "seeds n"]
+
+
+class Results:
+    """The results of an experiment's cells. A run goes by its name, which is its method's unless it was given one."""
+
+    def __init__(self, cells: Sequence[Mapping[str, Any]]) -> None:
+        self.cells = list(cells)
+        self.problems = list(dict.fromkeys(cell["problem"] for cell in cells))
+        self.runs = list(dict.fromkeys(cell["run"] for cell in cells))
+        self.methods = {cell["run"]: cell["method"] for cell in cells}
+
+    def table(self) -> str:
+        """A row per evaluation, as CSV; the same cells always give the same text."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, HEADER, lineterminator="\n")
+        writer.writeheader()
+        for cell in self.cells:
+            about = {name: cell[name] for name in ("problem", "run", "method", "seed")}
+            writer.writerows({**about, **row} for row in cell["rows"])
+        return text.getvalue()
+
+    def of(self, problem: str, run: str) -> list[Mapping[str, Any]]:
+        """The cells of a run on a problem, a seed each."""
+        return [cell for cell in self.cells if (cell["problem"], cell["run"]) == (problem, run)]
+
+    def has(self, problem: str, *runs: str) -> bool:
+        """Whether all these runs were made on the problem."""
+        return all(self.of(problem, run) for run in runs)
+
+    def setting(self, run: str, name: str) -> Any:
+        """A setting of the run's method, None if it was left to the method."""
+        return next(cell for cell in self.cells if cell["run"] == run)["settings"].get(name)
+
+    def statuses(self, problem: str, run: str) -> list[str]:
+        """How the run ended, each way once."""
+        return sorted({status for cell in self.of(problem, run) for status in cell["statuses"]})
+
+    def final(self, problem: str, run: str, metric: str = "nll") -> Float[np.ndarray, " seeds"]:
+        """The metric at the end, for every seed; clients alone count as their mean."""
+        alone = self.methods.get(run) == "alone"
+        rows = [cell["rows"] if alone else cell["rows"][-1:] for cell in self.of(problem, run)]
+        return np.array([np.mean([_number(row[metric]) for row in some]) for some in rows])
+
+    def curve(self, problem: str, run: str, metric: str = "nll", by: str = "communications") -> Curve:
+        """The metric against communications, or against the simulated clock."""
+        runs = [columns(cell, by, metric) for cell in self.of(problem, run)]
+        grid = np.unique(np.concatenate([x for x, _ in runs]))
+        return Curve(grid, np.array([_held(grid, x, y) for x, y in runs]))
+
+    def at(self, problem: str, run: str, communications: int, metric: str = "nll") -> Float[np.ndarray, " seeds"]:
+        """The metric when so many communications have been made, or at the end of a run that made fewer."""
+        point = np.array([float(communications)])
+        cells = self.of(problem, run)
+        return np.array([_held(point, *columns(cell, "communications", metric))[0] for cell in cells])
+
+    def first(self, problem: str, run: str, level: float, metric: str = "error") -> Float[np.ndarray, " seeds"]:
+        """The communications at which each seed's metric first is as low as the level; infinite if it never is."""
+        found = []
+        for cell in self.of(problem, run):
+            x, y = columns(cell, "communications", metric)
+            found.append(np.min(x[y <= level], initial=np.inf))
+        return np.array(found)
+
+    def reach(
+        self,
+        problem: str,
+        run: str,
+        target: float,
+        within: float,
+        by: str = "communications",
+        metric: str = "nll",
+    ) -> Float[np.ndarray, " seeds"]:
+        """Where each seed's metric comes as near to the target for good; infinite if it does not.
+
+        On either side: a run that passes far below has not arrived.
+        """
+        found = []
+        for cell in self.of(problem, run):
+            x, y = columns(cell, by, metric)
+            away = ~(np.abs(y - target) <= within)
+            first = int(np.flatnonzero(away)[-1]) + 1 if away.any() else 0
+            found.append(x[first] if first < len(away) else np.inf)
+        return np.array(found, float)
+
+    def seconds(self, problem: str, run: str) -> float:
+        """The mean time of a run, compilation included where it was the first of its shape."""
+        return float(np.mean([cell["seconds"] for cell in self.of(problem, run)]))
+
+
+def columns(cell: Mapping[str, Any], *names: str) -> list[Float[np.ndarray, " n"]]:
+    """Columns of a cell's rows."""
+    return [np.array([_number(row[name]) for row in cell["rows"]]) for name in names]
+
+
+def _number(value: float | str) -> float:
+    """A kept number, which is a text where it is not finite."""
+    return float(value)
+
+
+def _held(grid: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """y at the last x not beyond each point of the grid; NaN before the first."""
+    index = np.searchsorted(x, grid, side="right") - 1
+    return np.where(index >= 0, y[np.maximum(index, 0)], np.nan)

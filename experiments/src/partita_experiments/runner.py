@@ -1,0 +1,332 @@
+"""Runs the cells of an experiment, problem × seed × method, each into a file of its own, in any number of processes.
+
+A cell that has its file is not run again, so that an experiment may be interrupted at any point. A file is put in place
+by a rename, and belongs to the configuration whose digest it carries. Compiled programs, and answers of long first
+visits, which cells share, are kept beside the cells.
+"""
+
+import concurrent.futures.process
+import dataclasses
+import functools
+import hashlib
+import inspect
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from partita import __version__, pvi
+from partita.atomic import write_text
+from partita.engines.local import cores
+from partita.errors import InputError
+from partita.methods import NAMED, fit, named
+from partita.pvi import Result
+from partita.server import Rules
+from partita_experiments.config import Experiment, Problem, Run, file_name
+from partita_experiments.first_visits import FirstVisits
+from partita_experiments.problem import Setting, optimiser, prepare, solver, solver_settings
+
+COLUMNS = (
+    "communications",
+    "rounds",
+    "gradient_steps",
+    "synchronous_steps",
+    "clock",
+    "free_energy",
+    "residual",
+    "nll",
+    "error",
+    "pruned",
+)
+"""What is kept of a history; nothing that another run of the same cell would not repeat."""
+
+
+TIMEOUT = 10.0
+"""Seconds to wait for the pool of workers to notice that they are gone."""
+
+_FORMAT = 3
+"""Counts up whenever the same configuration gives other results."""
+
+
+class Cell(NamedTuple):
+    """One run on one problem with one seed."""
+
+    problem: Problem
+    seed: int
+    run: Run
+    solver: str
+
+    def path(self, folder: Path) -> Path:
+        """Where its result belongs."""
+        return folder / "cells" / file_name(self.problem.name) / str(self.seed) / f"{file_name(self.run.curve)}.json"
+
+
+class Plan(NamedTuple):
+    """What to run and where to put it."""
+
+    experiment: Experiment
+    folder: Path
+    solver: str | None = None
+    """A solver for all problems instead of each one's own; runs that name one keep it."""
+    fingerprints: Mapping[str, str] = {}
+    """A digest of each problem's data."""
+
+    def cells(self) -> Iterator[Cell]:
+        """All cells; the seeds of one problem follow one another, so that programs once compiled serve again."""
+        for problem in self.experiment.problems:
+            for seed in range(self.experiment.seeds):
+                for run in self.experiment.runs:
+                    yield Cell(problem, seed, run, run.solver or self.solver or problem.solver)
+
+    def digest(self, cell: Cell) -> str:
+        """A digest of everything in the configuration that the cell's result depends on."""
+        return _digest(
+            self._clients(cell)
+            | {
+                "run": dataclasses.asdict(cell.run),
+                "seed": cell.seed,
+                "slowness": self.experiment.slowness,
+                "draws": self.experiment.draws,
+            }
+        )
+
+    def clients_digest(self, cell: Cell) -> str:
+        """A digest of what clients have and do, whatever the method asks of them."""
+        return _digest(self._clients(cell) | {"pooled": cell.run.method == "pooled"})
+
+    def _clients(self, cell: Cell) -> dict[str, Any]:
+        return {
+            "format": _FORMAT,
+            "version": __version__,
+            "data": self.fingerprints.get(cell.problem.name),
+            "problem": dataclasses.asdict(cell.problem),
+            "solver": solver_settings(self.experiment, cell.solver),
+            "rows": self.experiment.quick.rows if self.experiment.smoke else None,
+        }
+
+    def done(self, cell: Cell) -> dict[str, Any] | None:
+        """The cell's result, if it is there and whole and of this configuration."""
+        try:
+            found = json.loads(cell.path(self.folder).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return found if found.get("digest") == self.digest(cell) else None
+
+    def missing(self) -> list[Cell]:
+        """The cells that have no result yet."""
+        return [cell for cell in self.cells() if self.done(cell) is None]
+
+    def batches(self) -> list[list[Cell]]:
+        """The cells that have no result yet, as workers take them.
+
+        The methods on a problem with a seed are one batch, for they share compiled programs; a network's take long
+        enough to be one each, but for smoke runs.
+        """
+        found: dict[tuple[str, int, str], list[Cell]] = {}
+        for cell in self.missing():
+            alone = cell.run.curve if cell.problem.model == "network" and not self.experiment.smoke else ""
+            found.setdefault((cell.problem.name, cell.seed, alone), []).append(cell)
+        return list(found.values())
+
+
+def _digest(about: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+
+
+Report = Callable[[int, int, str], None]
+"""Told how many cells are done, of how many, and what was done last."""
+
+
+def execute(plan: Plan, workers: int | None, report: Report) -> list[dict[str, Any]]:
+    """The results of all cells, in order; runs those that are missing."""
+    for name in {cell.solver for cell in plan.cells()}:
+        solver(plan.experiment, name)
+    cells, batches = list(plan.cells()), plan.batches()
+    total = sum(map(len, batches))
+    report(0, total, f"{len(cells) - total} cells were there already" if total < len(cells) else "")
+    workers = min(workers or cores(), len(batches))
+    done = 0
+    for batch in _batches(plan, _interleaved(plan.experiment, batches, workers), workers):
+        done += len(batch)
+        last = batch[-1]
+        what = last.run.curve if len(batch) == 1 else "all methods"
+        report(done, total, f"{last.problem.name}, seed {last.seed}, {what}")
+    return [json.loads(cell.path(plan.folder).read_text(encoding="utf-8")) for cell in cells]
+
+
+def _interleaved(experiment: Experiment, batches: list[list[Cell]], workers: int) -> list[list[Cell]]:
+    """The batches in an order in which workers are at different problems: each then compiles what the others reuse."""
+    names = [problem.name for problem in experiment.problems]
+    place = {name: index for index, name in enumerate(names)}
+
+    def turn(batch: list[Cell]) -> tuple[int, int, int]:
+        own = place[batch[0].problem.name]
+        return own // max(workers, 1), batch[0].seed, own
+
+    return sorted(batches, key=turn)
+
+
+def _batches(plan: Plan, batches: list[list[Cell]], workers: int) -> Iterator[list[Cell]]:
+    """Runs batches of cells, each the methods on a problem with a seed, and gives each back when it is through."""
+    if workers <= 1:
+        jax.config.update("jax_enable_x64", True)
+        for batch in batches:
+            yield run_batch(plan, batch)
+        return
+    context = multiprocessing.get_context("spawn")
+    places = context.Queue()
+    for place in range(workers):
+        places.put((place, workers))
+    with concurrent.futures.ProcessPoolExecutor(workers, context, _begin_worker, (places, plan.folder)) as pool:
+        waiting = [pool.submit(run_batch, plan, batch) for batch in batches]
+        processes = list(pool._processes.values())
+        try:
+            for future in concurrent.futures.as_completed(waiting):
+                yield future.result()
+        except BaseException as error:
+            manager: Any = pool._executor_manager_thread
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in processes:
+                process.kill()
+                process.join()
+            if manager is not None:  # it, too, waits for the processes, and whoever comes second learns nothing
+                manager.join(TIMEOUT)
+            if isinstance(error, concurrent.futures.process.BrokenProcessPool):
+                raise InputError(
+                    "A worker was killed, perhaps for lack of memory: run again, with fewer --workers."
+                ) from None
+            raise
+
+
+def _begin_worker(places: Any, folder: Path) -> None:
+    """Gives each worker cores of its own, where that can be done: two that share all cores wait for each other.
+
+    A worker ends with the process that began it, however that ends, and leaves interrupts to it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    place, workers = places.get()
+    if hasattr(os, "sched_setaffinity"):
+        available = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, available[place::workers] or available)
+    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@functools.lru_cache(maxsize=1)
+def _prepared(experiment_and_problem: "_ByText") -> Setting:
+    return prepare(*experiment_and_problem.contents)
+
+
+class _ByText:
+    """Makes things without a hash comparable by how they are written."""
+
+    def __init__(self, *contents: Any) -> None:
+        self.contents = contents
+        self._text = repr(contents)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByText) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+def run_batch(plan: Plan, cells: list[Cell]) -> list[Cell]:
+    """Runs some cells of one problem and writes their files."""
+    for cell in cells:
+        setting = _prepared(_ByText(plan.experiment, cell.problem))
+        rows, statuses, seconds = run_cell(plan, cell, setting)
+        result = {
+            "digest": plan.digest(cell),
+            "problem": cell.problem.name,
+            "seed": cell.seed,
+            "run": cell.run.curve,
+            "method": cell.run.method,
+            "settings": cell.run.settings,
+            "statuses": statuses,
+            "seconds": seconds,
+            "rows": rows,
+        }
+        write_text(cell.path(plan.folder), json.dumps(result))
+    return cells
+
+
+def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, Any]], list[str], float]:
+    """The evaluated rows of a cell's history, how it ended, and the seconds it took, of all sittings together.
+
+    For "alone" there are a row and an ending per client.
+    """
+    run, settings = cell.run, method_settings(plan, cell, setting)
+    budget: dict[str, Any] = {
+        "communications": run.communications,
+        "seed": cell.seed,
+        "metrics": setting.metrics,
+        "progress": False,
+    }
+    if run.method == "alone":
+        data = (setting.model, setting.prior, setting.clients)
+        results = [fit("alone", *data, settings, client=name, **budget) for name in setting.clients.names]
+        rows = [
+            _last(result) | {"client": name, "communications": 0}
+            for name, result in zip(setting.clients.names, results, strict=True)
+        ]
+        return rows, [result.status.value for result in results], sum(map(_seconds, results))
+    pooled, method = run.method == "pooled", named(run.method, **settings)
+    clients = setting.clients.pooled() if pooled else setting.clients
+    pvi.check_rows(setting.model, setting.prior, clients)
+    speeds = None if pooled else setting.speeds
+    checkpoint = cell.path(plan.folder).with_suffix(f".{plan.digest(cell)}.npz")
+    result = pvi.run(
+        method,
+        setting.model,
+        setting.prior,
+        engine=FirstVisits(clients, speeds, plan.folder / "first-visits", plan.clients_digest(cell)),
+        rules=Rules(),
+        evaluate_every=run.evaluate_every,
+        checkpoint=checkpoint,
+        checkpoint_every=max(1, run.communications // (20 * method.answers(len(clients)))),
+        **budget,
+    )
+    checkpoint.unlink(missing_ok=True)
+    return [_kept(row) for row in result.history if "nll" in row], [result.status.value], _seconds(result)
+
+
+def method_settings(plan: Plan, cell: Cell, setting: Setting) -> dict[str, Any]:
+    """The settings of the cell's method: the run's own, and what the problem has for all methods."""
+    settings: dict[str, Any] = dict(cell.run.settings)
+    accepted = inspect.signature(NAMED[cell.run.method]).parameters
+    if "solver" in accepted:
+        settings["solver"] = solver(plan.experiment, cell.solver)
+    if "learning_rate" in accepted:
+        settings.setdefault("learning_rate", cell.problem.learning_rate)
+    if "optimiser" in settings:
+        settings["optimiser"] = optimiser(settings["optimiser"])
+    return settings | {"start": setting.start(cell.seed)}
+
+
+def _seconds(result: Result) -> float:
+    return float(result.history.rows[-1]["seconds"])
+
+
+def _last(result: Result) -> dict[str, Any]:
+    return _kept(next(row for row in reversed(result.history.rows) if "nll" in row))
+
+
+def _kept(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns that are kept; JSON has no infinity, so that it is a text."""
+    return {column: float(row[column]) if np.isfinite(row[column]) else str(row[column]) for column in COLUMNS}

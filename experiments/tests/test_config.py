@@ -1,0 +1,185 @@
+"""Experiments as data: what is in a configuration, and what is wrong with one."""
+
+import inspect
+
+import pytest
+
+import partita as pt
+import partita_experiments as experiments
+from partita import InputError
+from partita.methods import NAMED, named
+from partita_experiments.problem import solver as make
+
+QUICK = 'problems = [{ name = "q", data = "made up", solver = "newton", split = { kind = "given" } }]'
+GOOD = """
+title = "t"
+question = "q"
+seeds = 1
+problems = [{ name = "p", data = "made up", solver = "newton", split = { kind = "given" } }]
+runs = [{ method = "vcl", communications = 4 }]
+[solvers]
+newton = { kind = "newton" }
+[quick]
+problems = [{ name = "q", data = "made up", solver = "newton", split = { kind = "given" } }]
+seeds = 1
+rows = 10
+communications = 4
+"""
+
+
+IMAGES = tuple(name for name in experiments.NAMES if name.startswith("mnist"))
+TABLES = tuple(name for name in experiments.NAMES if name not in (*IMAGES, "digits"))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_experiments_on_tables_can_be_read_and_have_every_method(name):
+    experiment = experiments.load(name)
+    assert experiment.seeds == 5
+    assert {run.method for run in experiment.runs} - {"incremental_vi"} == {
+        "pooled",
+        "alone",
+        "sequential",
+        "synchronous",
+        "asynchronous",
+        "global_vi",
+        "stochastic_global_vi",
+        "bcm_same",
+        "bcm_split",
+        "vcl",
+        "streaming_vb",
+    }
+    assert {problem.data for problem in experiment.quick.problems} <= {"adult", "made up"}
+
+
+def test_the_papers_settings_are_there():
+    """`sec:appen:experiments:uci`, `sec:experiments:mp`."""
+    uci = experiments.load("uci")
+    assert [(p.name, p.split["beta"], p.split["kappa"]) for p in uci.problems] == [
+        ("adult A", 0.0, 0.0),
+        ("adult B", 0.7, -3.0),
+        ("bank A", 0.0, 0.0),
+        ("bank B", 0.7, -3.0),
+        ("credit A", 0.0, 0.0),
+        ("credit B", 0.3, -0.7),
+    ]
+    assert {key: uci.solvers["authors"][key] for key in ("learning_rate", "batch_size")} == {
+        "learning_rate": 0.01,
+        "batch_size": 128,
+    }
+    damping = {run.method: run.settings.get("damping") for run in uci.runs}
+    assert damping["synchronous"] == 0.2
+    mortality = experiments.load("mortality")
+    assert {run.method: run.settings.get("damping") for run in mortality.runs}["synchronous"] == 0.4
+    assert [problem.hidden for problem in mortality.problems] == [(), (50, 50)]
+    assert all(problem.split == {"kind": "k_means", "clients": 5} for problem in mortality.problems)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_experiments_on_images_have_the_papers_settings(name):
+    """`sec:experiments:fmnist`, `sec:appen:experiments:fmnist`."""
+    experiment = experiments.load(name)
+    [problem] = experiment.problems
+    many = name in ("mnist-inhomogeneous", "mnist-ablation")
+    split = {"kind": "label_shards", "clients": 100, "shards": 2} if many else {"kind": "equal_random", "clients": 10}
+    assert problem.split == split | {"seed": 0}
+    assert (problem.data, problem.model, problem.hidden, problem.samples) == ("mnist", "network", (200,), 10)
+    for solver in experiment.solvers.values():
+        assert (solver["learning_rate"], solver["batch_size"], solver["window"]) == (0.002, 512, "epoch")
+    for run in experiment.runs:
+        solver = make(experiment, run.solver or problem.solver)
+        assert isinstance(solver, pt.Gradient)
+        own = {"solver": solver} if "solver" in inspect.signature(NAMED[run.method]).parameters else {}
+        assert named(run.method, **run.settings, start=pt.MeanFieldGaussian.standard_normal(1), **own)
+    assert {problem.data for problem in experiment.quick.problems} == {"digits"}
+
+
+def test_dampings_are_the_papers():
+    dampings = {
+        name: {run.method: run.settings.get("damping") for run in experiments.load(f"mnist-{name}").runs}
+        for name in ("homogeneous", "inhomogeneous")
+    }
+    assert dampings["homogeneous"]["synchronous"] == 0.2
+    assert (dampings["inhomogeneous"]["synchronous"], dampings["inhomogeneous"]["sequential"]) == (0.025, 0.3)
+
+
+def test_runs_with_early_stopping_begin_anew_and_watch_the_likelihood():
+    experiment = experiments.load("mnist-early-stopping")
+    plain = {run.curve: run for run in experiment.runs if "early" not in run.curve}
+    early = {run.curve: run for run in experiment.runs if "early" in run.curve}
+    assert set(early) == {f"{name}, early stopping" for name in plain}
+    for name, run in plain.items():
+        other = early[f"{name}, early stopping"]
+        assert (other.method, other.communications) == (run.method, run.communications)
+        assert other.settings == {**run.settings, "anew": True}
+        assert experiment.solvers[other.solver] == {**experiment.solvers["adam"], "watch": "ell"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('title = "t"', "", "has an experiment without 'title'"),
+        ('title = "t"', "title = t", "is not a TOML file"),
+        ("seeds = 1\nproblems", "seed = 1\nproblems", "There is no setting of experiment in .* named 'seed'"),
+        ('method = "vcl"', 'method = "vlc"', "There is no method in .* named 'vlc'"),
+        (
+            '{ name = "p", data = "made up", solver = "newton"',
+            '{ name = "p", data = "made up", solver = "euler"',
+            "There is no solver in .* named 'euler'",
+        ),
+        (", communications = 4 }", " }", "without 'communications'"),
+        ("seeds = 1\nproblems", 'seeds = "1"\nproblems', "has '1' for 'seeds', where a whole number is expected"),
+        ("seeds = 1\nproblems", "seeds = 0\nproblems", "needs at least one seed"),
+        (QUICK, "problems = []", "one seed and one problem"),
+        (QUICK, QUICK.replace("newton", "euler"), "There is no solver in .* named 'euler'"),
+        (QUICK, 'problems = "p"', "has 'p' for 'problems', where a list or table is expected"),
+        ('runs = [{ method = "vcl", communications = 4 }]', "runs = 3", "has 3 for 'runs'"),
+        ('runs = [{ method = "vcl", communications = 4 }]', 'runs = ["vcl"]', "has 'vcl' for 'runs'"),
+        ('runs = [{ method = "vcl", communications = 4 }]', "runs = []", "needs at least one method"),
+        ("communications = 4 }]", 'communications = 4 }, { method = "vcl", communications = 8 }]', "each only once"),
+        (
+            "communications = 4 }]",
+            'communications = 4 }, { method = "bcm_same", name = "vcl", communications = 8 }]',
+            "each only once",
+        ),
+        ('method = "vcl"', 'method = "vcl", solver = "euler"', "There is no solver in .* named 'euler'"),
+        (
+            'title = "t"',
+            'title = "t"\npanels = ["brier"]',
+            "has 'brier' for 'panels', where one of error, nll, pruned is expected",
+        ),
+        ('title = "t"', 'title = "t"\nby = []', "needs at least one axis"),
+        ('title = "t"', 'title = "t"\npanels = ["nll", "nll"]', "each only once"),
+        (
+            'p", data = "made up", solver = "newton", split = { kind = "given" }',
+            'p", data = "made up", solver = "newton", split = { }',
+            "has a split without 'kind' in 'p'",
+        ),
+        ('newton = { kind = "newton" }', "newton = { tolerance = 1 }", "has a solver without 'kind', 'newton'"),
+        ('title = "t"', 'title = "t"\nname = "n"', "gives the experiment a name of its own"),
+        ('name = "p", ', 'name = "p", date = 1, ', "There is no setting of problem in .* named 'date'"),
+    ],
+)
+def test_a_mistake_in_a_configuration_is_named(tmp_path, old, new, message):
+    path = tmp_path / "mine.toml"
+    assert GOOD.count(old) == 1
+    path.write_text(GOOD.replace(old, new))
+    with pytest.raises(InputError, match=message):
+        experiments.load("heart", path)
+
+
+def test_a_configuration_of_ones_own_is_read(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(GOOD)
+    assert [run.method for run in experiments.load("heart", path).runs] == ["vcl"]
+
+
+def test_a_method_may_run_twice_under_two_names(tmp_path):
+    path = tmp_path / "mine.toml"
+    more = 'communications = 4 }, { method = "vcl", name = "vcl, again", communications = 8 }]'
+    path.write_text(GOOD.replace("communications = 4 }]", more))
+    assert [run.curve for run in experiments.load("heart", path).runs] == ["vcl", "vcl, again"]
+
+
+def test_an_unknown_experiment_is_told_with_the_known_ones():
+    with pytest.raises(InputError, match="There is no experiment named 'mnist': choose one of uci, mortality, heart"):
+        experiments.load("mnist")

@@ -1,5 +1,0 @@
-"""The paper's experiments, and ours: configuration as data, resumable runs, tidy results, figures and a report."""
-
-from partita.experiments.config import NAMES, Experiment, load
-
-__all__ = ["NAMES", "Experiment", "load"]
