@@ -14,8 +14,7 @@ from partita.engines import LocalEngine
 from partita.objective import Factor, Proximal
 from partita.server import step
 from partita.state import init
-from test_methods import FULL, exact
-from test_pvi import MODEL, PARTS, PRIOR, SOLVER, STOCHASTIC, assert_product
+from support.problems import FULL, MODEL, PARTS, PRIOR, SOLVER, STOCHASTIC, assert_product, exact
 
 REGRESSION = pt.LinearRegression(0.5)
 

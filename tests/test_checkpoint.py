@@ -18,7 +18,7 @@ from partita.history import History
 from partita.partition import Partition
 from partita.server import step
 from partita.state import init
-from test_pvi import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER, STOCHASTIC, faulty, not_finite
+from support.problems import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER, STOCHASTIC, faulty, not_finite
 
 
 class Interruption(Exception):

@@ -13,7 +13,7 @@ from partita.engines.local import client_key
 from partita.objective import Factor
 from partita.server import step
 from partita.state import init
-from test_pvi import MODEL, PARTS, PRIOR, SCHEDULES, STOCHASTIC, faulty, not_finite
+from support.problems import MODEL, PARTS, PRIOR, SCHEDULES, STOCHASTIC, faulty, not_finite
 
 
 @pytest.mark.parametrize("schedule", ["synchronous", "subset", "asynchronous"])

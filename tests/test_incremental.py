@@ -11,7 +11,7 @@ from partita.engines import LocalEngine, local
 from partita.server import step
 from partita.solvers import NaturalGradient
 from partita.state import init
-from test_pvi import MODEL, PARTS, PRIOR, SOLVER, faulty, improper
+from support.problems import MODEL, PARTS, PRIOR, SOLVER, faulty, improper
 
 
 def flat(tree):

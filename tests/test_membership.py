@@ -11,7 +11,7 @@ from partita.engines import LocalEngine
 from partita.membership import join, leave, retire
 from partita.server import step
 from partita.state import init
-from test_pvi import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER
+from support.problems import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER
 
 OTHERS = pt.partition.Partition(PARTS.shards[:2], PARTS.names[:2], PARTS.sizes[:2])
 

@@ -2,11 +2,11 @@ import os
 
 import numpy as np
 import pytest
-from test_series import slow
 
 from partita.datasets.mimic import SCALES, VARIABLES, mimic_frames
 from partita.datasets.series import Measurements
 from partita.errors import InputError
+from support.slow_series import slow
 
 DEATHS = {
     "train": {

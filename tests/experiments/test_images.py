@@ -4,11 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from made_up_cells import CLIENTS, cell, everything, verdicts
 
 from partita.experiments import images
 from partita.experiments.report import Grid
 from partita.experiments.results import Results
+from support.made_up_cells import CLIENTS, cell, everything, verdicts
 
 
 def seeds(method, nll, noise=0.0, **about):

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from made_up_cells import CLIENTS, cell, everything, verdicts
 
 from partita.experiments import judge, statements
 from partita.experiments.config import NAMES
 from partita.experiments.figure import STYLES, draw, label, styles
 from partita.experiments.report import Grid, Heading, Picture, Statement, Subheading, Text, markdown, page
 from partita.experiments.results import HEADER, Results
+from support.made_up_cells import CLIENTS, cell, everything, verdicts
 
 CELLS = [
     cell("sequential", [0.9, 0.5, 0.306, 0.301]),

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from federation.weather import Weather
 from partita.datasets.fetch import find
 from partita.datasets.heart import HOSPITALS, heart_frames
 from partita.federation import config
@@ -15,6 +14,7 @@ from partita.federation.ledger import Ledger
 from partita.federation.rehearse import Rehearsal
 from partita.federation.serve import LEDGER, serve
 from partita.partition import Partition
+from support.weather import Weather
 
 FOLDER = Path(__file__).parents[2] / "examples" / "hospitals"
 _spec = importlib.util.spec_from_file_location("hospitals", FOLDER / "run.py")

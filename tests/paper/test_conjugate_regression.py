@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-from paper import reference
-from paper.runs import assert_equal, natural, shards, trajectory
 from partita import (
     Asynchronous,
     Conjugate,
@@ -23,6 +21,8 @@ from partita import (
 from partita.engines import LocalEngine
 from partita.server import step
 from partita.state import init
+from support import reference
+from support.trajectories import assert_equal, natural, shards, trajectory
 
 NOISE = 0.7
 MODEL = LinearRegression(NOISE)
