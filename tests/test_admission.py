@@ -11,8 +11,8 @@ from partita.admission import Admission, divergence, products_of_others, ratios
 from partita.engines import LocalEngine
 from partita.server import Rules
 from partita.state import init
+from support.problems import MODEL, PARTS, PRIOR, SOLVER
 from support.steps import step
-from test_pvi import MODEL, PARTS, PRIOR, SOLVER
 
 STRICT = Admission(change=100.0, dominance=100.0, deficit=0.05)
 FAMILIES = [pt.MeanFieldGaussian, pt.FullGaussian]

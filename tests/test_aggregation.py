@@ -10,7 +10,7 @@ from partita.aggregation import Anticipating, Averaging, Holdings, Incremental, 
 from partita.engines import local
 from partita.objective import Factor
 from partita.refusal import Reason, Refusal
-from test_pvi import AGGREGATIONS, MODEL, PARTS, PRIOR, SOLVER, correlated, faulty, improper
+from support.problems import AGGREGATIONS, MODEL, PARTS, PRIOR, SOLVER, correlated, faulty, improper
 
 ROUNDING = 1e-12
 """Eight units in the last place of the free energies here, which are below 500 in size."""

@@ -13,9 +13,8 @@ from partita.aggregation import Anticipating, Averaging
 from partita.engines import LocalEngine
 from partita.objective import Factor, Proximal
 from partita.state import init
+from support.problems import FULL, MODEL, PARTS, PRIOR, SOLVER, STOCHASTIC, assert_product, exact
 from support.steps import step
-from test_methods import FULL, exact
-from test_pvi import MODEL, PARTS, PRIOR, SOLVER, STOCHASTIC, assert_product
 
 REGRESSION = pt.LinearRegression(0.5)
 

@@ -9,7 +9,7 @@ import partita as pt
 from partita.engines import local
 from partita.partition import federate
 from partita.state import init
-from test_pvi import MODEL, PARTS, PRIOR, SOLVER, faulty, improper, not_finite
+from support.problems import MODEL, PARTS, PRIOR, SOLVER, faulty, improper, not_finite
 
 GOOD = pt.Table(np.ones((4, 3)), np.array([0.0, 1.0, 1.0, 0.0]))
 

@@ -17,8 +17,8 @@ from partita.engines import LocalEngine, local
 from partita.history import History
 from partita.partition import Partition
 from partita.state import init
+from support.problems import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER, STOCHASTIC, faulty, not_finite
 from support.steps import step
-from test_pvi import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER, STOCHASTIC, faulty, not_finite
 
 
 class Interruption(Exception):

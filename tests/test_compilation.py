@@ -9,7 +9,7 @@ from partita.aggregation.product import take
 from partita.client import answer
 from partita.engines.local import shard_ell
 from partita.partition import Partition, federate
-from test_pvi import MODEL, PARTS, PRIOR, SOLVER, STOCHASTIC
+from support.problems import MODEL, PARTS, PRIOR, SOLVER, STOCHASTIC
 
 PROGRAMS = {"client update": answer, "taking in": take, "expectation": shard_ell}
 

@@ -15,7 +15,6 @@ from partita import (
     Grid,
     InputError,
     LogDensity,
-    LogisticRegression,
     MeanFieldGaussian,
     Method,
     MomentMatching,
@@ -24,7 +23,6 @@ from partita import (
     RandomSubset,
     Sequential,
     Synchronous,
-    Table,
     federate,
     methods,
     run,
@@ -35,24 +33,8 @@ from partita.engines import LocalEngine
 from partita.objective import Factor
 from partita.pvi import Status
 from partita.state import init
+from support.row_each import CLIENTS, COLUMNS, MODEL, PRIOR, ROWS, X, Y, flat, one_row, plain
 from support.steps import step
-
-CLIENTS, COLUMNS = 4, 6
-_generator = np.random.default_rng(0)
-X = 2 * (np.sqrt(0.8) + np.sqrt(0.2) * _generator.normal(size=(CLIENTS, COLUMNS)))
-Y = (_generator.uniform(size=CLIENTS) < 0.5).astype(float)
-ROWS = federate([Table(X[k : k + 1], Y[k : k + 1]) for k in range(CLIENTS)])
-"""A row each, whose columns go together: a mean-field posterior leaves them to correct each other's corrections."""
-MODEL, PRIOR = LogisticRegression(), MeanFieldGaussian.standard_normal(COLUMNS)
-
-
-def one_row(alpha, points=48):
-    return PowerEP(alpha, max_steps=1, in_turn=False, points=points)
-
-
-def plain(alpha, damping, rounds):
-    method = Method(one_row(alpha), Synchronous(), Damped(damping))
-    return run(method, MODEL, PRIOR, ROWS, rounds=rounds, tolerance=1e-16, evaluate_every=0, progress=False)
 
 
 def double_loop(alpha):
@@ -78,10 +60,6 @@ def saddle(alpha, theta, factors):
     prior = np.stack([np.zeros(COLUMNS), np.ones(COLUMNS)])
     sites = [log_tilted_mass(alpha, k, *(theta - alpha * factor)) for k, factor in enumerate(factors)]
     return log_mass(*(prior + np.sum(factors, axis=0))) + np.sum(np.array(sites) - log_mass(*theta)) / alpha
-
-
-def flat(q, axis=0):
-    return np.stack([np.asarray(q.precision_mean), np.asarray(q.precision)], axis)
 
 
 def member(natural):

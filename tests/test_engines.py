@@ -9,7 +9,6 @@ import optax
 import pytest
 
 import partita as pt
-from federation.weather import Weather
 from partita.digest import digest
 from partita.engines import LocalEngine, Task, local
 from partita.engines.local import client_key
@@ -18,8 +17,9 @@ from partita.engines.site import Site
 from partita.objective import Factor
 from partita.server import Rules
 from partita.state import init
+from support.problems import MODEL, PARTS, PRIOR, SCHEDULES, STOCHASTIC, faulty, not_finite
 from support.steps import step
-from test_pvi import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER, STOCHASTIC, faulty, not_finite
+from support.weather import Weather
 
 
 @pytest.mark.parametrize("schedule", ["synchronous", "subset", "asynchronous"])

@@ -10,8 +10,8 @@ from partita.aggregation import Incremental
 from partita.engines import LocalEngine, local
 from partita.solvers import NaturalGradient
 from partita.state import init
+from support.problems import MODEL, PARTS, PRIOR, SOLVER, faulty, improper
 from support.steps import step
-from test_pvi import MODEL, PARTS, PRIOR, SOLVER, faulty, improper
 
 
 def flat(tree):

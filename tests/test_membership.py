@@ -10,8 +10,8 @@ import partita as pt
 from partita.engines import LocalEngine
 from partita.membership import join, leave, retire
 from partita.state import init
+from support.problems import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER
 from support.steps import step
-from test_pvi import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER, assert_product
 
 OTHERS = pt.partition.Partition(PARTS.shards[:2], PARTS.names[:2], PARTS.sizes[:2])
 

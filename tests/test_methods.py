@@ -11,17 +11,7 @@ import pytest
 
 import partita as pt
 from partita.engines import local
-from test_pvi import MODEL, PARTS, PRIOR, SOLVER, faulty, not_finite
-
-FULL = pt.FullGaussian.standard_normal(3)
-
-
-def exact(parts):
-    """Precision I + 4 XᵀX and mean of the posterior of a linear regression with noise of variance 1/4."""
-    x = np.concatenate([shard.data.x for shard in parts.shards])
-    y = np.concatenate([shard.data.y for shard in parts.shards])
-    precision = np.eye(3) + 4 * x.T @ x
-    return precision, np.linalg.solve(precision, 4 * x.T @ y)
+from support.problems import FULL, MODEL, PARTS, PRIOR, SOLVER, exact, faulty, not_finite
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import partita as pt
-from test_pvi import MODEL, PARTS, PRIOR, SOLVER
+from support.problems import MODEL, PARTS, PRIOR, SOLVER
 
 
 class Terminal(io.StringIO):

@@ -1,45 +1,27 @@
 """Algorithm 1 (`alg:vmp`): what holds after every step, and how runs end."""
 
-import functools
-import operator
-
 import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.flatten_util import ravel_pytree
 
 import partita as pt
-from partita.client import client_update
 from partita.engines import LocalEngine, local
 from partita.partition import federate
 from partita.state import init, partition_free_energy
+from support.problems import (
+    AGGREGATIONS,
+    MODEL,
+    PARTS,
+    PRIOR,
+    SCHEDULES,
+    SOLVER,
+    assert_product,
+    correlated,
+    faulty,
+    improper,
+    not_finite,
+)
 from support.steps import step
-
-_generator = np.random.default_rng(0)
-_x = np.column_stack([np.ones(60), _generator.normal(size=(60, 2))])
-_y = (_x[:, 1] + _generator.logistic(size=60) > 0).astype(float)
-
-# One small problem for all the files about runs: its shapes, and so its compiled programs, are shared.
-PARTS = pt.split(pt.Table(_x, _y), pt.splits.equal_random(60, 3))
-MODEL, PRIOR = pt.LogisticRegression(), pt.MeanFieldGaussian.standard_normal(3)
-SOLVER = pt.FixedPoint(tolerance=1e-16)
-STOCHASTIC = pt.Gradient(learning_rate=0.05, max_steps=10, batch_size=5)
-SCHEDULES = {
-    "fixed": (pt.Sequential(), None),
-    "random": (pt.Sequential("random"), None),
-    "residual": (pt.Sequential("residual"), None),
-    "synchronous": (pt.Synchronous(), None),
-    "subset": (pt.RandomSubset(2), None),
-    "asynchronous": (pt.Asynchronous(), (1.0, 10.0, 4.0)),
-}
-AGGREGATIONS = {
-    "undamped": pt.Damped(),
-    "damped": pt.Damped(0.3),
-    "1/M": pt.Damped(None),
-    "backtracking": pt.Backtracking(),
-    "watching": pt.Backtracking(watch_free_energy=True),
-}
 
 
 class Repelled(pt.LinearRegression):
@@ -47,45 +29,6 @@ class Repelled(pt.LinearRegression):
 
     def expected_log_density(self, mean, variance, data):
         return 0.3 * (mean**2 + variance)
-
-
-def correlated():
-    """Six clients and four columns that are almost the same.
-
-    With M clients and D equal columns an exact undamped synchronous round of a mean-field q multiplies the error of
-    the mean along (1, …, 1) by 1 − MD/(M + D − 1), here −5/3: it diverges, and every precision stays positive.
-    """
-    generator = np.random.default_rng(1)
-    x = generator.normal(size=(60, 1)) + 0.1 * generator.normal(size=(60, 4))
-    data = pt.Table(x, x.sum(axis=1) + generator.normal(size=60))
-    return pt.LinearRegression(), pt.MeanFieldGaussian.standard_normal(4), pt.split(data, pt.splits.equal_random(60, 6))
-
-
-def faulty(change):
-    """A client update in which the replies of client 1 of PARTS are changed."""
-
-    def answer(*arguments):
-        reply = client_update(*arguments)
-        return change(reply) if arguments[4] is PARTS.shards[1] else reply
-
-    return answer
-
-
-def not_finite(reply):
-    """The reply of a client whose arithmetic broke down."""
-    natural = eqx.tree_at(lambda q: q.precision, reply.delta.natural, replace_fn=lambda leaf: leaf.at[0].set(jnp.nan))
-    return eqx.tree_at(lambda r: (r.delta.natural, r.info.finite), reply, (natural, jnp.asarray(False)))
-
-
-def improper(reply):
-    """A reply that takes far more precision away than there is."""
-    return eqx.tree_at(lambda r: r.delta.natural.precision, reply, replace_fn=lambda leaf: leaf - 1e6)
-
-
-def assert_product(state):
-    # a handful of sums of numbers of order 10: rounding leaves 1e-14
-    whole = functools.reduce(operator.mul, [factor.natural for factor in state.factors], state.prior)
-    np.testing.assert_allclose(ravel_pytree(state.posterior)[0], ravel_pytree(whole)[0], rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)

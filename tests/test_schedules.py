@@ -12,8 +12,8 @@ from partita.engines import LocalEngine, local
 from partita.engines.local import client_key
 from partita.schedules import Turns
 from partita.state import init
+from support.problems import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER, faulty, not_finite
 from support.steps import step
-from test_pvi import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER, faulty, not_finite
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -8,7 +8,7 @@ from partita import InputError, Method, RandomSubset, Synchronous, methods, run
 from partita.aggregation import StochasticLoop
 from partita.objective import Factor
 from partita.pvi import Status
-from test_double_loop import CLIENTS, MODEL, PRIOR, ROWS, flat, one_row, plain
+from support.row_each import CLIENTS, MODEL, PRIOR, ROWS, flat, one_row, plain
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from made_up_cells import CLIENTS, cell, everything, verdicts
 from partita_experiments import images
 from partita_experiments.report import Grid
 from partita_experiments.results import Results
+from support.made_up_cells import CLIENTS, cell, everything, verdicts
 
 
 def seeds(method, nll, noise=0.0, **about):

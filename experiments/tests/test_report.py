@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from made_up_cells import CLIENTS, cell, everything, verdicts
 from partita_experiments import judge, statements
 from partita_experiments.config import NAMES
 from partita_experiments.figure import STYLES, draw, label, styles
 from partita_experiments.report import Grid, Heading, Picture, Statement, Subheading, Text, markdown, page
 from partita_experiments.results import HEADER, Results
+from support.made_up_cells import CLIENTS, cell, everything, verdicts
 
 CELLS = [
     cell("sequential", [0.9, 0.5, 0.306, 0.301]),

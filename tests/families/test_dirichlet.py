@@ -1,4 +1,3 @@
-import identities
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +9,7 @@ from jax.scipy.special import gammaln
 from partita import Dirichlet, InputError
 from partita.checks import check_family
 from partita.families import Family
+from support import identities
 
 ALPHA = np.array([[2.5, 0.7, 4.0], [1.0, 8.0, 3.0]])
 Q, OTHER = Dirichlet.from_concentration(ALPHA), Dirichlet.from_concentration(np.full((2, 3), 2.0))

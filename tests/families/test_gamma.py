@@ -1,7 +1,6 @@
 import copy
 
 import equinox as eqx
-import identities
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +14,7 @@ from partita.checks import check_family
 from partita.families import Family
 from partita.families.gamma import Standard, shape_of
 from partita.families.stirling import log_gap
+from support import identities
 
 SHAPE, RATE = np.array([[2.5, 0.9, 40.0], [7.0, 3.0, 2.2]]), np.array([[1.5, 3.0, 0.2], [10.0, 1.0, 5.0]])
 GAMMA, INVERSE = Gamma.from_shape_rate(SHAPE, RATE), InverseGamma.from_shape_scale(SHAPE, RATE)

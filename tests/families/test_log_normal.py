@@ -1,4 +1,3 @@
-import identities
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +9,7 @@ from partita import LBFGS, FullGaussian, Gamma, InputError, LogDensity, LogNorma
 from partita.checks import check_family
 from partita.objective import Factor, Problem
 from partita.partition import federate
+from support import identities
 
 LOG_MEAN, COVARIANCE = np.array([0.3, -1.0]), np.array([[0.4, 0.1], [0.1, 0.2]])
 LOG_SD = np.sqrt(np.diag(COVARIANCE))

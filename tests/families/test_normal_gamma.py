@@ -1,4 +1,3 @@
-import identities
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +6,7 @@ import scipy.stats as st
 
 from partita import InputError, NormalGamma
 from partita.checks import check_family
+from support import identities
 
 MEAN, COVARIANCE = np.array([0.3, -1.0]), np.array([[0.4, 0.1], [0.1, 0.2]])
 SHAPE, RATE = 4.0, 2.5

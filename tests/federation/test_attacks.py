@@ -10,9 +10,6 @@ import numpy as np
 import pytest
 
 import partita as pt
-from federation.test_faults import METHODS, MODEL, PARTS, PRIOR, assert_product, sites
-from federation.test_faults import serve as serve_under
-from federation.weather import Weather
 from partita import wire
 from partita.admission import Admission
 from partita.engines.remote import RemoteEngine
@@ -22,7 +19,10 @@ from partita.preprocess import Summary
 from partita.server import Rules
 from partita.state import init
 from partita.wire import Message
+from support.remote_runs import METHODS, MODEL, PARTS, PRIOR, assert_product, sites
+from support.remote_runs import serve as serve_under
 from support.steps import step
+from support.weather import Weather
 
 BOUNDS = Admission(change=1000.0, dominance=20.0, deficit=0.05)
 NAME = "client 1"

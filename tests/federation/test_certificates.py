@@ -11,11 +11,11 @@ import pytest
 
 pytest.importorskip("cryptography")
 import partita as pt
-from federation.test_serve import clinic, write
 from partita import atomic
 from partita.federation import processes
 from partita.federation.certificates import make_authority
 from partita.federation.initialise import hand, initialise
+from support.clinic_files import clinic, write
 
 
 @contextlib.contextmanager

@@ -5,14 +5,14 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from federation.test_serve import clinic, write
-from federation.weather import Weather
 from partita.cli import app
 from partita.errors import InputError
 from partita.federation import config
 from partita.federation.client import Client
 from partita.federation.ledger import Ledger
 from partita.federation.serve import LEDGER, serve
+from support.clinic_files import clinic, write
+from support.weather import Weather
 
 
 def partita(*arguments):

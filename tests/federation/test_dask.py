@@ -8,7 +8,7 @@ import pytest
 
 import partita as pt
 from partita.journal import Journal
-from test_pvi import MODEL, PARTS, PRIOR, SOLVER
+from support.problems import MODEL, PARTS, PRIOR, SOLVER
 
 pytest.importorskip("distributed")
 from partita.engines.dask import DaskEngine

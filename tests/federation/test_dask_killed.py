@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import partita as pt
-from federation.processes import until
-from test_pvi import MODEL, PARTS, PRIOR, SOLVER
+from support.problems import MODEL, PARTS, PRIOR, SOLVER
+from support.processes import until
 
 pytest.importorskip("distributed")
 from partita.engines.dask import DaskEngine
@@ -24,8 +24,11 @@ import jax
 jax.config.update("jax_enable_x64", True)
 from distributed import Client
 import partita as pt
-from federation.test_dask_killed import METHOD, MODEL, PARTS, PRIOR, DaskEngine, Ledger
+from partita.engines.dask import DaskEngine
+from partita.federation.ledger import Ledger
+from support.problems import MODEL, PARTS, PRIOR, SOLVER
 
+METHOD = pt.methods.synchronous(SOLVER)
 ledger = Ledger(sys.argv[2])
 with Client(sys.argv[1]) as client:
     engine = DaskEngine(client, PARTS, ledger)

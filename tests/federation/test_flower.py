@@ -5,14 +5,14 @@ import csv
 import numpy as np
 import pytest
 
-from federation.test_serve import TOML, clinic, write
 from partita.datasets import adult_frames
 from partita.federation import config
 from partita.federation.rehearse import Rehearsal
 from partita.partition import beta_kappa
+from support.clinic_files import TOML, clinic, write
 
 pytest.importorskip("flwr")
-from federation.grid import serve
+from support.grid import serve
 
 METHODS = ("sequential", "synchronous")
 ADULT = """

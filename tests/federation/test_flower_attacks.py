@@ -13,8 +13,6 @@ from flwr.app import Message as Envelope
 from flwr.supercore.task_identity import TaskIdentity
 
 import partita as pt
-from federation.grid import StandIn
-from federation.test_faults import METHODS, MODEL, PRIOR, sites
 from partita.engines import Failure
 from partita.engines.flower import RAW, FlowerLink, from_records, to_records
 from partita.engines.remote import RemoteEngine
@@ -22,6 +20,8 @@ from partita.federation.ledger import Ledger
 from partita.server import dispatch
 from partita.state import init
 from partita.wire import Message
+from support.grid import StandIn
+from support.remote_runs import METHODS, MODEL, PRIOR, sites
 
 METHOD = METHODS["sequential"]
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from federation.weather import Weather
 from partita.federation import config
 from partita.federation.client import Client
 from partita.federation.ledger import Ledger
 from partita.federation.rehearse import Rehearsal
 from partita.federation.serve import LEDGER, serve
 from partita.partition import Partition
+from support.weather import Weather
 
 FOLDER = Path(__file__).parents[2] / "examples" / "hospitals"
 _spec = importlib.util.spec_from_file_location("hospitals", FOLDER / "run.py")

@@ -3,8 +3,8 @@
 import subprocess
 import sys
 
-from federation import processes
 from partita.federation import keeper
+from support import processes
 
 
 def test_what_a_program_started_ends_once_nobody_keeps_it(tmp_path):

@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 
 import partita as pt
-from federation.test_faults import MODEL, PARTS, PRIOR, serve, sites
-from federation.test_serve import TOML, clinic, write
-from federation.weather import Fragile, Fuse, Killed, Weather
 from partita.engines.remote import RemoteEngine
 from partita.engines.site import Site
 from partita.federation import config
@@ -20,6 +17,9 @@ from partita.federation.rehearse import Rehearsal
 from partita.federation.serve import serve as serve_folder
 from partita.server import Rules
 from partita.wire import unpack
+from support.clinic_files import TOML, clinic, write
+from support.remote_runs import MODEL, PARTS, PRIOR, serve, sites
+from support.weather import Fragile, Fuse, Killed, Weather
 
 METHODS = {
     (name, how): pt.methods.named(name, solver=pt.Conjugate(), damping=1.0, learn=["noise", "prior_scales"], how=how)

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from federation import processes
-from federation.processes import clients, member, partita, until
-from federation.test_serve import clinic, write
 from partita.federation import config
 from partita.federation.certificates import make_key
 from partita.federation.rehearse import Rehearsal
+from support import processes
+from support.clinic_files import clinic, write
+from support.processes import clients, member, partita, until
 
 pytest.importorskip("flwr")
 NAMES = ("east", "west")

@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("flwr")
 import partita as pt
-from federation.test_serve import clinic, write
 from partita.federation import config, processes
 from partita.federation.initialise import initialise
 from partita.federation.serve import SERVING
 from partita.lock import hold
+from support.clinic_files import clinic, write
 
 
 @pytest.fixture

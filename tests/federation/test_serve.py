@@ -10,7 +10,6 @@ import pytest
 
 import partita as pt
 import partita.federation
-from federation.weather import Weather
 from partita import wire
 from partita.datasets.frame import Frame
 from partita.federation import config
@@ -21,41 +20,8 @@ from partita.federation.rehearse import Rehearsal
 from partita.federation.rows import read
 from partita.federation.serve import LEDGER, serve
 from partita.preprocess import federated
-
-TOML = """
-name = "clinics"
-clients = ["east", "north", "west"]
-
-[data]
-response = "ill"
-numbers = ["age", "pressure"]
-categories = { pain = ["none", "some", "much"], site = [] }
-positive = ["yes"]
-
-[model]
-kind = "logistic"
-
-[run]
-rounds = 8
-"""
-COLUMNS = ("age", "pressure", "pain", "site", "ill", "surname")
-
-
-def clinic(seed, rows=30):
-    """The rows of a clinic as its file has them; a column that is nobody's business is among them."""
-    generator = np.random.default_rng(seed)
-    age, pressure = generator.normal(60, 9, rows), generator.normal(130, 15, rows)
-    pain = generator.choice(["none", "some", "much"], rows)
-    ill = np.where(generator.logistic(size=rows) < (age - 60) / 5 + (pain == "much"), "yes", "no")
-    site = generator.choice(["left", "right"], rows)
-    return list(zip(np.round(age, 1), np.round(pressure, 1), pain, site, ill, ["Doe"] * rows, strict=True))
-
-
-def write(path, rows, columns=COLUMNS):
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(rows)
+from support.clinic_files import COLUMNS, TOML, clinic, write
+from support.weather import Weather
 
 
 @pytest.fixture

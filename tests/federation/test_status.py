@@ -7,12 +7,12 @@ import json
 import pytest
 from rich.console import Console
 
-from federation.clinics import HOSTILE, NAMES, federate, look, stopped
-from federation.weather import Weather
 from partita import wire
 from partita.cli.standing import show, since
 from partita.federation.serve import serve
 from partita.federation.status import LONGEST, to_json
+from support.clinics import HOSTILE, NAMES, federate, look, stopped
+from support.weather import Weather
 
 
 def printed(now, width=80):

@@ -18,14 +18,14 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from federation.clinics import HOSTILE, NAMES, federate, look, stopped
-from federation.weather import Weather
 from partita.cli.standing import amount
 from partita.errors import InputError
 from partita.federation import status
 from partita.federation.serve import serve
 from partita.federation.status import to_json
 from partita.federation.web import Page
+from support.clinics import HOSTILE, NAMES, federate, look, stopped
+from support.weather import Weather
 
 
 @contextlib.contextmanager

@@ -2,8 +2,6 @@
 
 import pytest
 
-from paper import reference
-from paper.runs import EXACT, assert_equal, natural, shards, trajectory
 from partita import (
     Conjugate,
     FullGaussian,
@@ -14,6 +12,8 @@ from partita import (
     Synchronous,
 )
 from partita.objective import Cavity, Prior
+from support import reference
+from support.trajectories import EXACT, assert_equal, natural, shards, trajectory
 
 NOISE = 0.7
 

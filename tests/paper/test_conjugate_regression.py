@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-from paper import reference
-from paper.runs import assert_equal, natural, shards, trajectory
 from partita import (
     Asynchronous,
     Conjugate,
@@ -22,7 +20,9 @@ from partita import (
 )
 from partita.engines import LocalEngine
 from partita.state import init
+from support import reference
 from support.steps import step
+from support.trajectories import assert_equal, natural, shards, trajectory
 
 NOISE = 0.7
 MODEL = LinearRegression(NOISE)

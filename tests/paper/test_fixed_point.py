@@ -12,14 +12,14 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from scipy.optimize import minimize
 
-from paper import reference
-from paper.runs import EXACT, FAMILIES, KEY, natural, shards, trajectory
 from partita import Damped, LogDensity, LogisticRegression, MeanFieldGaussian, Method, Sequential, Synchronous
 from partita.expectations import Expectation
 from partita.objective import Cavity, Factor, Problem
 from partita.partition import federate
 from partita.solvers.gradient import from_coordinates, to_coordinates
 from partita.state import partition_free_energy
+from support import reference
+from support.trajectories import EXACT, FAMILIES, KEY, natural, shards, trajectory
 
 M = 3
 MODEL = LogisticRegression()

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-from paper import reference
-from paper.runs import assert_equal, natural, shards, trajectory
 from partita import (
     Damped,
     FixedPoint,
@@ -15,6 +13,8 @@ from partita import (
     Method,
     Synchronous,
 )
+from support import reference
+from support.trajectories import assert_equal, natural, shards, trajectory
 
 RATE, ROUNDS, NOISE = 0.3, 10, 0.7
 LOGISTIC = LogisticRegression(), reference.logistic, reference.logistic_data()

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from paper import reference
-from paper.runs import EXACT, FAMILIES, KEY, assert_equal, natural, shards, trajectory
 from partita import Damped, FixedPoint, LogisticRegression, Method, Newton, Synchronous
 from partita.client import client_update
+from support import reference
+from support.trajectories import EXACT, FAMILIES, KEY, assert_equal, natural, shards, trajectory
 
 MODEL = LogisticRegression()
 CLIENTS = reference.divide(*reference.logistic_data(), reference.SIZES[3])

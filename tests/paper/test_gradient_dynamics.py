@@ -8,9 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from paper import reference
-from paper.runs import assert_equal, natural, shards, trajectory
 from partita import Damped, Gradient, LogisticRegression, MeanFieldGaussian, Method, Synchronous
+from support import reference
+from support.trajectories import assert_equal, natural, shards, trajectory
 
 RATE, ROUNDS = 0.02, 8
 X, Y = reference.logistic_data()

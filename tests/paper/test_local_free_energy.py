@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from paper import reference
-from paper.runs import EXACT, FAMILIES, KEY, assert_equal, natural, shards, trajectory
 from partita import Damped, GaussHermite, LogisticRegression, MeanFieldGaussian, Method, Synchronous
 from partita.client import client_update
 from partita.objective import Cavity, Problem
+from support import reference
+from support.trajectories import EXACT, FAMILIES, KEY, assert_equal, natural, shards, trajectory
 
 # enough points that quadrature over the predictor and over θ agree to rounding
 MODEL = LogisticRegression(expectation=GaussHermite(80))

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from paper import reference
-from paper.runs import EXACT, natural, shards, trajectory
 from partita import Damped, LogisticRegression, MeanFieldGaussian, Method, Sequential, Synchronous
 from partita.objective import log_partition
+from support import reference
+from support.trajectories import EXACT, natural, shards, trajectory
 
 PARTS = shards(reference.divide(*reference.logistic_data(15, 1, seed=2), (4, 5, 6)))
 PRIOR = MeanFieldGaussian.standard_normal(1)

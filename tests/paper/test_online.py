@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from paper import reference
-from paper.runs import EXACT, assert_equal, natural, shards, trajectory
 from partita import Conjugate, FullGaussian, LinearRegression, LogisticRegression, MeanFieldGaussian, Method, Sequential
 from partita.objective import Cavity, Undeleted
+from support import reference
+from support.trajectories import EXACT, assert_equal, natural, shards, trajectory
 
 M, NOISE = 3, 0.7
 

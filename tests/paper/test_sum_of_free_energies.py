@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paper import reference
-from paper.runs import EXACT, FAMILIES, KEY, member, natural, shards, trajectory
 from partita import Asynchronous, Damped, FullGaussian, LogisticRegression, Method, Sequential, Synchronous
 from partita.objective import Factor, local_free_energy, log_partition
 from partita.state import partition_free_energy
+from support import reference
+from support.trajectories import EXACT, FAMILIES, KEY, member, natural, shards, trajectory
 
 MODEL = LogisticRegression()
 X, Y = reference.logistic_data()

@@ -1,7 +1,6 @@
 import jax
 import numpy as np
 import pytest
-from small_problems import FAMILIES, KEY, X, Y, problem, solve
 
 from partita import (
     LBFGS,
@@ -16,6 +15,7 @@ from partita import (
     run,
 )
 from partita.errors import InputError
+from support.small_problems import FAMILIES, KEY, X, Y, problem, solve
 
 ROWS = Table(X[:8, :2], Y[:8])
 GRID = Grid(40)

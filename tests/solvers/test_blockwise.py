@@ -2,7 +2,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_problems import KEY, X, Y, problem, scipy_optimum, solve
 
 from partita import LBFGS, Blockwise, Conjugate, FixedPoint, FullGaussian, InputError, MeanFieldGaussian, Product, Table
 from partita.checks import check_solver
@@ -11,6 +10,7 @@ from partita.models import Model
 from partita.objective import Factor
 from partita.solvers import Outcome
 from partita.solvers.blockwise import free_leaves
+from support.small_problems import KEY, X, Y, problem, scipy_optimum, solve
 
 
 class TwoGroups(Expectation):

@@ -1,11 +1,11 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_problems import KEY, X, Y, problem, scipy_optimum, solve
 
 from partita import Conjugate, FixedPoint, FullGaussian, LinearRegression, MeanFieldGaussian
 from partita.objective import Factor
 from partita.solvers import Outcome
+from support.small_problems import KEY, X, Y, problem, scipy_optimum, solve
 
 WIDE = MeanFieldGaussian.standard_normal(3, 10.0)
 

@@ -3,11 +3,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small_problems import KEY, X, Y, problem, scipy_optimum, solve
 
 from partita import Gradient, InputError, LogisticRegression, MeanFieldGaussian, MonteCarlo, Table
 from partita.partition import federate
 from partita.solvers import Outcome
+from support.small_problems import KEY, X, Y, problem, scipy_optimum, solve
 
 PRIOR = MeanFieldGaussian.standard_normal(3)
 

@@ -2,7 +2,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_problems import FAMILIES, KEY, X, Y, problem, solve
 
 from partita import (
     Damped,
@@ -26,6 +25,7 @@ from partita import (
 from partita.errors import InputError
 from partita.objective import Factor, Problem
 from partita.solvers import Outcome
+from support.small_problems import FAMILIES, KEY, X, Y, problem, solve
 
 ROWS = Table(X[:6, :2], Y[:6])
 GRID = Grid(48)

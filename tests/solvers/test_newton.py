@@ -2,7 +2,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_problems import FAMILIES, KEY, X, Y, problem, scipy_optimum, solve
 
 from partita import (
     LBFGS,
@@ -18,6 +17,7 @@ from partita import (
 from partita.objective import Factor
 from partita.solvers import Outcome
 from partita.solvers.newton import over_blocks
+from support.small_problems import FAMILIES, KEY, X, Y, problem, scipy_optimum, solve
 
 both_families = pytest.mark.parametrize("family", FAMILIES)
 

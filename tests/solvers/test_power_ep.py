@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import gammaln, log_expit, log_ndtr
-from small_problems import FAMILIES, KEY, X, Y, problem, solve
 
 from partita import (
     FixedPoint,
@@ -30,6 +29,7 @@ from partita.objective import Factor
 from partita.partition import federate
 from partita.solvers import Outcome
 from partita.solvers.power_ep import LEAST, Sites, tilted
+from support.small_problems import FAMILIES, KEY, X, Y, problem, solve
 
 MODELS = {
     "logistic": LogisticRegression(GaussHermite(64)),

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small_problems import KEY, X, Y, problem, scipy_optimum, solve
 
 from partita import (
     LBFGS,
@@ -26,6 +25,7 @@ from partita import (
 from partita.checks import check_solver
 from partita.objective import Factor
 from partita.solvers import Outcome
+from support.small_problems import KEY, X, Y, problem, scipy_optimum, solve
 
 PRIOR = MeanFieldGaussian.standard_normal(3)
 SOLVERS = {

@@ -2,11 +2,11 @@ import os
 
 import numpy as np
 import pytest
-from test_series import slow
 
 from partita.errors import InputError
 from partita_experiments.datasets.mimic import SCALES, VARIABLES, mimic_frames
 from partita_experiments.datasets.series import Measurements
+from support.slow_series import slow
 
 DEATHS = {
     "train": {

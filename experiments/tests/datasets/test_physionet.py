@@ -7,12 +7,12 @@ import zipfile
 
 import numpy as np
 import pytest
-from test_series import slow
 
 from partita.errors import InputError
 from partita_experiments.datasets import physionet
 from partita_experiments.datasets.physionet import VARIABLES, physionet_frames
 from partita_experiments.datasets.series import Measurements
+from support.slow_series import slow
 
 DESCRIPTORS = "00:00,RecordID,{}\n00:00,Age,54\n00:00,Gender,0\n00:00,Height,-1\n00:00,ICUType,4\n"
 OUTCOMES = "RecordID,SAPS-I,SOFA,Length_of_stay,Survival,In-hospital_death\n"

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from federation.test_serve import TOML, clinic, write
-from federation.weather import Fuse, Killed, Weather
 from partita import wire
 from partita.federation import config
 from partita.federation.client import Client
 from partita.federation.serve import serve
 from partita.federation.status import standing
+from support.clinic_files import TOML, clinic, write
+from support.weather import Fuse, Killed, Weather
 
 NAMES = ("hungarian", "switzerland", "long-beach")
 HOSTILE = "[/bold]\x1b[2J<img src=x onerror=\"document.title='caught'\">"

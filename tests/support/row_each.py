@@ -1,0 +1,36 @@
+"""Clients of one row each, whose columns go together: plain power EP oscillates."""
+
+import numpy as np
+
+from partita import (
+    Damped,
+    LogisticRegression,
+    MeanFieldGaussian,
+    Method,
+    PowerEP,
+    Synchronous,
+    Table,
+    federate,
+    run,
+)
+
+CLIENTS, COLUMNS = 4, 6
+_generator = np.random.default_rng(0)
+X = 2 * (np.sqrt(0.8) + np.sqrt(0.2) * _generator.normal(size=(CLIENTS, COLUMNS)))
+Y = (_generator.uniform(size=CLIENTS) < 0.5).astype(float)
+ROWS = federate([Table(X[k : k + 1], Y[k : k + 1]) for k in range(CLIENTS)])
+"""A row each, whose columns go together: a mean-field posterior leaves them to correct each other's corrections."""
+MODEL, PRIOR = LogisticRegression(), MeanFieldGaussian.standard_normal(COLUMNS)
+
+
+def one_row(alpha, points=48):
+    return PowerEP(alpha, max_steps=1, in_turn=False, points=points)
+
+
+def plain(alpha, damping, rounds):
+    method = Method(one_row(alpha), Synchronous(), Damped(damping))
+    return run(method, MODEL, PRIOR, ROWS, rounds=rounds, tolerance=1e-16, evaluate_every=0, progress=False)
+
+
+def flat(q, axis=0):
+    return np.stack([np.asarray(q.precision_mean), np.asarray(q.precision)], axis)
