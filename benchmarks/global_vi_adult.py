@@ -19,10 +19,11 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression as PointEstimate
 
 import partita as pt
-from partita.compiled import Compiled
 from partita.engines import LocalEngine
-from partita.objective import Factor, Problem
-from partita.solvers.newton import Memory, mean_and_scale
+from partita.families.factor import Factor
+from partita.local.objective import Problem
+from partita.local.solvers.newton import Memory, mean_and_scale
+from partita.numerics.compiled import Compiled
 
 SOLVERS = ("newton-cholesky", "newton-cg", "lbfgs", "liblinear")
 TARGET = 1e-6

@@ -35,16 +35,16 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 import partita as pt
-from partita.admission import Admission
 from partita.engines import Answer, LocalEngine
 from partita.engines.remote import Letter, Link, RemoteEngine
+from partita.families.factor import Factor
 from partita.federation import Ledger, config
-from partita.journal import Journal
-from partita.lock import hold
-from partita.objective import Factor
-from partita.server import Rules, dispatch
-from partita.state import init
-from partita.wire import Message, flatten, pack, unpack
+from partita.io.lock import hold
+from partita.io.wire import Message, flatten, pack, unpack
+from partita.server.admission import Admission
+from partita.server.state import init
+from partita.server.step import Rules, dispatch
+from partita.server.store import Journal
 
 ENGINES = {"process": "in process", "dask": "Dask", "flower": "Flower"}
 SIZES = (1e3, 1.6e6, 50e6)
@@ -76,7 +76,9 @@ APP = '''"""What Flower runs: partita's client, and a server that times messages
 
 import sys
 
-from partita.engines.flower import FlowerLink, ServerApp, client_app
+from flwr.serverapp import ServerApp
+from partita.engines.flower import FlowerLink
+from partita.federation.apps import client_app
 
 __all__ = ["client_app", "server_app"]
 server_app = ServerApp()

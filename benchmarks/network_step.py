@@ -110,8 +110,9 @@ def partita_problem(x, y, means, samples, weight=1.0, kind=None, weights=False):
 
     import partita as pt
     from partita.expectations import LocalReparameterisation, MonteCarlo
+    from partita.families.factor import Factor
+    from partita.local.objective import Problem
     from partita.models import NetworkClassifier, Table
-    from partita.objective import Factor, Problem
 
     expectation = MonteCarlo(samples) if weights else LocalReparameterisation(samples)
     model = (kind or NetworkClassifier)(WIDTHS, expectation=expectation)
@@ -126,8 +127,8 @@ def partita_run(samples, weights):
     import jax
     import optax
 
-    from partita.compiled import Compiled
-    from partita.solvers import Gradient
+    from partita.local.solvers import Gradient
+    from partita.numerics.compiled import Compiled
 
     problem = partita_problem(*problem_data(), samples, weights=weights)
     solve = Compiled(lambda solver, problem, key: solver.solve(problem, key))

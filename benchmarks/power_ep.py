@@ -20,8 +20,9 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 import partita as pt
-from partita.compiled import Compiled
-from partita.objective import Factor, Problem
+from partita.families.factor import Factor
+from partita.local.objective import Problem
+from partita.numerics.compiled import Compiled
 
 ROWS = (2_500, 5_000, 10_000, 20_000, 39_000)
 ALPHAS = (1.0, 0.5, 0.1)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.admission import Admission, divergence, products_of_others, ratios
 from partita.engines import LocalEngine
-from partita.server import Rules
-from partita.state import init
+from partita.server.admission import Admission, divergence, products_of_others, ratios
+from partita.server.state import init
+from partita.server.step import Rules
 from support.problems import MODEL, PARTS, PRIOR, SOLVER
 from support.steps import step
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.aggregation import Anticipating, Averaging, Holdings, Incremental, ServerOptimiser
 from partita.engines import local
-from partita.objective import Factor
-from partita.refusal import Reason, Refusal
+from partita.families.factor import Factor
+from partita.server.aggregation import Anticipating, Averaging, Holdings, Incremental, ServerOptimiser
+from partita.server.refusal import Reason, Refusal
 from support.problems import AGGREGATIONS, MODEL, PARTS, PRIOR, SOLVER, correlated, faulty, improper
 
 ROUNDING = 1e-12

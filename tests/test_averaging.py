@@ -9,10 +9,11 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import partita as pt
-from partita.aggregation import Anticipating, Averaging
 from partita.engines import LocalEngine
-from partita.objective import Factor, Proximal
-from partita.state import init
+from partita.families.factor import Factor
+from partita.local.context import Proximal
+from partita.server.aggregation import Anticipating, Averaging
+from partita.server.state import init
 from support.problems import FULL, MODEL, PARTS, PRIOR, SOLVER, STOCHASTIC, assert_product, exact
 from support.steps import step
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import partita as pt
+from partita.data import federate
 from partita.engines import local
-from partita.partition import federate
-from partita.state import init
+from partita.server.state import init
 from support.problems import MODEL, PARTS, PRIOR, SOLVER, faulty, improper, not_finite
 
 GOOD = pt.Table(np.ones((4, 3)), np.array([0.0, 1.0, 1.0, 0.0]))

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.checkpoint import load, load_posterior, save, save_posterior
+from partita.data import Partition
 from partita.engines import LocalEngine, local
-from partita.history import History
-from partita.partition import Partition
-from partita.state import init
+from partita.io.archive import load_posterior, save_posterior
+from partita.results.history import History
+from partita.server.state import init
+from partita.storage.checkpoint import load, save
 from support.problems import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER, STOCHASTIC, faulty, not_finite
 from support.steps import step
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from partita import FixedPoint, GaussHermite, LogisticRegression, MeanFieldGaussian, Method, MonteCarlo, Table, checks
-from partita.aggregation import Damped
+from partita.data import federate
 from partita.expectations import Expectation
 from partita.families.gaussian import Standard
-from partita.partition import federate
-from partita.schedules import Asynchronous, RandomSubset, Schedule, Sequential, Synchronous
-from partita.solvers.base import Progress, Solution, Solver, running
+from partita.local.solvers.base import Progress, Solution, Solver, running
+from partita.server.aggregation import Damped
+from partita.server.schedules import Asynchronous, RandomSubset, Schedule, Sequential, Synchronous
 
 X = np.array([[1.0, 0.5, -0.2], [1.0, -1.0, 0.7], [1.0, 0.1, 1.4], [1.0, 2.0, 0.3], [1.0, -0.3, -1.0]])
 DATA = Table(jnp.asarray(X), jnp.array([0.0, 1.0, 1.0, 0.0, 1.0]))

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.aggregation.product import take
-from partita.client import answer
+from partita.data import Partition, federate
 from partita.engines.local import shard_ell
-from partita.partition import Partition, federate
+from partita.local.client import answer
+from partita.server.aggregation.product import take
 from support.problems import MODEL, PARTS, PRIOR, SOLVER, STOCHASTIC
 
 PROGRAMS = {"client update": answer, "taking in": take, "expectation": shard_ell}

@@ -53,7 +53,7 @@ def test_adult_keeps_every_row_and_its_levels():
 
 
 def test_adult_is_what_pooled_standardisation_of_the_stored_codes_gives():
-    with resources.files("partita.datasets").joinpath("adult.npz").open("rb") as file:
+    with resources.files("partita.data").joinpath("adult.npz").open("rb") as file:
         stored = np.load(file, allow_pickle=False)
         codes = {name: stored[name] for name in stored.files}
     about = json.loads(str(codes["about"]))
@@ -73,7 +73,7 @@ def test_adult_is_what_pooled_standardisation_of_the_stored_codes_gives():
 
 
 def test_adult_is_attributed():
-    with resources.files("partita.datasets").joinpath("adult.npz").open("rb") as file:
+    with resources.files("partita.data").joinpath("adult.npz").open("rb") as file:
         about = json.loads(str(np.load(file, allow_pickle=False)["about"]))
     assert "10.24432/C5XW20" in about["attribution"]
     assert "CC BY 4.0" in about["attribution"]

@@ -27,12 +27,12 @@ from partita import (
     methods,
     run,
 )
-from partita.aggregation import DoubleLoop, StochasticLoop
-from partita.client import client_update
 from partita.engines import LocalEngine
-from partita.objective import Factor
-from partita.pvi import Status
-from partita.state import init
+from partita.families.factor import Factor
+from partita.local.client import client_update
+from partita.server.aggregation import DoubleLoop, StochasticLoop
+from partita.server.run import Status
+from partita.server.state import init
 from support.row_each import CLIENTS, COLUMNS, MODEL, PRIOR, ROWS, X, Y, flat, one_row, plain
 from support.steps import step
 

@@ -9,14 +9,14 @@ import optax
 import pytest
 
 import partita as pt
-from partita.digest import digest
 from partita.engines import LocalEngine, Task, local
 from partita.engines.local import client_key
 from partita.engines.remote import RemoteEngine
 from partita.engines.site import Site
-from partita.objective import Factor
-from partita.server import Rules
-from partita.state import init
+from partita.families.factor import Factor
+from partita.io.digest import digest
+from partita.server.state import init
+from partita.server.step import Rules
 from support.problems import MODEL, PARTS, PRIOR, SCHEDULES, STOCHASTIC, faulty, not_finite
 from support.steps import step
 from support.weather import Weather

@@ -24,10 +24,11 @@ from partita import (
     Table,
 )
 from partita.checks import check_model
+from partita.data import federate
 from partita.expectations import Expectation
-from partita.objective import Factor, Problem
-from partita.partition import federate
-from partita.solvers import Outcome
+from partita.families.factor import Factor
+from partita.local.objective import Problem
+from partita.local.solvers import Outcome
 
 MEANS = jnp.array([-2.0, 0.0, 1.5, -0.5, 0.7])
 X = jnp.array([[1.0, 0.5, -0.2], [1.0, -1.0, 0.7], [1.0, 0.1, 1.4], [1.0, 2.0, 0.3], [1.0, -0.3, -1.0]])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from partita import InputError
-from partita.datasets import Frame
+from partita.data.frame import Frame
 
 
 def test_a_frame_keeps_its_columns_together():

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from partita.history import History
+from partita.results.history import History
 
 ROWS = [
     {"step": 1, "clients": ["Ayr"], "refused": {}},

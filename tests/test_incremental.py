@@ -6,10 +6,10 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import partita as pt
-from partita.aggregation import Incremental
 from partita.engines import LocalEngine, local
-from partita.solvers import NaturalGradient
-from partita.state import init
+from partita.local.solvers import NaturalGradient
+from partita.server.aggregation import Incremental
+from partita.server.state import init
 from support.problems import MODEL, PARTS, PRIOR, SOLVER, faulty, improper
 from support.steps import step
 

@@ -13,18 +13,19 @@ import pytest
 from sklearn.linear_model import BayesianRidge
 
 import partita as pt
-from partita.aggregation import Anticipating, Averaging, DoubleLoop, Incremental, ServerOptimiser, Shared
-from partita.checkpoint import load, save
-from partita.client import answer
 from partita.engines import LocalEngine
-from partita.history import History
-from partita.hyper import begin, bound_gradient, constrained, model_at, positive, prior_at, unconstrained
-from partita.learning import Ascent, Standing, Stochastic
-from partita.membership import join, leave
-from partita.objective import Factor, Problem
-from partita.server import unmoved
-from partita.solvers import NaturalGradient
-from partita.state import init, with_learning
+from partita.families.factor import Factor
+from partita.hyper.learning import Ascent, Standing, Stochastic
+from partita.hyper.values import begin, bound_gradient, constrained, model_at, positive, prior_at, unconstrained
+from partita.local.client import answer
+from partita.local.objective import Problem
+from partita.local.solvers import NaturalGradient
+from partita.results.history import History
+from partita.server.aggregation import Anticipating, Averaging, DoubleLoop, Incremental, ServerOptimiser, Shared
+from partita.server.learn import unmoved
+from partita.server.membership import join, leave
+from partita.server.state import init, with_learning
+from partita.storage.checkpoint import load, save
 from support.steps import step
 
 GENERATOR = np.random.default_rng(0)

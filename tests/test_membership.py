@@ -8,12 +8,12 @@ import pytest
 
 import partita as pt
 from partita.engines import LocalEngine
-from partita.membership import join, leave, retire
-from partita.state import init
+from partita.server.membership import join, leave, retire
+from partita.server.state import init
 from support.problems import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER
 from support.steps import step
 
-OTHERS = pt.partition.Partition(PARTS.shards[:2], PARTS.names[:2], PARTS.sizes[:2])
+OTHERS = pt.Partition(PARTS.shards[:2], PARTS.names[:2], PARTS.sizes[:2])
 
 
 def steps(method, parts, state, count):
@@ -78,7 +78,7 @@ def test_a_conjugate_factor_is_divided_out_exactly():
     parts = pt.split(pt.Table(x, x.sum(1) + generator.normal(size=40)), pt.splits.equal_random(40, 3))
     method, prior = pt.methods.sequential(pt.Conjugate()), pt.FullGaussian.standard_normal(3)
     result = pt.run(method, pt.LinearRegression(), prior, parts)
-    others = pt.partition.Partition(parts.shards[:2], parts.names[:2], parts.sizes[:2])
+    others = pt.Partition(parts.shards[:2], parts.names[:2], parts.sizes[:2])
     never = pt.run(method, pt.LinearRegression(), prior, others)
     retired = retire(result.state, "client 2", method.aggregation)
     np.testing.assert_allclose(retired.posterior.precision, never.posterior.q.precision, rtol=1e-12)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats as st
 
-from partita.noise import sine_and_cosine, standard_normal, threefry, uniform
+from partita.numerics.noise import sine_and_cosine, standard_normal, threefry, uniform
 
 KEY = jax.random.key(3)
 COUNT = 200_000

@@ -6,8 +6,10 @@ import scipy.stats as st
 from scipy.integrate import quad
 
 from partita import LinearRegression, MeanFieldGaussian, Table
-from partita.objective import Cavity, Factor, Prior, Problem, Undeleted, local_free_energy, log_partition
-from partita.partition import federate
+from partita.data import federate
+from partita.families.factor import Factor
+from partita.local.context import Cavity, Prior, Undeleted
+from partita.local.objective import Problem, local_free_energy, log_partition
 
 KEY = jax.random.key(0)
 MEAN, SD = np.array([0.5, -1.0]), np.array([0.4, 0.8])

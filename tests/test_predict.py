@@ -19,7 +19,7 @@ from partita import (
     ProbitRegression,
     Table,
 )
-from partita.predict import Posterior
+from partita.results.posterior import Posterior
 
 MEAN = np.array([0.4, -0.7])
 COVARIANCE = np.array([[0.3, 0.1], [0.1, 0.5]])

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from partita import InputError, preprocess
-from partita.datasets import Frame
+from partita.data.frame import Frame
 
 COLOURS = ("red", "green", "blue")
 

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 import partita as pt
+from partita.data import federate
 from partita.engines import LocalEngine, local
-from partita.partition import federate
-from partita.state import init, partition_free_energy
+from partita.server.bound import partition_free_energy
+from partita.server.state import init
 from support.problems import (
     AGGREGATIONS,
     MODEL,

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.client import client_update
 from partita.engines import LocalEngine, local
 from partita.engines.local import client_key
-from partita.schedules import Turns
-from partita.state import init
+from partita.local.client import client_update
+from partita.server.schedules import Turns
+from partita.server.state import init
 from support.problems import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER, faulty, not_finite
 from support.steps import step
 

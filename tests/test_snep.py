@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from partita import InputError, Method, RandomSubset, Synchronous, methods, run
-from partita.aggregation import StochasticLoop
-from partita.objective import Factor
-from partita.pvi import Status
+from partita.families.factor import Factor
+from partita.server.aggregation import StochasticLoop
+from partita.server.run import Status
 from support.row_each import CLIENTS, MODEL, PRIOR, ROWS, flat, one_row, plain
 
 

@@ -26,15 +26,15 @@ from partita import (
     methods,
     run,
 )
-from partita.aggregation import Shared
-from partita.checkpoint import load, save
 from partita.errors import InputError
-from partita.federation.ledger import Ledger
-from partita.history import History
-from partita.membership import retire
-from partita.objective import Prior
-from partita.server import dispatch
-from partita.state import init
+from partita.local.context import Prior
+from partita.results.history import History
+from partita.server.aggregation import Shared
+from partita.server.membership import retire
+from partita.server.state import init
+from partita.server.step import dispatch
+from partita.storage.checkpoint import load, save
+from partita.storage.ledger import Ledger
 
 _generator = np.random.default_rng(1)
 X = _generator.normal(size=(30, 2))

@@ -19,11 +19,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from partita import atomic
-from partita.datasets.frame import Frame
+from partita.data.frame import Frame
 from partita.federation import config
 from partita.federation.rehearse import Rehearsal
 from partita.federation.result import summary
+from partita.io import atomic
 
 SETTINGS = Path(__file__).with_name("federation.toml")
 PARTITA = [sys.executable, "-m", "partita"]

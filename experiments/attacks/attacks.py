@@ -22,19 +22,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partita.admission import Admission, divergence, ratios
 from partita.engines.remote import Letter, Link, RemoteEngine
 from partita.engines.site import Site
 from partita.families import MeanFieldGaussian
-from partita.history import History
-from partita.journal import Journal
-from partita.method import Method
+from partita.io.wire import Message
 from partita.methods import named
-from partita.predict import Posterior
-from partita.pvi import run
-from partita.server import Rules
-from partita.state import State
-from partita.wire import Message
+from partita.results.history import History
+from partita.results.posterior import Posterior
+from partita.server.admission import Admission, divergence, ratios
+from partita.server.method import Method
+from partita.server.run import run
+from partita.server.state import State
+from partita.server.step import Rules
+from partita.server.store import Journal
 from partita_experiments import config
 from partita_experiments.problem import Setting, prepare, solver
 

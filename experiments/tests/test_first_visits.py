@@ -4,10 +4,10 @@ import optax
 import pytest
 
 import partita as pt
-from partita import wire
-from partita.client import client_update
 from partita.engines import local
-from partita.server import Rules
+from partita.io import wire
+from partita.local.client import client_update
+from partita.server.step import Rules
 from partita_experiments import first_visits
 from partita_experiments.first_visits import FirstVisits
 

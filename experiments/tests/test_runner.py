@@ -15,9 +15,9 @@ import pytest
 import partita as pt
 import partita_experiments as experiments
 from partita import InputError
+from partita.data.preprocess import federated, summarise
 from partita.engines import LocalEngine
-from partita.preprocess import federated, summarise
-from partita.state import init
+from partita.server.state import init
 from partita_experiments import runner
 from partita_experiments.config import Run
 from partita_experiments.problem import divide, fingerprint, prepare, sizes_and_labels, solver

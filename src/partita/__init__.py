@@ -1,7 +1,9 @@
 """Partitioned variational inference: many owners of data fit one Bayesian model without pooling their rows."""
 
-from partita import aggregation, checks, datasets, learning, methods, metrics
-from partita.aggregation import Backtracking, Damped
+from partita import checks, methods
+from partita.data import Frame, Partition, federate, split, splits
+from partita.data import bundled as datasets
+from partita.data.table import Table, with_intercept
 from partita.errors import InputError
 from partita.expectations import Analytic, Assignments, GaussHermite, Grid, LocalReparameterisation, MonteCarlo
 from partita.families import (
@@ -15,24 +17,8 @@ from partita.families import (
     NormalGamma,
     Product,
 )
-from partita.method import Method
-from partita.models import (
-    GaussianMixture,
-    LinearRegression,
-    LogDensity,
-    LogisticRegression,
-    NetworkClassifier,
-    NetworkRegressor,
-    PoissonRegression,
-    ProbitRegression,
-    Table,
-    UnknownNoiseRegression,
-    with_intercept,
-)
-from partita.partition import federate, split, splits
-from partita.pvi import Status, run
-from partita.schedules import Asynchronous, RandomSubset, Sequential, Synchronous
-from partita.solvers import (
+from partita.hyper import learning
+from partita.local.solvers import (
     LBFGS,
     AlphaDivergence,
     Blockwise,
@@ -43,6 +29,23 @@ from partita.solvers import (
     Newton,
     PowerEP,
 )
+from partita.models import (
+    GaussianMixture,
+    LinearRegression,
+    LogDensity,
+    LogisticRegression,
+    NetworkClassifier,
+    NetworkRegressor,
+    PoissonRegression,
+    ProbitRegression,
+    UnknownNoiseRegression,
+)
+from partita.results import metrics
+from partita.server import aggregation
+from partita.server.aggregation import Backtracking, Damped
+from partita.server.method import Method
+from partita.server.run import Status, run
+from partita.server.schedules import Asynchronous, RandomSubset, Sequential, Synchronous
 
 __version__ = "0.1.0"
 
@@ -59,6 +62,7 @@ __all__ = [
     "Dirichlet",
     "Family",
     "FixedPoint",
+    "Frame",
     "FullGaussian",
     "Gamma",
     "GaussHermite",
@@ -80,6 +84,7 @@ __all__ = [
     "NetworkRegressor",
     "Newton",
     "NormalGamma",
+    "Partition",
     "PoissonRegression",
     "PowerEP",
     "ProbitRegression",

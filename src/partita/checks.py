@@ -12,17 +12,18 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
-from partita.aggregation import Aggregation, Damped
+from partita.data.shard import Partition, federate
 from partita.engines import LocalEngine
 from partita.families import Family, inner
-from partita.method import Method
+from partita.families.factor import Factor
+from partita.local.objective import Problem
+from partita.local.solvers import Outcome, Solver
 from partita.models import Model
-from partita.objective import Factor, Problem
-from partita.partition.shard import Partition, federate
-from partita.schedules import Schedule, Sequential, Turns
-from partita.server import step
-from partita.solvers import Outcome, Solver
-from partita.state import init
+from partita.server.aggregation import Aggregation, Damped
+from partita.server.method import Method
+from partita.server.schedules import Schedule, Sequential, Turns
+from partita.server.state import init
+from partita.server.step import step
 
 
 def check_family(q: Family, other: Family) -> None:

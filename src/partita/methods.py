@@ -10,8 +10,16 @@ from typing import Any, Literal
 
 import optax
 
-from partita import learning
-from partita.aggregation import (
+from partita.data.shard import Partition
+from partita.errors import InputError, unknown
+from partita.expectations import Grid, MonteCarlo
+from partita.families import Family
+from partita.hyper import learning
+from partita.hyper.learning import How
+from partita.local.context import Prior, Proximal, SplitPrior, Undeleted
+from partita.local.solvers import MomentMatching, NaturalGradient, Newton, PowerEP, Solver
+from partita.models import Model
+from partita.server.aggregation import (
     Anticipating,
     Averaging,
     Backtracking,
@@ -24,17 +32,9 @@ from partita.aggregation import (
     StochasticLoop,
     agile_adam,
 )
-from partita.errors import InputError, unknown
-from partita.expectations import Grid, MonteCarlo
-from partita.families import Family
-from partita.learning import How
-from partita.method import Method
-from partita.models import Model
-from partita.objective import Prior, Proximal, SplitPrior, Undeleted
-from partita.partition.shard import Partition
-from partita.pvi import Result, run
-from partita.schedules import Asynchronous, Order, RandomSubset, Schedule, Sequential, Synchronous
-from partita.solvers import MomentMatching, NaturalGradient, Newton, PowerEP, Solver
+from partita.server.method import Method
+from partita.server.run import Result, run
+from partita.server.schedules import Asynchronous, Order, RandomSubset, Schedule, Sequential, Synchronous
 
 _NEWTON = Newton()
 _SCHEDULES: Mapping[str, Schedule] = {
@@ -277,7 +277,7 @@ COMMON = ("anew", "how", "learn", "learning", "temperature", "trust_region")
 def named(name: str, **settings: Any) -> Method:
     """The method with this name and these settings, such as `named("synchronous", damping=0.2)`.
 
-    With `learn` it learns the hyperparameters named, in one of the ways of `partita.learning` (`how`).
+    With `learn` it learns the hyperparameters named, in one of the ways of `partita.hyper.learning` (`how`).
     """
     if name not in NAMED:
         raise unknown("method", name, NAMED)
@@ -311,7 +311,7 @@ def fit(
 
     "pooled" runs on the union of all rows, and "alone" on the rows of the `client` named. Hyperparameters to `learn`
     are leaves of the model, such as "noise", and the prior's "prior_scale", "prior_scales" or "layer_scales"; see
-    `partita.learning` for the ways of learning them.
+    `partita.hyper.learning` for the ways of learning them.
     """
     method = named(name, learn=learn, how=how, **settings or {})
     if (client is not None) != (name == "alone"):

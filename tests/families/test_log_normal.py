@@ -7,8 +7,9 @@ from scipy.optimize import minimize
 
 from partita import LBFGS, FullGaussian, Gamma, InputError, LogDensity, LogNormal, MonteCarlo, Product
 from partita.checks import check_family
-from partita.objective import Factor, Problem
-from partita.partition import federate
+from partita.data import federate
+from partita.families.factor import Factor
+from partita.local.objective import Problem
 from support import identities
 
 LOG_MEAN, COVARIANCE = np.array([0.3, -1.0]), np.array([[0.4, 0.1], [0.1, 0.2]])

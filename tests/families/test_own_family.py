@@ -9,12 +9,13 @@ import scipy.stats as st
 
 from partita import Conjugate, FixedPoint, MeanFieldGaussian, Product
 from partita.checks import check_family
+from partita.data import federate
 from partita.expectations import Expectation
 from partita.families import Family
+from partita.families.factor import Factor
+from partita.local.objective import Problem
+from partita.local.solvers import Outcome
 from partita.models import Model
-from partita.objective import Factor, Problem
-from partita.partition import federate
-from partita.solvers import Outcome
 
 
 class Gamma(Family):

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita import wire
-from partita.admission import Admission
+from partita.data.preprocess import Summary
 from partita.engines.remote import RemoteEngine
-from partita.federation.ledger import Ledger
-from partita.objective import Factor
-from partita.preprocess import Summary
-from partita.server import Rules
-from partita.state import init
-from partita.wire import Message
+from partita.families.factor import Factor
+from partita.io import wire
+from partita.io.wire import Message
+from partita.server.admission import Admission
+from partita.server.state import init
+from partita.server.step import Rules
+from partita.storage.ledger import Ledger
 from support.remote_runs import METHODS, MODEL, PARTS, PRIOR, assert_product, sites
 from support.remote_runs import serve as serve_under
 from support.steps import step

@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("cryptography")
 import partita as pt
-from partita import atomic
 from partita.federation import processes
 from partita.federation.certificates import make_authority
 from partita.federation.initialise import hand, initialise
+from partita.io import atomic
 from support.clinic_files import clinic, write
 
 

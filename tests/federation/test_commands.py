@@ -9,8 +9,8 @@ from partita.cli import app
 from partita.errors import InputError
 from partita.federation import config
 from partita.federation.client import Client
-from partita.federation.ledger import Ledger
 from partita.federation.serve import LEDGER, serve
+from partita.storage.ledger import Ledger
 from support.clinic_files import clinic, write
 from support.weather import Weather
 

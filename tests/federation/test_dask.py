@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.journal import Journal
+from partita.server.store import Journal
 from support.problems import MODEL, PARTS, PRIOR, SOLVER
 
 pytest.importorskip("distributed")

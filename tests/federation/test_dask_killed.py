@@ -15,7 +15,7 @@ from support.processes import until
 
 pytest.importorskip("distributed")
 from partita.engines.dask import DaskEngine
-from partita.federation.ledger import Ledger
+from partita.storage.ledger import Ledger
 
 METHOD = pt.methods.synchronous(SOLVER)
 SERVER = """
@@ -25,7 +25,7 @@ jax.config.update("jax_enable_x64", True)
 from distributed import Client
 import partita as pt
 from partita.engines.dask import DaskEngine
-from partita.federation.ledger import Ledger
+from partita.storage.ledger import Ledger
 from support.problems import MODEL, PARTS, PRIOR, SOLVER
 
 METHOD = pt.methods.synchronous(SOLVER)

@@ -8,10 +8,10 @@ import pytest
 
 import partita as pt
 from partita.engines import LocalEngine
-from partita.federation.ledger import Ledger
-from partita.server import dispatch, receive
-from partita.state import init
-from partita.wire import unpack
+from partita.io.wire import unpack
+from partita.server.state import init
+from partita.server.step import dispatch, receive
+from partita.storage.ledger import Ledger
 from support.remote_runs import EXACT, METHODS, MODEL, PARTS, PRIOR, assert_product, serve, sites
 from support.weather import Fragile, Fuse, Killed, Weather
 

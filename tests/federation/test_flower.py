@@ -5,10 +5,10 @@ import csv
 import numpy as np
 import pytest
 
-from partita.datasets import adult_frames
+from partita.data import beta_kappa
+from partita.data.bundled import adult_frames
 from partita.federation import config
 from partita.federation.rehearse import Rehearsal
-from partita.partition import beta_kappa
 from support.clinic_files import TOML, clinic, write
 
 pytest.importorskip("flwr")

@@ -16,10 +16,10 @@ import partita as pt
 from partita.engines import Failure
 from partita.engines.flower import RAW, FlowerLink, from_records, to_records
 from partita.engines.remote import RemoteEngine
-from partita.federation.ledger import Ledger
-from partita.server import dispatch
-from partita.state import init
-from partita.wire import Message
+from partita.io.wire import Message
+from partita.server.state import init
+from partita.server.step import dispatch
+from partita.storage.ledger import Ledger
 from support.grid import StandIn
 from support.remote_runs import METHODS, MODEL, PRIOR, sites
 

@@ -22,7 +22,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from partita.engines.flower import FlowerLink, to_records
-from partita.wire import Message
+from partita.io.wire import Message
 
 NODES = {"east": 11, "west": 12}
 

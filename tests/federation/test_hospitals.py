@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from partita.data import Partition
 from partita.federation import config
 from partita.federation.client import Client
-from partita.federation.ledger import Ledger
 from partita.federation.rehearse import Rehearsal
 from partita.federation.serve import LEDGER, serve
-from partita.partition import Partition
+from partita.storage.ledger import Ledger
 from support.weather import Weather
 
 FOLDER = Path(__file__).parents[2] / "examples" / "hospitals"

@@ -12,11 +12,11 @@ from partita.engines.remote import RemoteEngine
 from partita.engines.site import Site
 from partita.federation import config
 from partita.federation.client import Client
-from partita.federation.ledger import Ledger
 from partita.federation.rehearse import Rehearsal
 from partita.federation.serve import serve as serve_folder
-from partita.server import Rules
-from partita.wire import unpack
+from partita.io.wire import unpack
+from partita.server.step import Rules
+from partita.storage.ledger import Ledger
 from support.clinic_files import TOML, clinic, write
 from support.remote_runs import MODEL, PARTS, PRIOR, serve, sites
 from support.weather import Fragile, Fuse, Killed, Weather

@@ -13,7 +13,7 @@ import partita as pt
 from partita.federation import config, processes
 from partita.federation.initialise import initialise
 from partita.federation.serve import SERVING
-from partita.lock import hold
+from partita.io.lock import hold
 from support.clinic_files import clinic, write
 
 

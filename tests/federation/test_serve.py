@@ -10,16 +10,16 @@ import pytest
 
 import partita as pt
 import partita.federation
-from partita import wire
-from partita.datasets.frame import Frame
+from partita.data.frame import Frame
+from partita.data.preprocess import federated
 from partita.federation import config
 from partita.federation.client import Client
-from partita.federation.ledger import Ledger
 from partita.federation.reception import Reception
 from partita.federation.rehearse import Rehearsal
 from partita.federation.rows import read
 from partita.federation.serve import LEDGER, serve
-from partita.preprocess import federated
+from partita.io import wire
+from partita.storage.ledger import Ledger
 from support.clinic_files import COLUMNS, TOML, clinic, write
 from support.weather import Weather
 

@@ -7,10 +7,10 @@ import json
 import pytest
 from rich.console import Console
 
-from partita import wire
 from partita.cli.standing import show, since
 from partita.federation.serve import serve
 from partita.federation.status import LONGEST, to_json
+from partita.io import wire
 from support.clinics import HOSTILE, NAMES, federate, look, stopped
 from support.weather import Weather
 

@@ -11,7 +11,7 @@ from partita import (
     Method,
     Synchronous,
 )
-from partita.objective import Cavity, Prior
+from partita.local.context import Cavity, Prior
 from support import reference
 from support.trajectories import EXACT, assert_equal, natural, shards, trajectory
 

@@ -19,7 +19,7 @@ from partita import (
     run,
 )
 from partita.engines import LocalEngine
-from partita.state import init
+from partita.server.state import init
 from support import reference
 from support.steps import step
 from support.trajectories import assert_equal, natural, shards, trajectory

@@ -13,11 +13,13 @@ from jax.flatten_util import ravel_pytree
 from scipy.optimize import minimize
 
 from partita import Damped, LogDensity, LogisticRegression, MeanFieldGaussian, Method, Sequential, Synchronous
+from partita.data import federate
 from partita.expectations import Expectation
-from partita.objective import Cavity, Factor, Problem
-from partita.partition import federate
-from partita.solvers.gradient import from_coordinates, to_coordinates
-from partita.state import partition_free_energy
+from partita.families.factor import Factor
+from partita.local.context import Cavity
+from partita.local.objective import Problem
+from partita.local.solvers.gradient import from_coordinates, to_coordinates
+from partita.server.bound import partition_free_energy
 from support import reference
 from support.trajectories import EXACT, FAMILIES, KEY, natural, shards, trajectory
 

@@ -7,7 +7,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from partita import Damped, FixedPoint, LogisticRegression, Method, Newton, Synchronous
-from partita.client import client_update
+from partita.local.client import client_update
 from support import reference
 from support.trajectories import EXACT, FAMILIES, KEY, assert_equal, natural, shards, trajectory
 

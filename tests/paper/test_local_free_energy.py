@@ -7,8 +7,9 @@ import pytest
 from scipy.optimize import minimize
 
 from partita import Damped, GaussHermite, LogisticRegression, MeanFieldGaussian, Method, Synchronous
-from partita.client import client_update
-from partita.objective import Cavity, Problem
+from partita.local.client import client_update
+from partita.local.context import Cavity
+from partita.local.objective import Problem
 from support import reference
 from support.trajectories import EXACT, FAMILIES, KEY, assert_equal, natural, shards, trajectory
 

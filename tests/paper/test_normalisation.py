@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from partita import Damped, LogisticRegression, MeanFieldGaussian, Method, Sequential, Synchronous
-from partita.objective import log_partition
+from partita.local.objective import log_partition
 from support import reference
 from support.trajectories import EXACT, natural, shards, trajectory
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from partita import Conjugate, FullGaussian, LinearRegression, LogisticRegression, MeanFieldGaussian, Method, Sequential
-from partita.objective import Cavity, Undeleted
+from partita.local.context import Cavity, Undeleted
 from support import reference
 from support.trajectories import EXACT, assert_equal, natural, shards, trajectory
 

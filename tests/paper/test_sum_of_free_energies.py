@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from partita import Asynchronous, Damped, FullGaussian, LogisticRegression, Method, Sequential, Synchronous
-from partita.objective import Factor, local_free_energy, log_partition
-from partita.state import partition_free_energy
+from partita.families.factor import Factor
+from partita.local.objective import local_free_energy, log_partition
+from partita.server.bound import partition_free_energy
 from support import reference
 from support.trajectories import EXACT, FAMILIES, KEY, member, natural, shards, trajectory
 

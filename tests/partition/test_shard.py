@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from partita import InputError, LogisticRegression, MeanFieldGaussian, Table
-from partita.partition import federate
+from partita.data import federate
 
 KEY = jax.random.key(0)
 SIZES = (5, 3, 8, 4)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from partita import InputError, Table, datasets
-from partita.partition import beta_kappa, by_column, equal_random, k_means, label_shards, split
+from partita.data import beta_kappa, by_column, equal_random, k_means, label_shards, split
 
 LABELS = np.random.default_rng(0).permutation(np.repeat([0.0, 1.0], [60, 40]))
 

@@ -6,10 +6,10 @@ import pytest
 from partita import LBFGS, Blockwise, Conjugate, FixedPoint, FullGaussian, InputError, MeanFieldGaussian, Product, Table
 from partita.checks import check_solver
 from partita.expectations import Expectation
+from partita.families.factor import Factor
+from partita.local.solvers import Outcome
+from partita.local.solvers.blockwise import free_leaves
 from partita.models import Model
-from partita.objective import Factor
-from partita.solvers import Outcome
-from partita.solvers.blockwise import free_leaves
 from support.small_problems import KEY, X, Y, problem, scipy_optimum, solve
 
 

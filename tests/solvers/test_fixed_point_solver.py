@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 
 from partita import Conjugate, FixedPoint, FullGaussian, LinearRegression, MeanFieldGaussian
-from partita.objective import Factor
-from partita.solvers import Outcome
+from partita.families.factor import Factor
+from partita.local.solvers import Outcome
 from support.small_problems import KEY, X, Y, problem, scipy_optimum, solve
 
 WIDE = MeanFieldGaussian.standard_normal(3, 10.0)

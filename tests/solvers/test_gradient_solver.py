@@ -5,8 +5,8 @@ import optax
 import pytest
 
 from partita import Gradient, InputError, LogisticRegression, MeanFieldGaussian, MonteCarlo, Table
-from partita.partition import federate
-from partita.solvers import Outcome
+from partita.data import federate
+from partita.local.solvers import Outcome
 from support.small_problems import KEY, X, Y, problem, scipy_optimum, solve
 
 PRIOR = MeanFieldGaussian.standard_normal(3)

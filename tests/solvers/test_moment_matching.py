@@ -23,8 +23,9 @@ from partita import (
     run,
 )
 from partita.errors import InputError
-from partita.objective import Factor, Problem
-from partita.solvers import Outcome
+from partita.families.factor import Factor
+from partita.local.objective import Problem
+from partita.local.solvers import Outcome
 from support.small_problems import FAMILIES, KEY, X, Y, problem, solve
 
 ROWS = Table(X[:6, :2], Y[:6])

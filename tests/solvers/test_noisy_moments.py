@@ -18,12 +18,13 @@ from partita import (
     federate,
     run,
 )
-from partita.client import HELD_BACK
 from partita.engines import LocalEngine
 from partita.errors import InputError
+from partita.families.factor import Factor
 from partita.families.gaussian import Moments
-from partita.objective import Factor, Problem
-from partita.state import init
+from partita.local.client import HELD_BACK
+from partita.local.objective import Problem
+from partita.server.state import init
 from support.steps import step
 
 THETA = np.linspace(-8, 8, 801)

@@ -23,12 +23,12 @@ from partita import (
     methods,
     run,
 )
-from partita.compiled import Compiled
+from partita.data import federate
 from partita.errors import InputError
-from partita.objective import Factor
-from partita.partition import federate
-from partita.solvers import Outcome
-from partita.solvers.power_ep import LEAST, Sites, tilted
+from partita.families.factor import Factor
+from partita.local.solvers import Outcome
+from partita.local.solvers.power_ep import LEAST, Sites, tilted
+from partita.numerics.compiled import Compiled
 from support.small_problems import FAMILIES, KEY, X, Y, problem, solve
 
 MODELS = {

@@ -23,8 +23,8 @@ from partita import (
     Table,
 )
 from partita.checks import check_solver
-from partita.objective import Factor
-from partita.solvers import Outcome
+from partita.families.factor import Factor
+from partita.local.solvers import Outcome
 from support.small_problems import KEY, X, Y, problem, scipy_optimum, solve
 
 PRIOR = MeanFieldGaussian.standard_normal(3)

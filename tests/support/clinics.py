@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from partita import wire
 from partita.federation import config
 from partita.federation.client import Client
 from partita.federation.serve import serve
 from partita.federation.status import standing
+from partita.io import wire
 from support.clinic_files import TOML, clinic, write
 from support.weather import Fuse, Killed, Weather
 

@@ -6,7 +6,7 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from partita.engines.flower import client_app, server_app
+from partita.federation.apps import client_app, server_app
 
 
 class StandIn(Grid):

@@ -9,7 +9,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 import partita as pt
-from partita.client import client_update
+from partita.local.client import client_update
 
 _generator = np.random.default_rng(0)
 _x = np.column_stack([np.ones(60), _generator.normal(size=(60, 2))])

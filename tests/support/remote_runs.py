@@ -8,7 +8,7 @@ import numpy as np
 import partita as pt
 from partita.engines.remote import RemoteEngine
 from partita.engines.site import Site
-from partita.server import Rules
+from partita.server.step import Rules
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(40, 2))

@@ -7,9 +7,10 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from partita import FullGaussian, LogisticRegression, MeanFieldGaussian, Table
-from partita.compiled import Compiled
-from partita.objective import Factor, Problem
-from partita.partition import federate
+from partita.data import federate
+from partita.families.factor import Factor
+from partita.local.objective import Problem
+from partita.numerics.compiled import Compiled
 
 KEY = jax.random.key(0)
 _generator = np.random.default_rng(0)

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from partita import FixedPoint, FullGaussian, MeanFieldGaussian, Table
+from partita.data import Partition, federate
 from partita.engines import LocalEngine
-from partita.objective import Factor
-from partita.partition import Partition, federate
-from partita.state import init
+from partita.families.factor import Factor
+from partita.server.state import init
 from support.steps import step
 
 FAMILIES = [MeanFieldGaussian, FullGaussian]

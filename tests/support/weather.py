@@ -7,8 +7,8 @@ import numpy as np
 
 from partita.engines.remote import Letter, Link
 from partita.engines.site import Site
-from partita.federation.ledger import Ledger
-from partita.wire import pack, unpack
+from partita.io.wire import pack, unpack
+from partita.storage.ledger import Ledger
 
 
 class Killed(BaseException):

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from partita.errors import InputError, unknown
+from partita.io.settings import build, parse
 from partita.methods import NAMED
-from partita.settings import build, parse
 
 NAMES = (
     "uci",

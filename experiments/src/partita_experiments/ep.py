@@ -17,14 +17,16 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from partita import __version__, datasets
-from partita.atomic import write, write_text
-from partita.compiled import Compiled
+from partita.data import federate
+from partita.data.table import Table
 from partita.errors import InputError
 from partita.families import FullGaussian, MeanFieldGaussian
-from partita.models import GeneralisedLinear, LogisticRegression, ProbitRegression, Table
-from partita.objective import Factor, Problem
-from partita.partition import federate
-from partita.solvers import Newton, Outcome, PowerEP, Solution, Solver
+from partita.families.factor import Factor
+from partita.io.atomic import write, write_text
+from partita.local.objective import Problem
+from partita.local.solvers import Newton, Outcome, PowerEP, Solution, Solver
+from partita.models import GeneralisedLinear, LogisticRegression, ProbitRegression
+from partita.numerics.compiled import Compiled
 
 MODELS: dict[str, GeneralisedLinear] = {"logistic": LogisticRegression(), "probit": ProbitRegression()}
 FAMILIES: dict[str, type[MeanFieldGaussian] | type[FullGaussian]] = {

@@ -9,12 +9,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from partita.data.shard import Partition
 from partita.engines import LocalEngine, Task
-from partita.method import Method
 from partita.methods import named
-from partita.partition.shard import Partition
-from partita.predict import Posterior
-from partita.state import init, partition_free_energy
+from partita.results.posterior import Posterior
+from partita.server.bound import partition_free_energy
+from partita.server.method import Method
+from partita.server.state import init
 from partita_experiments.config import Problem
 from partita_experiments.problem import Setting
 from partita_experiments.runner import Cell, Plan, method_settings

@@ -16,9 +16,9 @@ from rich.progress import Progress as Bars
 from rich.table import Table as Grid
 
 from partita import __version__
-from partita.atomic import write_text
 from partita.engines.local import cores
 from partita.errors import unknown
+from partita.io.atomic import write_text
 from partita_experiments.config import file_name, load
 from partita_experiments.estimate import Forecast, duration, forecasts, sentence, total_seconds
 from partita_experiments.figure import draw

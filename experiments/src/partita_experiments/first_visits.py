@@ -13,14 +13,14 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from partita.atomic import write_bytes
-from partita.client import Reply, assign
+from partita.data.shard import Partition
 from partita.engines.base import Task
 from partita.engines.local import LocalEngine
 from partita.engines.site import read_reply, reply_message
 from partita.errors import InputError
-from partita.partition.shard import Partition
-from partita.wire import pack, unpack
+from partita.io.atomic import write_bytes
+from partita.io.wire import pack, unpack
+from partita.local.client import Reply, assign
 
 WORTH_KEEPING = 1.0
 """Seconds that a visit takes at least for its answer to be kept."""

@@ -14,22 +14,24 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from partita.atomic import write, write_text
-from partita.compiled import Compiled
-from partita.datasets import breast_cancer
+from partita.data import split, splits
+from partita.data.bundled import breast_cancer
+from partita.data.shard import Partition
+from partita.data.table import Table
 from partita.families import Family, FullGaussian
-from partita.hyper import bound_gradient
-from partita.learning import How, Stochastic
-from partita.method import Method
+from partita.families.factor import Factor
+from partita.hyper.learning import How, Stochastic
+from partita.hyper.values import bound_gradient
+from partita.io.atomic import write, write_text
+from partita.local.objective import Problem
+from partita.local.solvers import Conjugate, Newton, Solution
 from partita.methods import fit
-from partita.models import LinearRegression, LogisticRegression, Model, Table
-from partita.objective import Factor, Problem
-from partita.partition import split, splits
-from partita.partition.shard import Partition
-from partita.pvi import Result
-from partita.pvi import run as run_method
-from partita.solvers import Conjugate, Newton, Solution
-from partita.state import divergence
+from partita.models import LinearRegression, LogisticRegression, Model
+from partita.numerics.compiled import Compiled
+from partita.server.bound import divergence
+from partita.server.method import Method
+from partita.server.run import Result
+from partita.server.run import run as run_method
 from partita_experiments.datasets import diabetes
 
 CLIENTS = 10

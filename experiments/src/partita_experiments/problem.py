@@ -10,18 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from partita.aggregation import agile_adam
+from partita.data import federate, splits
+from partita.data.shard import Partition
+from partita.data.table import Table
 from partita.errors import InputError, unknown
 from partita.expectations import LocalReparameterisation
 from partita.families import Family, MeanFieldGaussian
-from partita.metrics import error, negative_log_likelihood, pruned
-from partita.models import LogisticRegression, Model, NetworkClassifier, Table
-from partita.partition import federate, splits
-from partita.partition.shard import Partition
-from partita.predict import Posterior, Predictive
-from partita.settings import call
-from partita.solvers import Solver
-from partita.solvers import named as solver_named
+from partita.io.settings import call
+from partita.local.solvers import Solver
+from partita.local.solvers import named as solver_named
+from partita.models import LogisticRegression, Model, NetworkClassifier
+from partita.results.metrics import error, negative_log_likelihood, pruned
+from partita.results.posterior import Posterior, Predictive
+from partita.server.aggregation import agile_adam
 from partita_experiments.config import Experiment, Problem
 from partita_experiments.source import Division, Indices, Source, load
 

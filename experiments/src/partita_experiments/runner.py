@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from partita import __version__, pvi
-from partita.atomic import write_text
+from partita import __version__
 from partita.engines.local import cores
 from partita.errors import InputError
+from partita.io.atomic import write_text
 from partita.methods import NAMED, fit, named
-from partita.pvi import Result
-from partita.server import Rules
+from partita.server.run import Result, check_rows
+from partita.server.step import Rules
 from partita_experiments.config import Experiment, Problem, Run, file_name
 from partita_experiments.first_visits import FirstVisits
 from partita_experiments.problem import Setting, optimiser, prepare, solver, solver_settings
@@ -288,10 +288,10 @@ def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, A
         return rows, [result.status.value for result in results], sum(map(_seconds, results))
     pooled, method = run.method == "pooled", named(run.method, **settings)
     clients = setting.clients.pooled() if pooled else setting.clients
-    pvi.check_rows(setting.model, setting.prior, clients)
+    check_rows(setting.model, setting.prior, clients)
     speeds = None if pooled else setting.speeds
     checkpoint = cell.path(plan.folder).with_suffix(f".{plan.digest(cell)}.npz")
-    result = pvi.run(
+    result = run(
         method,
         setting.model,
         setting.prior,

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from partita.datasets.bundled import Dataset, digits
-from partita.datasets.frame import Frame, Frames
+from partita.data.bundled import Dataset, digits
+from partita.data.frame import Frame, Frames
+from partita.data.preprocess import federated
+from partita.data.table import Table
 from partita.errors import unknown
-from partita.models import Table
-from partita.preprocess import federated
 from partita_experiments.datasets.heart import heart_frames
 from partita_experiments.datasets.mimic import mimic_frames
 from partita_experiments.datasets.mnist import mnist

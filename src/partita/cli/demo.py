@@ -14,16 +14,17 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from partita import datasets, methods, metrics
-from partita.aggregation import check_damping
 from partita.cli.figure import draw
+from partita.data import Partition, beta_kappa, split
+from partita.data.table import Table
 from partita.families import Family, FullGaussian, MeanFieldGaussian
-from partita.method import Method
-from partita.models import LogisticRegression, Table
-from partita.partition import Partition, beta_kappa, split
-from partita.predict import Posterior
-from partita.pvi import Result, run
-from partita.solvers import Newton
-from partita.state import partition_free_energy
+from partita.local.solvers import Newton
+from partita.models import LogisticRegression
+from partita.results.posterior import Posterior
+from partita.server.aggregation import check_damping
+from partita.server.bound import partition_free_energy
+from partita.server.method import Method
+from partita.server.run import Result, run
 
 SPLITS = {"A": (0.0, 0.0), "B": (0.7, -3.0)}
 """β and κ of the paper's two splits (`tab:uci_splits`)."""

@@ -77,8 +77,8 @@ def join(folder: Folder, name: Annotated[str, typer.Argument(help="The client.")
 def _request(folder: Path, name: str, change: Literal["leave", "retire", "join"]) -> None:
     from partita.errors import unknown
     from partita.federation.config import load
-    from partita.federation.ledger import Ledger
     from partita.federation.serve import LEDGER
+    from partita.storage.ledger import Ledger
 
     known = load(folder).clients
     if name not in known:

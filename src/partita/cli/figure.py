@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from partita.history import History
+from partita.results.history import History
 
 STYLES = (("#1b6ca8", "-", "o"), ("#c8553d", "--", "s"), ("#3f7d20", "-.", "^"))
 """Colour, line and marker of each schedule: to be told apart without colour, too."""

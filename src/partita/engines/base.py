@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from jaxtyping import Bool
 
-from partita.client import Recipe, Reply
 from partita.families import Family
-from partita.hyper import Hyper
-from partita.objective import Factor
+from partita.families.factor import Factor
+from partita.hyper.values import Hyper
+from partita.local.client import Recipe, Reply
 
 
 class Task(NamedTuple):

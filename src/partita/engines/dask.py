@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from partita.client import Recipe
+from partita.data.shard import Partition
 from partita.engines.remote import Letter, Link, RemoteEngine
 from partita.engines.site import Site
 from partita.errors import InputError
 from partita.families import Family
-from partita.journal import Journal
-from partita.partition.shard import Partition
-from partita.wire import Message, pack, unpack
+from partita.io.wire import Message, pack, unpack
+from partita.local.client import Recipe
+from partita.server.store import Journal
 
 try:
     from distributed import Client, Future, Worker, WorkerPlugin

@@ -5,25 +5,20 @@ Flower starts the two apps below in processes of its own: the server's once for 
 
 import collections
 import json
-import logging
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from partita.engines.remote import Letter, Link
 from partita.errors import InputError
-from partita.lock import hold
-from partita.wire import HEADER, SHOWN, Message, view
+from partita.io.wire import HEADER, SHOWN, Message, view
 
 try:
-    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
     from flwr.app import Message as Envelope
-    from flwr.clientapp import ClientApp
-    from flwr.serverapp import Grid, ServerApp
+    from flwr.serverapp import Grid
 except ImportError:
     raise InputError("Flower is not installed: pip install 'partita[flower]'.") from None
 
@@ -190,51 +185,3 @@ class FlowerLink(Link):
     def _believed(self, node: int, claimed: str) -> bool:
         """Whether a node is the client that it says it is: the first to say so while it is online."""
         return claimed in self.names and self._nodes.get(claimed) not in self._online
-
-
-server_app = ServerApp()
-client_app = ClientApp()
-
-
-@server_app.main()
-def _serve(grid: Grid, context: Context) -> None:
-    """What Flower runs on the server: the folder of the federation is in the run's configuration."""
-    from partita.federation import config
-    from partita.federation.ledger import Ledger
-    from partita.federation.serve import LEDGER, SERVING, serve
-
-    jax.config.update("jax_enable_x64", True)
-    folder = Path(str(context.run_config["folder"]))
-    federation = config.load(folder)
-    with hold(folder / SERVING):
-        ledger = Ledger(folder / LEDGER)
-        try:
-            serve(folder, federation, FlowerLink(grid, federation.clients, ledger.said("nodes")))
-        except Exception as error:
-            ledger.say("ended", {"status": "failed", "message": f"The server failed: {error}"})
-            raise
-
-
-@client_app.query("partita")
-def _name(envelope: Envelope, context: Context) -> Envelope:
-    """Says which client this node is."""
-    answer = Message({"kind": "name", "name": str(context.node_config["client"])}, {})
-    return Envelope(to_records(answer), reply_to=envelope)
-
-
-@client_app.train("partita")
-def _answer(envelope: Envelope, context: Context) -> Envelope:
-    """Answers a message with the rows of the file in the node's configuration."""
-    from partita.federation import config
-    from partita.federation.client import Client
-
-    jax.config.update("jax_enable_x64", True)
-    about: Any = context.node_config
-    name = str(about["client"])
-    try:
-        client = Client(name, config.load(Path(str(about["folder"]))), Path(str(about["data"])))
-        message = from_records(envelope.content)
-    except InputError as error:
-        logging.getLogger("partita").warning("%s: %s", name, error)
-        raise
-    return Envelope(to_records(client.handle(message)), reply_to=envelope)

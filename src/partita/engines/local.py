@@ -12,14 +12,14 @@ import numpy as np
 from jaxtyping import Bool
 from threadpoolctl import threadpool_limits
 
-from partita.client import Recipe, Reply, client_update
-from partita.compiled import Compiled
+from partita.data.shard import Partition, Shard
 from partita.engines.base import Answer, Engine, Task
 from partita.errors import InputError
 from partita.families import Family
-from partita.hyper import Hyper, model_at
+from partita.hyper.values import Hyper, model_at
+from partita.local.client import Recipe, Reply, client_update
 from partita.models import Model
-from partita.partition.shard import Partition, Shard
+from partita.numerics.compiled import Compiled
 
 
 class Pending(NamedTuple):

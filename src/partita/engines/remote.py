@@ -11,16 +11,16 @@ import jax
 import numpy as np
 from jaxtyping import Bool
 
-from partita.client import Recipe
-from partita.digest import digest
 from partita.engines.base import Answer, Engine, Failure, Task
 from partita.engines.site import BINDING, UNBOUND, ell_message, read_ell, read_reply, update_message
 from partita.errors import InputError
 from partita.families import Family
-from partita.hyper import Hyper
-from partita.journal import Journal
-from partita.objective import Factor
-from partita.wire import Message
+from partita.families.factor import Factor
+from partita.hyper.values import Hyper
+from partita.io.digest import digest
+from partita.io.wire import Message
+from partita.local.client import Recipe
+from partita.server.store import Journal
 
 _LOG = logging.getLogger("partita")
 

@@ -9,17 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partita.client import Info, Recipe, Reply, client_update
-from partita.digest import digest
+from partita.data.shard import Shard
 from partita.engines.base import Task
 from partita.engines.local import client_key, shard_ell
 from partita.errors import InputError
 from partita.families import Family, FullGaussian
-from partita.hyper import Hyper, begin, model_at, of_model
-from partita.objective import Factor
-from partita.partition.shard import Shard
-from partita.solvers import Outcome
-from partita.wire import Message, flatten, unflatten
+from partita.families.factor import Factor
+from partita.hyper.values import Hyper, begin, model_at, of_model
+from partita.io.digest import digest
+from partita.io.wire import Message, flatten, unflatten
+from partita.local.client import Info, Recipe, Reply, client_update
+from partita.local.solvers import Outcome
 
 _LOG = logging.getLogger("partita")
 _NUMBERS: Mapping[str, Callable[[Any], bool]] = {

@@ -14,7 +14,7 @@ from partita.errors import InputError
 from partita.expectations.base import Expectation
 from partita.families import Family
 from partita.families.base import Sampler, Theta
-from partita.noise import standard_normal
+from partita.numerics.noise import standard_normal
 
 if TYPE_CHECKING:
     from partita.models.base import Model

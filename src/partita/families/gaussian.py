@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from partita.errors import InputError
 from partita.families.base import Family, Theta, floating
-from partita.noise import standard_normal
+from partita.numerics.noise import standard_normal
 
 _LOG_2PI = math.log(2 * math.pi)
 

@@ -4,8 +4,8 @@ import datetime
 import ipaddress
 from pathlib import Path
 
-from partita import atomic
 from partita.errors import InputError
+from partita.io import atomic
 
 try:
     from cryptography import x509

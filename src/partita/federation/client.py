@@ -4,14 +4,14 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from partita.datasets.frame import Frame
+from partita.data import federate
+from partita.data.frame import Frame
+from partita.data.preprocess import Encoding, summarise
 from partita.engines.site import Site
 from partita.errors import InputError
 from partita.federation import rows
 from partita.federation.config import Federation
-from partita.partition import federate
-from partita.preprocess import Encoding, summarise
-from partita.wire import Message
+from partita.io.wire import Message
 
 _LOG = logging.getLogger("partita")
 DIFFERS = "Its federation.toml differs from the server's in columns, model, method, prior or seed: get the same file."

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from partita.admission import Admission
 from partita.errors import InputError, unknown
 from partita.families import Family, FullGaussian, MeanFieldGaussian
-from partita.method import Method
+from partita.io.settings import build, parse
+from partita.local.solvers import named as solver_named
 from partita.methods import NAMED
 from partita.methods import named as method_named
 from partita.models import (
@@ -26,8 +26,8 @@ from partita.models import (
     PoissonRegression,
     ProbitRegression,
 )
-from partita.settings import build, parse
-from partita.solvers import named as solver_named
+from partita.server.admission import Admission
+from partita.server.method import Method
 
 FILE = "federation.toml"
 NAME = re.compile(r"\w(?:[\w.-]*\w)?")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from partita import atomic
 from partita.errors import InputError, unknown
 from partita.federation.config import FILE, load, loopback, read
+from partita.io import atomic
 
 
 class Columns(NamedTuple):

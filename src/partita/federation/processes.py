@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from partita import atomic
 from partita.errors import InputError
 from partita.federation.config import Federation, loopback
-from partita.federation.ledger import Ledger
 from partita.federation.serve import LEDGER, SERVING
-from partita.lock import held, hold
+from partita.io import atomic
+from partita.io.lock import held, hold
+from partita.storage.ledger import Ledger
 
 START = 120.0
 """Seconds that a program may take to start."""
@@ -44,7 +44,7 @@ folder = ""
 """
 _MODULE = '''"""What Flower runs: all of it is partita's."""
 
-from partita.engines.flower import client_app, server_app
+from partita.federation.apps import client_app, server_app
 
 __all__ = ["client_app", "server_app"]
 '''

@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
+from partita.data.preprocess import Counts, Encoding, Summary, encoding, merge
 from partita.engines.remote import Letter, Link
 from partita.errors import InputError
 from partita.federation.config import Federation
-from partita.federation.ledger import Ledger
-from partita.preprocess import Counts, Encoding, Summary, encoding, merge
-from partita.wire import Message
+from partita.io.wire import Message
+from partita.storage.ledger import Ledger
 
 ROSTER = "roster"
 UNANSWERED, UNFIT = 60.0, 10.0

@@ -4,16 +4,16 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from partita.checkpoint import load_posterior
+from partita.data import Partition, federate
+from partita.data.preprocess import federated
 from partita.families import Family
 from partita.federation import rows
 from partita.federation.config import Federation
+from partita.io.archive import load_posterior
 from partita.models import Model
-from partita.partition import Partition, federate
-from partita.preprocess import federated
-from partita.pvi import Result, run
-from partita.server import Rules
-from partita.state import partition_free_energy
+from partita.server.bound import partition_free_energy
+from partita.server.run import Result, run
+from partita.server.step import Rules
 
 
 @dataclasses.dataclass(frozen=True)

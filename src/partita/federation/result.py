@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from partita.checkpoint import load_posterior
+from partita.data.preprocess import Encoding
+from partita.data.table import Table
 from partita.errors import InputError
 from partita.federation import config
 from partita.federation.rows import read
-from partita.hyper import model_at
-from partita.models import Table
-from partita.predict import Posterior
-from partita.preprocess import Encoding
+from partita.hyper.values import model_at
+from partita.io.archive import load_posterior
+from partita.results.posterior import Posterior
 
 MOST = 60
 """Parameters of which a picture or a terminal has room for the intervals."""

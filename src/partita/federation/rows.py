@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.datasets.frame import Frame
+from partita.data.frame import Frame
 from partita.errors import InputError
 from partita.federation.config import Data
 

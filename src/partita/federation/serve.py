@@ -6,14 +6,14 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from partita import atomic
+from partita.data.preprocess import Encoding
 from partita.engines.remote import Link, RemoteEngine
 from partita.federation.config import Federation
-from partita.federation.ledger import Ledger
 from partita.federation.reception import Attended, Reception
-from partita.preprocess import Encoding
-from partita.pvi import Result, run
-from partita.server import Rules
+from partita.io import atomic
+from partita.server.run import Result, run
+from partita.server.step import Rules
+from partita.storage.ledger import Ledger
 
 LEDGER = "ledger.sqlite"
 SERVING = ".serving"

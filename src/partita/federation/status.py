@@ -9,7 +9,7 @@ from typing import Any
 
 from partita.errors import InputError
 from partita.federation.serve import LEDGER
-from partita.wire import legible
+from partita.io.wire import legible
 
 KINDS = ("accepted", "refused", "late", "failed")
 TROUBLES = {

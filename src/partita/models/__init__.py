@@ -1,6 +1,6 @@
 """What is p(y | θ)? Likelihoods, their checks and their predictions."""
 
-from partita.models.base import LogDensity, Model, Table, with_intercept
+from partita.models.base import LogDensity, Model
 from partita.models.glm import (
     GeneralisedLinear,
     LinearRegression,
@@ -24,7 +24,5 @@ __all__ = [
     "NetworkRegressor",
     "PoissonRegression",
     "ProbitRegression",
-    "Table",
     "UnknownNoiseRegression",
-    "with_intercept",
 ]

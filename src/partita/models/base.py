@@ -2,25 +2,18 @@
 
 import abc
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
+from partita.data.table import Table
 from partita.errors import InputError
 from partita.expectations import Expectation, MonteCarlo
 from partita.families import Family
 from partita.families.base import Theta
-
-
-class Table(NamedTuple):
-    """The rows of a supervised problem: inputs and responses."""
-
-    x: Float[Array, "n d"]
-    y: Float[Array, " n"]
 
 
 class Model(eqx.Module):
@@ -136,9 +129,3 @@ def check_values(y: np.ndarray, allowed: np.ndarray, what: str) -> None:
     if not allowed.all():
         row = int(np.argmin(allowed))
         raise InputError(f"row {row} has the response {y[row]:g}: {what}")
-
-
-def with_intercept(x: Float[Array, "n d"]) -> Float[Array, "n d+1"]:
-    """Puts a column of ones before those of x."""
-    x = jnp.asarray(x)
-    return jnp.concatenate([jnp.ones((len(x), 1), x.dtype), x], axis=1)

@@ -10,10 +10,11 @@ import jax.scipy as jsp
 import numpy as np
 from jaxtyping import Array, Float
 
+from partita.data.table import Table
 from partita.errors import InputError
 from partita.expectations import Analytic, Expectation, GaussHermite, root
 from partita.families import Family, Gaussian
-from partita.models.base import Model, Table, check_table, check_values
+from partita.models.base import Model, check_table, check_values
 
 
 class GeneralisedLinear(Model):

@@ -10,11 +10,12 @@ import jax.scipy as jsp
 import numpy as np
 from jaxtyping import Array, Float
 
+from partita.data.table import Table
 from partita.errors import InputError
 from partita.expectations import Expectation, LocalReparameterisation
 from partita.families import Family, MeanFieldGaussian
 from partita.families.base import Theta
-from partita.models.base import Model, Table, check_table, check_values
+from partita.models.base import Model, check_table, check_values
 
 
 class Shared(NamedTuple):

@@ -6,11 +6,12 @@ import jax.numpy as jnp
 import jax.scipy as jsp
 from jaxtyping import Array, Float
 
+from partita.data.table import Table
 from partita.errors import InputError
 from partita.expectations import Analytic, Expectation
 from partita.families import Family, Gamma, Gaussian, NormalGamma, Product
 from partita.families.normal_gamma import Coefficients
-from partita.models.base import Model, Table, check_table
+from partita.models.base import Model, check_table
 
 
 class Residual(NamedTuple):

@@ -1,8 +1,7 @@
 """Diabetes, from scikit-learn: a response that is a number."""
 
-from partita.datasets import Dataset, Frame
-from partita.datasets.bundled import encoded
-from partita.datasets.frame import divided
+from partita.data.bundled import Dataset, encoded
+from partita.data.frame import Frame, divided
 
 
 def diabetes() -> Dataset:

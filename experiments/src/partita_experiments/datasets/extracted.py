@@ -10,9 +10,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from partita.checkpoint import read, write
-from partita.datasets.frame import Frame
+from partita.data.frame import Frame
 from partita.errors import InputError
+from partita.io.archive import read, write
 from partita_experiments.datasets.fetch import cache
 from partita_experiments.datasets.series import Measurements, features
 

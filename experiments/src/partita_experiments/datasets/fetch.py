@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from partita.errors import InputError
-from partita.lock import hold
+from partita.io.lock import hold
 
 TIMEOUT = 30.0
 """Seconds to wait for a server that says nothing."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from partita.datasets.frame import Frame, Frames
+from partita.data.frame import Frame, Frames
 from partita_experiments.datasets.fetch import Remote, fetch, find
 from partita_experiments.datasets.uci import Line, number, parse, read_lines
 

@@ -8,9 +8,9 @@ import zlib
 import numpy as np
 from jaxtyping import UInt8
 
-from partita.datasets.bundled import Dataset
+from partita.data.bundled import Dataset
+from partita.data.table import Table
 from partita.errors import InputError
-from partita.models import Table
 from partita_experiments.datasets.fetch import Remote, fetch
 
 ADDRESS = "https://ossci-datasets.s3.amazonaws.com/mnist/"

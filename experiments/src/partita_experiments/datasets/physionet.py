@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from partita.datasets.frame import Frame, Frames
+from partita.data.frame import Frame, Frames
 from partita.errors import InputError
 from partita_experiments.datasets.extracted import StaySeries, framed, kept, tracked
 from partita_experiments.datasets.fetch import Remote, fetch, find

@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partita.datasets import Dataset, Frame, Frames, adult_frames
-from partita.datasets.bundled import encoded
-from partita.datasets.frame import divided
+from partita.data.bundled import Dataset, adult_frames, encoded
+from partita.data.frame import Frame, Frames, divided
 from partita.errors import InputError, unknown
 from partita_experiments.datasets.fetch import Remote, fetch, find
 

@@ -1,0 +1,150 @@
+"""One client's rows: padded to a shape that other clients share, with weights that tell rows from padding."""
+
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PyTree
+
+from partita.data.table import Table
+from partita.errors import InputError
+
+
+class Shard(eqx.Module):
+    """The rows of one client. Padding repeats a real row and has weight 0, so that no 0 × ∞ arises."""
+
+    data: PyTree[Array, "n ..."]
+    weights: Float[Array, " n"]
+    rows: Int[Array, ""]
+    """How many rows are real; they come first."""
+
+
+class Partition(eqx.Module):
+    """The clients' shards, with their names. Shards of one shape share one compiled program."""
+
+    shards: tuple[Shard, ...]
+    names: tuple[str, ...] = eqx.field(static=True)
+    sizes: tuple[int, ...] = eqx.field(static=True)
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    @property
+    def rows(self) -> int:
+        """The number of real rows of all clients together."""
+        return sum(self.sizes)
+
+    def pooled(self) -> "Partition":
+        """The union of all rows as the partition of a single client."""
+        parts = [
+            jax.tree.map(lambda leaf, size=size: np.asarray(leaf)[:size], (shard.data, shard.weights))
+            for shard, size in zip(self.shards, self.sizes, strict=True)
+        ]
+        data, weights = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+        return federate([data], weights=[weights], names=["all"])
+
+    def alone(self, index: int) -> "Partition":
+        """The partition that consists of one of the clients."""
+        return Partition((self.shards[index],), (self.names[index],), (self.sizes[index],))
+
+
+def federate(
+    clients: Sequence[PyTree],
+    *,
+    weights: Sequence[np.ndarray] | None = None,
+    names: Sequence[str] | None = None,
+    buckets: int | None = 4,
+) -> Partition:
+    """Puts clients' data, each a pytree of arrays with rows first, into shards of at most `buckets` lengths.
+
+    Sizes are rounded up to the nearest of `buckets` lengths, chosen so that little is padded; None pads nothing.
+    """
+    if not len(clients):
+        raise InputError("There are no clients: give the data of at least one.")
+    names = [f"client {k}" for k in range(len(clients))] if names is None else list(names)
+    if len(names) != len(clients) or len(set(names)) != len(names):
+        raise InputError(f"{len(clients)} clients need as many different names, not {names}.")
+    sizes = [_rows(data, name) for data, name in zip(clients, names, strict=True)]
+    _same_widths(clients, names)
+    clients = [_floating(data) for data in clients]
+    if weights is None:
+        weights = [np.ones(size) for size in sizes]
+    if len(weights) != len(clients):
+        raise InputError(f"{len(clients)} clients need as many vectors of weights, not {len(weights)}.")
+    if buckets is not None and buckets < 1:
+        raise InputError(f"There is at least one bucket of lengths, not {buckets}.")
+    for name, size, weight in zip(names, sizes, weights, strict=True):
+        if len(weight) != size or not (np.isfinite(weight).all() and (np.asarray(weight) >= 0).all()):
+            raise InputError(f"{name}: its {size} rows need as many finite weights from 0 up.")
+    lengths = _bucket_lengths(sizes, buckets)
+    shards = [
+        _pad(data, weight, size, min(length for length in lengths if length >= size))
+        for data, weight, size in zip(clients, weights, sizes, strict=True)
+    ]
+    return Partition(tuple(shards), tuple(names), tuple(sizes))
+
+
+def _rows(data: PyTree, name: str) -> int:
+    lengths = {len(leaf) for leaf in jax.tree.leaves(data)}
+    if len(lengths) != 1:
+        raise InputError(f"{name}: its arrays have different numbers of rows, {sorted(lengths)}.")
+    if lengths == {0}:
+        raise InputError(f"{name} is empty: leave it out, or give it at least one row.")
+    return lengths.pop()
+
+
+def _same_widths(clients: Sequence[PyTree], names: Sequence[str]) -> None:
+    shapes = [[np.shape(leaf)[1:] for leaf in jax.tree.leaves(data)] for data in clients]
+    for name, shape in zip(names, shapes, strict=True):
+        if shape != shapes[0]:
+            raise InputError(
+                f"{name} has columns of shape {shape} where {names[0]} has {shapes[0]}: give all clients the same."
+            )
+
+
+def _float_type(data: PyTree) -> np.dtype:
+    types = [np.asarray(leaf).dtype for leaf in jax.tree.leaves(data)]
+    floats = [kind for kind in types if np.issubdtype(kind, np.floating)]
+    return np.dtype(np.result_type(*floats)) if floats else np.dtype(float)
+
+
+def _floating(data: PyTree) -> PyTree:
+    """The data with whole numbers and truth values made floating where they are a table's, for arithmetic on them."""
+    if not isinstance(data, Table):
+        return data
+    kind = _float_type(data)
+    return jax.tree.map(lambda leaf: np.asarray(leaf, kind), data)
+
+
+def _bucket_lengths(sizes: Sequence[int], buckets: int | None) -> list[int]:
+    """The lengths to pad to: cuts the sorted sizes where the fewest rows of padding result."""
+    distinct, counts = np.unique(sizes, return_counts=True)
+    if buckets is None or len(distinct) <= buckets:
+        return [int(length) for length in distinct]
+    rows = np.concatenate([[0], np.cumsum(counts)])
+    cost = np.where(rows == 0, 0.0, np.inf)
+    cuts = []
+    for _ in range(buckets):
+        # trial[end, start]: slots used up to `end` when the last bucket holds the sizes from `start` on
+        trial = cost + np.concatenate([[0], distinct])[:, None] * (rows[:, None] - rows)
+        trial = np.where(np.tri(len(rows), dtype=bool), trial, np.inf)
+        cuts.append(trial.argmin(axis=1))
+        cost = trial.min(axis=1)
+    lengths, end = [], len(distinct)
+    for cut in reversed(cuts):
+        if end > 0:
+            lengths.append(int(distinct[end - 1]))
+            end = cut[end]
+    return lengths
+
+
+def _pad(data: PyTree, weights: np.ndarray, size: int, length: int) -> Shard:
+    index = np.minimum(np.arange(length), size - 1)
+    padded = np.where(np.arange(length) < size, np.asarray(weights)[index], 0).astype(_float_type(data))
+    return Shard(
+        jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[index]), data),
+        jnp.asarray(padded),
+        jnp.asarray(size),
+    )

@@ -1,0 +1,19 @@
+"""Inputs and responses, row by row."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+class Table(NamedTuple):
+    """The rows of a supervised problem: inputs and responses."""
+
+    x: Float[Array, "n d"]
+    y: Float[Array, " n"]
+
+
+def with_intercept(x: Float[Array, "n d"]) -> Float[Array, "n d+1"]:
+    """Puts a column of ones before those of x."""
+    x = jnp.asarray(x)
+    return jnp.concatenate([jnp.ones((len(x), 1), x.dtype), x], axis=1)

@@ -1,0 +1,44 @@
+"""A member of a family with a scale: an approximate likelihood, a change of it, or a context."""
+
+from typing import Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from partita.families.base import Family
+
+
+class Factor(eqx.Module):
+    """An un-normalised, perhaps improper, density exp(⟨η, T(θ)⟩ + log_scale): t_m(θ), a change of it, or a context.
+
+    The scale cancels from q and from every optimum; it is kept so that local free energies and Z_q mean what the
+    paper says (`prop:local-fe-global-fe`).
+    """
+
+    natural: Family
+    log_scale: Float[Array, ""]
+
+    def __mul__(self, other: Self) -> Self:
+        return type(self)(self.natural * other.natural, self.log_scale + other.log_scale)
+
+    def __truediv__(self, other: Self) -> Self:
+        return type(self)(self.natural / other.natural, self.log_scale - other.log_scale)
+
+    def __pow__(self, exponent: float | Float[Array, ""]) -> Self:
+        return type(self)(self.natural**exponent, self.log_scale * exponent)
+
+    def expected_log(self, q: Family) -> Float[Array, ""]:
+        """E_q[log of this factor]."""
+        return q.cross(self.natural) + self.log_scale
+
+    @classmethod
+    def one(cls, like: Family) -> Self:
+        """The factor that changes nothing."""
+        return cls(like.one(), jnp.zeros((), jax.tree.leaves(like)[0].dtype))
+
+    @classmethod
+    def of(cls, q: Family) -> Self:
+        """A normalised density as a factor."""
+        return cls(q, -q.log_normaliser())

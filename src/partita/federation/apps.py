@@ -1,0 +1,64 @@
+"""What Flower runs: the server's app once for a run, the client's for every message, in processes of its own."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from partita.engines.flower import FlowerLink, from_records, to_records
+from partita.errors import InputError
+from partita.federation import config
+from partita.federation.client import Client
+from partita.federation.serve import LEDGER, SERVING, serve
+from partita.io.lock import hold
+from partita.io.wire import Message
+from partita.storage.ledger import Ledger
+
+try:
+    from flwr.app import Context
+    from flwr.app import Message as Envelope
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+except ImportError:
+    raise InputError("Flower is not installed: pip install 'partita[flower]'.") from None
+
+server_app = ServerApp()
+client_app = ClientApp()
+
+
+@server_app.main()
+def _serve(grid: Grid, context: Context) -> None:
+    """What Flower runs on the server: the folder of the federation is in the run's configuration."""
+    jax.config.update("jax_enable_x64", True)
+    folder = Path(str(context.run_config["folder"]))
+    federation = config.load(folder)
+    with hold(folder / SERVING):
+        ledger = Ledger(folder / LEDGER)
+        try:
+            serve(folder, federation, FlowerLink(grid, federation.clients, ledger.said("nodes")))
+        except Exception as error:
+            ledger.say("ended", {"status": "failed", "message": f"The server failed: {error}"})
+            raise
+
+
+@client_app.query("partita")
+def _name(envelope: Envelope, context: Context) -> Envelope:
+    """Says which client this node is."""
+    answer = Message({"kind": "name", "name": str(context.node_config["client"])}, {})
+    return Envelope(to_records(answer), reply_to=envelope)
+
+
+@client_app.train("partita")
+def _answer(envelope: Envelope, context: Context) -> Envelope:
+    """Answers a message with the rows of the file in the node's configuration."""
+    jax.config.update("jax_enable_x64", True)
+    about: Any = context.node_config
+    name = str(about["client"])
+    try:
+        client = Client(name, config.load(Path(str(about["folder"]))), Path(str(about["data"])))
+        message = from_records(envelope.content)
+    except InputError as error:
+        logging.getLogger("partita").warning("%s: %s", name, error)
+        raise
+    return Envelope(to_records(client.handle(message)), reply_to=envelope)

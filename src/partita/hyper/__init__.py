@@ -1,0 +1,1 @@
+"""Hyperparameters ε: their values, and how they are learned."""

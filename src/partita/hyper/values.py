@@ -1,0 +1,148 @@
+"""Hyperparameters ε by name: leaves of the model, and scales of the prior (`sec:hyper_learning`).
+
+They are a dict from names to arrays. The server keeps them, tasks carry them, and `model_at` and `prior_at` put them
+where they belong. A positive one is learned by its logarithm: what learning sees are the unconstrained values u.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from partita.errors import InputError, unknown
+from partita.families import Family
+from partita.families.base import Theta
+from partita.models import Model
+from partita.numerics.compiled import Compiled
+
+Hyper: TypeAlias = Mapping[str, Float[Array, "..."]]
+"""Values of hyperparameters by their names, or a gradient in them."""
+
+
+def _shared(scale: Float[Array, ""], theta: Theta) -> Theta:
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(scale, leaf.shape), theta)
+
+
+def _each(scales: Float[Array, " d"], theta: Theta) -> Theta:
+    leaves, treedef = jax.tree.flatten(theta)
+    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
+    parts = jnp.split(scales, ends)
+    return jax.tree.unflatten(treedef, [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)])
+
+
+def _layers(scales: Float[Array, " l"], theta: Theta) -> Theta:
+    layers, treedef = _parts(theta)
+    return jax.tree.unflatten(treedef, [_shared(scale, layer) for scale, layer in zip(scales, layers, strict=True)])
+
+
+def _parts(theta: Theta) -> tuple[list[Theta], jax.tree_util.PyTreeDef]:
+    """The groups that θ has at its top, such as a network's layers."""
+    return jax.tree.flatten(theta, is_leaf=lambda node: node is not theta)
+
+
+SCALES: Mapping[str, tuple[Callable[[Array, Theta], Theta], Callable[[Theta], tuple[int, ...]]]] = {
+    "prior_scale": (_shared, lambda theta: ()),
+    "prior_scales": (_each, lambda theta: (sum(leaf.size for leaf in jax.tree.leaves(theta)),)),
+    "layer_scales": (_layers, lambda theta: (len(_parts(theta)[0]),)),
+}
+"""By how much the prior's standard deviations are multiplied: one number for all parameters, one for each (automatic
+relevance determination), one for each group at the top of θ, such as the layers of a network. For each name, what
+spreads the numbers over θ, and how many there are."""
+
+
+def begin(model: Model, prior: Family, names: Sequence[str]) -> Hyper:
+    """The hyperparameters of these names as they are; raises an `InputError` for what cannot be learned.
+
+    All are of the prior's precision, whatever the model's own is: in another one the posterior would become what no
+    checkpoint and no client expects.
+    """
+    leaves, dtype = model_leaves(model), jax.tree.leaves(prior)[0].dtype
+    if clash := [name for name in names if name in SCALES and name in leaves]:
+        raise InputError(f"{clash[0]} is the model's and the prior's: call the model's something else.")
+    found = dict[str, Array]()
+    for name in names:
+        if name in SCALES:
+            found[name] = jnp.ones(SCALES[name][1](prior.moments()[0]), dtype)
+            prior_at(prior, found)
+        elif name in leaves:
+            found[name] = jnp.asarray(leaves[name], dtype)
+        else:
+            raise unknown("hyperparameter", name, [*leaves, *SCALES])
+        if name in positive(model, names) and not np.all(np.asarray(found[name]) > 0):
+            raise InputError(f"The {name} to be learned is {found[name]}: begin with a number above 0.")
+    if sum(name in SCALES for name in names) > 1:
+        raise InputError("The prior's scales are learned together, one by one or by layer: name one of these only.")
+    return found
+
+
+def positive(model: Model, names: Sequence[str]) -> tuple[str, ...]:
+    """Those of the hyperparameters that are above 0."""
+    return tuple(name for name in names if name in SCALES or name in model.positive)
+
+
+def model_leaves(model: Model) -> dict[str, Array]:
+    """The model's own hyperparameters: its leaves of floating-point numbers, by their paths."""
+    paths = jax.tree_util.tree_leaves_with_path(model)
+    return {_name(path): leaf for path, leaf in paths if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)}
+
+
+def model_at(model: Model, hyper: Hyper) -> Model:
+    """p(y | θ, ε)."""
+    paths, treedef = jax.tree_util.tree_flatten_with_path(model)
+    return jax.tree.unflatten(treedef, [hyper.get(_name(path), leaf) for path, leaf in paths])
+
+
+def prior_at(prior: Family, hyper: Hyper) -> Family:
+    """p(θ | ε): the prior given, stretched about its mean."""
+    for name, (spread, _) in SCALES.items():
+        if name in hyper:
+            return prior.stretched(spread(hyper[name], prior.moments()[0]))
+    return prior
+
+
+def possible(hyper: Hyper, positive: Sequence[str]) -> bool:
+    """Whether all of ε are finite, and those above 0 that are to be."""
+    return all(
+        np.isfinite(value).all() and (name not in positive or np.all(np.asarray(value) > 0))
+        for name, value in hyper.items()
+    )
+
+
+def of_model(hyper: Hyper) -> Hyper:
+    """Those that the likelihood depends on, in which clients have gradients."""
+    return {name: value for name, value in hyper.items() if name not in SCALES}
+
+
+def unconstrained(hyper: Hyper, positive: Sequence[str]) -> Hyper:
+    """u: the logarithm of what is positive, and all else as it is."""
+    return {name: jnp.log(value) if name in positive else value for name, value in hyper.items()}
+
+
+def constrained(u: Hyper, positive: Sequence[str]) -> Hyper:
+    """ε of u."""
+    return {name: jnp.exp(value) if name in positive else value for name, value in u.items()}
+
+
+def _bound_gradient(
+    prior: Family, q: Family, hyper: Hyper, clients: Hyper, positive: tuple[str, ...], temperature: float
+) -> Hyper:
+    """∇_u F: the sum of the clients' gradients in ε, and that of −KL(q ‖ p(ε)), by the chain rule in u."""
+
+    def negative_divergence(u: Hyper) -> Float[Array, ""]:
+        return -temperature * q.kl(prior_at(prior, constrained(u, positive)))
+
+    u = unconstrained(hyper, positive)
+    own = jax.grad(negative_divergence)(u)
+    _, pull = jax.vjp(lambda v: of_model(constrained(v, positive)), u)
+    return jax.tree.map(jnp.add, own, pull(clients)[0])
+
+
+bound_gradient = Compiled(_bound_gradient)
+at_prior = Compiled(prior_at)
+
+
+def _name(path: jax.tree_util.KeyPath) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")

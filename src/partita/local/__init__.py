@@ -1,0 +1,1 @@
+"""What a client does: its problem, and how it is solved."""

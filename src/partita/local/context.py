@@ -1,0 +1,92 @@
+"""Against what is a client's answer formed? Together with the weight w this is all that tells methods apart."""
+
+import abc
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from partita.families.base import Family
+from partita.families.factor import Factor
+
+
+class Context(eqx.Module):
+    """Against what is a client's answer formed? Together with the weight w this is all that tells methods apart."""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a client's rows count again at every visit."""
+        return False
+
+    @abc.abstractmethod
+    def __call__(self, prior: Family, q: Family, factor: Factor, share: Float[Array, ""]) -> Factor:
+        """The context for a client that holds `factor` and a `share` N_k/N of all rows."""
+
+    def weight(self, share: Float[Array, ""]) -> Float[Array, ""]:
+        """The weight w of the client's log-likelihood."""
+        return jnp.ones_like(share)
+
+    def baseline(self, prior: Family, q: Family, factor: Factor, share: Float[Array, ""]) -> Factor:
+        """What an answer q_k is divided by to give the change Δ_k of the client's factor; q, unless overridden."""
+        return Factor.of(q)
+
+
+class Cavity(Context):
+    """q / t_k: everyone else's factors and the prior (PVI, `eq:vfe`)."""
+
+    def __call__(self, prior: Family, q: Family, factor: Factor, share: Float[Array, ""]) -> Factor:
+        return Factor.of(q) / factor
+
+
+class Undeleted(Context):
+    """q, with nothing deleted: variational continual learning, online and streaming VB (`eq:vcl_objective`)."""
+
+    @property
+    def repeats(self) -> bool:
+        return True
+
+    def __call__(self, prior: Family, q: Family, factor: Factor, share: Float[Array, ""]) -> Factor:
+        return Factor.of(q)
+
+
+class Prior(Context):
+    """p: BCM (same); global VI where there is one client, or where `rescaled` rows stand for everybody's.
+
+    A rescaled log-likelihood has the weight N/N_k. (`sec:experiments` prints the inverse.)
+    """
+
+    rescaled: bool = eqx.field(static=True, default=False)
+
+    def __call__(self, prior: Family, q: Family, factor: Factor, share: Float[Array, ""]) -> Factor:
+        return Factor.of(prior)
+
+    def weight(self, share: Float[Array, ""]) -> Float[Array, ""]:
+        return 1 / share if self.rescaled else jnp.ones_like(share)
+
+
+class SplitPrior(Context):
+    """p^(N_k/N): BCM (split), in which each client has its share of the prior.
+
+    The client's factor is q_k / p^(N_k/N), and the posterior, p times all factors, the product of all q_k.
+    """
+
+    def __call__(self, prior: Family, q: Family, factor: Factor, share: Float[Array, ""]) -> Factor:
+        return Factor.of(prior) ** share
+
+    def baseline(self, prior: Family, q: Family, factor: Factor, share: Float[Array, ""]) -> Factor:
+        return Factor.of(prior) ** share * factor
+
+
+class Proximal(Context):
+    """q · t_k^(−1/ρ): Bayesian ADMM, in which a client is held near the posterior it was sent with strength ρ.
+
+    With the weight 1/ρ a client minimises E_q[−log p(y_k | θ)] + E_q[log t_k] + ρ·KL(q ‖ q_server). ρ = 1 is `Cavity`.
+    """
+
+    penalty: float = 1.0
+
+    def __call__(self, prior: Family, q: Family, factor: Factor, share: Float[Array, ""]) -> Factor:
+        return Factor.of(q) * factor ** (-1 / self.penalty)
+
+    def weight(self, share: Float[Array, ""]) -> Float[Array, ""]:
+        return jnp.ones_like(share) / self.penalty

@@ -1,0 +1,28 @@
+"""How does a client climb its objective?"""
+
+from partita.local.solvers.alpha_divergence import AlphaDivergence
+from partita.local.solvers.base import Outcome, Solution, Solver
+from partita.local.solvers.blockwise import Blockwise
+from partita.local.solvers.fixed_point import Conjugate, FixedPoint, NaturalGradient
+from partita.local.solvers.gradient import LBFGS, Gradient
+from partita.local.solvers.moment_matching import MomentMatching
+from partita.local.solvers.named import named
+from partita.local.solvers.newton import Newton
+from partita.local.solvers.power_ep import PowerEP
+
+__all__ = [
+    "LBFGS",
+    "AlphaDivergence",
+    "Blockwise",
+    "Conjugate",
+    "FixedPoint",
+    "Gradient",
+    "MomentMatching",
+    "NaturalGradient",
+    "Newton",
+    "Outcome",
+    "PowerEP",
+    "Solution",
+    "Solver",
+    "named",
+]

@@ -1,0 +1,67 @@
+"""Power EP as an optimisation (`alg:pep_alpha`): the tilted density's α-divergence from q is minimised by gradients."""
+
+import dataclasses
+
+import jax
+from jaxtyping import Array, Float, Int, Key
+
+from partita.errors import InputError
+from partita.expectations import Grid, MonteCarlo
+from partita.families import Family, inner
+from partita.families.base import Theta
+from partita.local.objective import Problem
+from partita.local.solvers.base import Progress
+from partita.local.solvers.gradient import LBFGS
+
+
+class AlphaProblem(Problem):
+    """A client's problem with (1/α) log E_q[(p̂ / q)^α], p̂ = context · p(y_k | θ), in place of the free energy.
+
+    Whoever maximises it minimises D_α[p̂ ‖ q]. It is a lower bound on log ∫ p̂, and α → 0 is the free energy itself.
+    """
+
+    alpha: float | Float[Array, ""] = 0.5
+    rule: Grid | MonteCarlo = Grid()
+
+    def free_energy(self, q: Family, key: Key[Array, ""]) -> Float[Array, ""]:
+        theta, log_masses = self.rule.nodes(q, key)
+
+        @jax.checkpoint
+        def log_ratio(one: Theta) -> Float[Array, ""]:
+            rows = jax.vmap(self.model.log_density, in_axes=(None, 0))(one, self.shard.data)
+            context = inner(self.context.natural, q.statistics(one)) + self.context.log_scale
+            return self.weight * (self.shard.weights @ rows) + context - q.log_prob(one)
+
+        ratios = jax.lax.map(log_ratio, theta)
+        return jax.nn.logsumexp(log_masses + self.alpha * ratios) / self.alpha
+
+
+class AlphaDivergence(LBFGS):
+    """Minimises D_α[p̂_k ‖ q] by L-BFGS, with integrals that are sums over some θ; for any model.
+
+    Where it ends the moments of p̂^α q^(1−α) are q's: a fixed point of `MomentMatching`. α is below 1, where the
+    objective no longer depends on q. With `MonteCarlo` one set of draws serves throughout; their bias grows with α and
+    with the distance of p̂ from q.
+    """
+
+    alpha: float = 0.5
+    rule: Grid | MonteCarlo = Grid()
+
+    def __check_init__(self) -> None:
+        if isinstance(self.alpha, int | float) and not 0 < self.alpha < 1:
+            raise InputError(f"The α of a divergence is above 0 and below 1, not {self.alpha}: match moments for 1.")
+
+    @property
+    def estimates_evidence(self) -> bool:
+        return True
+
+    def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
+        return super().init(self.alpha_problem(problem), key)
+
+    def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
+        return super().step(self.alpha_problem(problem), progress, index, key)
+
+    def alpha_problem(self, problem: Problem) -> AlphaProblem:
+        """The problem with its other objective."""
+        fields = {field.name: getattr(problem, field.name) for field in dataclasses.fields(problem)}
+        return AlphaProblem(**fields, alpha=self.alpha, rule=self.rule)

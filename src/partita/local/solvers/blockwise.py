@@ -1,0 +1,61 @@
+"""Coordinate ascent: a solver applied to some leaves of q at a time."""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, Key
+
+from partita.errors import InputError
+from partita.families import Family
+from partita.local.objective import Problem
+from partita.local.solvers.base import Outcome, Progress, Solver
+
+
+class Blockwise(Solver):
+    """Sweeps over blocks of q's leaves, solving for one block while the others stay (VMP, mean-only updates).
+
+    A block is a tuple of names; a leaf belongs to it when one of the names is on its path, be it the name of a
+    component of a product, a key of θ, or a natural parameter such as "precision_mean". A block that holds some natural
+    parameters of a Gaussian and not the others is for `Gradient` and `LBFGS` only: a natural-gradient step cut in two
+    ends elsewhere.
+    """
+
+    solver: Solver
+    blocks: tuple[tuple[str, ...], ...] = eqx.field(
+        static=True, converter=lambda blocks: tuple(tuple(block) for block in blocks)
+    )
+    max_steps: int = eqx.field(default=20, kw_only=True)
+    """How many sweeps."""
+    tolerance: float = eqx.field(default=1e-10, kw_only=True)
+    """Stops when a sweep moves q by less than this, in nats of KL."""
+
+    def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
+        q, value = progress.q, progress.free_energy
+        limited = jnp.asarray(False)
+        for block in self.blocks:
+            part = dataclasses.replace(problem, start=q, free=free_leaves(q, block))
+            solution = self.solver.solve(part, key)
+            q, value = solution.q, solution.free_energy
+            limited = limited | (solution.outcome == Outcome.TRUST_REGION)
+        # each block's ball is around where that block began: the whole way is held within the one around the start
+        within = problem.within(q)
+        q, value = jax.tree.map(lambda a, b: jnp.where(within, a, b), (q, value), (progress.q, progress.free_energy))
+        outcome = jnp.where(q.kl(progress.q) <= self.tolerance, Outcome.CONVERGED, Outcome.RUNNING)
+        return Progress(q, value, jnp.where(limited | ~within, Outcome.TRUST_REGION, outcome))
+
+
+def free_leaves(q: Family, block: tuple[str, ...]) -> tuple[bool, ...]:
+    """For each leaf of q whether its path holds one of the block's names."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(q)]
+    names = [
+        {str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path} for path in paths
+    ]
+    free = tuple(bool(set(block) & found) for found in names)
+    if not any(free):
+        known = sorted(set().union(*names))
+        raise InputError(
+            f"No leaf of {type(q).__name__} belongs to the block {block}: its names are {', '.join(known)}."
+        )
+    return free

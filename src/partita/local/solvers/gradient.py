@@ -1,0 +1,232 @@
+"""Gradient ascent with any optax optimiser, and L-BFGS (`sec:optim:offtheshelf`)."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+
+from partita.data.shard import Shard
+from partita.errors import InputError, unknown
+from partita.families import Family
+from partita.local.objective import Problem
+from partita.local.solvers.base import Outcome, Progress, Solver, running
+
+Coordinates = Literal["unconstrained", "natural"]
+Watched = Literal["free_energy", "ell"]
+
+
+class Memory(NamedTuple):
+    """What gradient ascent remembers between steps."""
+
+    coordinates: PyTree
+    optimiser: PyTree
+    order: Int[Array, " n"]
+    """The order in which this epoch visits the rows."""
+    total: Float[Array, ""]
+    """The sum of the watched value over the current window of steps."""
+    best: Float[Array, ""]
+    """The highest mean of a window so far."""
+    flat: Int[Array, ""]
+    """How many windows have ended since then."""
+
+
+class Gradient(Solver):
+    """Ascent along ∇F with an optax optimiser, on all rows or on mini-batches.
+
+    `optimiser` is a function of the learning rate such as `optax.adam`, so that the rate is traced and changing it
+    compiles nothing. Plain gradient steps in natural coordinates, one a visit, make synchronous PVI global VI
+    (`prop:local-global-gradient`), with `keep_best=False` also where a step overshoots.
+    """
+
+    optimiser: Callable[..., optax.GradientTransformation] = eqx.field(static=True, default=optax.adam)
+    learning_rate: float = 1e-2
+    max_steps: int = 1000
+    window: int | Literal["epoch"] = 100
+    """Over how many steps what is watched is averaged."""
+    patience: int = 1
+    """Stops when so many windows in a row have not risen above the best before them,"""
+    tolerance: float = 1e-3
+    """by this many nats."""
+    watch: Watched = eqx.field(static=True, default="free_energy")
+    """Stops when the local free energy is flat, or early, when the expected log-likelihood is."""
+    batch_size: int | None = eqx.field(static=True, default=None)
+    """How many rows a step is given; all of them if None, or if there are no more."""
+    coordinates: Coordinates = eqx.field(static=True, default="unconstrained")
+    keep_best: bool = eqx.field(static=True, default=True)
+    """Whether the best q seen is returned, rather than the last, where free energies are exact."""
+
+    def __check_init__(self) -> None:
+        if self.coordinates not in ("unconstrained", "natural"):
+            raise unknown("system of coordinates", self.coordinates, ("unconstrained", "natural"))
+        if self.watch not in ("free_energy", "ell"):
+            raise unknown("value to watch", self.watch, ("free_energy", "ell"))
+        if isinstance(self.window, str) and self.window != "epoch":
+            raise InputError(f'A window is a number of steps or "epoch", not {self.window!r}.')
+        if self.batch_size is not None and self.batch_size < 1:
+            raise InputError(f"A mini-batch has at least one row, not {self.batch_size}.")
+
+    def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
+        coordinates = to_coordinates(problem.start, self.coordinates)
+        low = jnp.asarray(-jnp.inf, jax.tree.leaves(problem.start)[0].dtype)
+        memory = Memory(
+            coordinates,
+            self.optimiser(self.learning_rate).init(coordinates),
+            jnp.arange(len(problem.shard.weights)),
+            jnp.zeros_like(low),
+            low,
+            jnp.asarray(0),
+        )
+        return Progress(problem.start, low, running(), memory)
+
+    def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
+        best, best_value, _, memory = progress
+        draws, shuffles, _ = jax.random.split(key, 3)
+        step_key = jax.random.fold_in(draws, index)
+        shard, order = self._batch(problem.shard, memory.order, index, shuffles)
+        batch = eqx.tree_at(lambda p: p.shard, problem, shard)
+
+        def loss(coordinates: PyTree) -> tuple[Float[Array, ""], tuple[Family, Float[Array, ""]]]:
+            q = problem.restrict(from_coordinates(problem.start, coordinates, self.coordinates))
+            ell = batch.ell(q, step_key)
+            return -(ell + problem.negative_divergence(q)), (q, ell)
+
+        (negative, (q, ell)), gradient = jax.value_and_grad(loss, has_aux=True)(memory.coordinates)
+        update, state = self.optimiser(self.learning_rate).update(gradient, memory.optimiser, memory.coordinates)
+        moved = jax.tree.map(jnp.add, memory.coordinates, update)
+        proper, within = self._admissible(problem, moved)
+
+        window = self._batches(problem.shard) if isinstance(self.window, str) else jnp.maximum(self.window, 1)
+        total = memory.total + (-negative if self.watch == "free_energy" else ell)
+        ends, mean = (index + 1) % window == 0, total / window
+        flat = jnp.where(mean - memory.best < self.tolerance, memory.flat + 1, 0)
+        outcome = jnp.where(ends & (flat >= self.patience), Outcome.CONVERGED, Outcome.RUNNING)
+        outcome = jnp.where(within, outcome, Outcome.TRUST_REGION)
+        outcome = jnp.where(proper, outcome, Outcome.IMPROPER)
+        stopped = (outcome == Outcome.TRUST_REGION) | (outcome == Outcome.IMPROPER)
+        if self._exact(problem):
+            better = -negative >= best_value
+            best, best_value = _where(better, (q, -negative), (best, best_value))
+        moved = _where(stopped, memory.coordinates, moved)
+        total, highest, flat = _where(
+            ends, (jnp.zeros_like(total), jnp.maximum(memory.best, mean), flat), (total, memory.best, memory.flat)
+        )
+        memory = Memory(moved, state, order, total, highest, flat)
+        return Progress(best, best_value, outcome, memory)
+
+    def finish(self, problem: Problem, progress: Progress, key: Key[Array, ""]) -> Progress:
+        last = problem.restrict(from_coordinates(problem.start, progress.memory.coordinates, self.coordinates))
+        value = problem.free_energy(last, jax.random.split(key, 3)[2])
+        if not self._exact(problem):
+            return progress._replace(q=last, free_energy=value)
+        q, value = _where(value >= progress.free_energy, (last, value), (progress.q, progress.free_energy))
+        return progress._replace(q=q, free_energy=value)
+
+    def _admissible(self, problem: Problem, moved: PyTree) -> tuple[Bool[Array, ""], Bool[Array, ""]]:
+        """Whether coordinates give a proper member, and one within the trust region.
+
+        Unconstrained ones are proper if finite, and the region bounds improper contexts only: so neither is worked out
+        at every step.
+        """
+
+        def member() -> Family:
+            return problem.restrict(from_coordinates(problem.start, moved, self.coordinates))
+
+        if self.coordinates == "natural":
+            proper = member().is_proper()
+        else:
+            proper = jnp.isfinite(sum(jnp.sum(leaf) for leaf in jax.tree.leaves(moved)))
+        within = jax.lax.cond(problem.bounded(), lambda: jnp.asarray(True), lambda: problem.within(member()))
+        return proper, within
+
+    def _exact(self, problem: Problem) -> bool:
+        all_rows = self._size(problem.shard) == len(problem.shard.weights)
+        return self.keep_best and all_rows and problem.model.expectation.deterministic
+
+    def _batches(self, shard: Shard) -> Int[Array, ""]:
+        """The number of steps of an epoch."""
+        size = self._size(shard)
+        return (shard.rows + size - 1) // size
+
+    def _size(self, shard: Shard) -> int:
+        """How many rows a batch has room for."""
+        return min(self.batch_size or len(shard.weights), len(shard.weights))
+
+    def _batch(
+        self, shard: Shard, order: Int[Array, " n"], index: Int[Array, ""], key: Key[Array, ""]
+    ) -> tuple[Shard, Int[Array, " n"]]:
+        """The next mini-batch of an epoch that visits every real row once, weighted to stand for all of them."""
+        size = self._size(shard)
+        if size == len(shard.weights):
+            return shard, order
+        batches = self._batches(shard)
+        epoch, place = index // batches, index % batches
+
+        def shuffle() -> Int[Array, " n"]:
+            noise = jax.random.uniform(jax.random.fold_in(key, epoch), order.shape)
+            return jnp.argsort(jnp.where(jnp.arange(order.size) < shard.rows, noise, 2.0))
+
+        order = jax.lax.cond(place == 0, shuffle, lambda: order)
+        slots = place * size + jnp.arange(size)
+        real = slots < shard.rows
+        chosen = order[jnp.where(real, slots, 0)]
+        weights = jnp.where(real, shard.weights[chosen], 0) * (shard.rows / jnp.sum(real))
+        data = jax.tree.map(lambda leaf: leaf[chosen], shard.data)
+        return Shard(data, weights.astype(shard.weights.dtype), shard.rows), order
+
+
+class LBFGS(Solver):
+    """Limited-memory BFGS with a zoom line search in unconstrained coordinates, on all rows.
+
+    A stochastic expectation uses one set of draws throughout, which makes its objective deterministic.
+    """
+
+    max_steps: int = 500
+    tolerance: float = 1e-10
+    """Stops when a step raises the free energy by less than this times its size."""
+    memory: int = eqx.field(static=True, default=20)
+
+    def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
+        coordinates = problem.start.unconstrained()
+        start = problem.free_energy(problem.start, key)
+        state = optax.lbfgs(memory_size=self.memory).init(coordinates)
+        return Progress(problem.start, start, running(), (coordinates, state))
+
+    def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
+        best, best_value, _, (coordinates, state) = progress
+
+        def loss(trial: PyTree) -> Float[Array, ""]:
+            q = problem.restrict(problem.start.with_unconstrained(trial))
+            value = -problem.free_energy(q, key)
+            return jnp.where(jnp.isfinite(value), value, jnp.inf)
+
+        optimiser = optax.lbfgs(memory_size=self.memory)
+        value, gradient = optax.value_and_grad_from_state(loss)(coordinates, state=state)
+        update, state = optimiser.update(gradient, state, coordinates, value=value, grad=gradient, value_fn=loss)
+        moved = jax.tree.map(jnp.add, coordinates, update)
+        q = problem.restrict(problem.start.with_unconstrained(moved))
+        new = problem.free_energy(q, key)
+        within = problem.within(q)
+        rose = within & (new >= best_value)
+        small = new - best_value <= self.tolerance * (1 + jnp.abs(new))
+        outcome = jnp.where(rose, jnp.where(small, Outcome.CONVERGED, Outcome.RUNNING), Outcome.STALLED)
+        outcome = jnp.where(within, outcome, Outcome.TRUST_REGION)
+        q, new = _where(rose, (q, new), (best, best_value))
+        return Progress(q, new, outcome, (moved, state))
+
+
+def to_coordinates(q: Family, coordinates: Coordinates) -> PyTree:
+    """q in the coordinates in which it is moved."""
+    return q if coordinates == "natural" else q.unconstrained()
+
+
+def from_coordinates(like: Family, values: PyTree, coordinates: Coordinates) -> Family:
+    """The member with these coordinates."""
+    return values if coordinates == "natural" else like.with_unconstrained(values)
+
+
+def _where(condition: Array, first: PyTree, second: PyTree) -> PyTree:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), first, second)

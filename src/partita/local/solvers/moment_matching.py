@@ -1,0 +1,121 @@
+"""Power EP for a client as a whole (`alg:pep`): the moments of q · (p(y_k | θ) / t_k)^α are matched, for any model."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from partita.errors import InputError
+from partita.expectations import Grid, MonteCarlo
+from partita.families import Family, inner
+from partita.families.base import Mean, Theta
+from partita.families.factor import Factor
+from partita.local.objective import Problem
+from partita.local.solvers.base import Outcome, Progress, Solver, running, when_one_was_asked_for
+from partita.local.solvers.power import check_power
+
+BATCH = 64
+"""For how many θ all rows are gone through at a time."""
+
+
+class MomentMatching(Solver):
+    """Matches the family to the tilted density of all of a client's rows, whose integrals are sums over some θ.
+
+    A `Grid` is exact for few parameters. With `MonteCarlo` draws are weighted by how much likelier the tilted density
+    makes them; the moments are then biased, by about one over the number of draws that the weights leave in effect.
+    Values of θ are laid out anew around what was matched last until that stays where it is. Rows that stand for w times
+    as many (`Prior(rescaled=True)`) count as w clients, of which one is matched: (p(y_k | θ)^w / t_k)^(α/w).
+
+    Natural parameters are no linear function of moments: those matched to few draws are biased, however much the server
+    damps, and may not exist. With a `step_size` ε below 1 an answer says at what rate natural parameters change as mean
+    parameters move by ε towards the moments of one set of draws. Damped by ρ = ε that is EP-μ; at ε = 0, where it is a
+    derivative, EP-η (So and Turner 2024). Noise in the moments then biases steps by a multiple of ε, or not at all.
+    What remains is the bias of weighted draws, of which a single one tells nothing.
+    """
+
+    alpha: float = 1.0
+    rule: Grid | MonteCarlo = Grid()
+    max_steps: int = 30
+    tolerance: float = 1e-12
+    """Stops when what is matched moves by less than this, in nats of KL."""
+    step_size: float = 1.0
+    """How far mean parameters move towards the moments found; below 1 these are not sought for again."""
+
+    def __check_init__(self) -> None:
+        check_power(self.alpha)
+        if isinstance(self.step_size, int | float) and not 0 <= self.step_size <= 1:
+            raise InputError(f"The step towards the moments is from 0 to 1, not {self.step_size}.")
+        if isinstance(self.rule, MonteCarlo) and self.rule.samples < 2:
+            raise InputError(f"Draws are weighted against one another: give it at least 2, not {self.rule.samples}.")
+
+    @property
+    def estimates_evidence(self) -> bool:
+        return True
+
+    @property
+    def matched_power(self) -> float | None:
+        return float(self.alpha) if float(self.step_size) == 1 else None
+
+    def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
+        zero = jnp.zeros((), jax.tree.leaves(problem.start)[0].dtype)
+        return Progress(problem.start, zero, running(), problem.start.mean_parameters())
+
+    def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
+        around, start, alpha = progress.q, problem.start, self.power(problem)
+        factor = start / problem.context.natural
+        theta, log_masses = self.rule.nodes(around, key)
+        statistics = jax.vmap(around.statistics)(theta)
+
+        def log_ratio(one: Theta, statistic: Mean) -> Float[Array, ""]:
+            rows = jax.vmap(problem.model.log_density, in_axes=(None, 0))(one, problem.shard.data)
+            likelihood = problem.weight * (problem.shard.weights @ rows)
+            return alpha * (likelihood - inner(factor, statistic)) + inner(start / around, statistic)
+
+        logs = log_masses + jax.lax.map(lambda pair: log_ratio(*pair), (theta, statistics), batch_size=BATCH)
+        # draws have other moments than what they were drawn from: the tilted density changes theirs by as much
+        gained = jax.nn.softmax(logs) - jnp.exp(log_masses)
+        changes = jax.tree.leaves(jax.tree.map(lambda leaf: jnp.tensordot(gained, leaf, 1), statistics))
+        before, structure = jax.tree.flatten(around.mean_parameters())
+        moments = jax.tree.unflatten(structure, [a + b for a, b in zip(before, changes, strict=True)])
+        matched = start.with_mean_parameters(between(start, moments, self.step_size))
+        log_mass = jax.nn.logsumexp(logs) + around.log_normaliser() - start.log_normaliser()
+        settled = (matched.distance(around) <= self.tolerance) | (jnp.asarray(self.step_size) < 1)
+        outcome = jnp.where(settled, Outcome.CONVERGED, Outcome.RUNNING)
+        return Progress(matched, log_mass, jnp.where(matched.is_proper(), outcome, Outcome.NO_MOMENTS), moments)
+
+    def finish(self, problem: Problem, progress: Progress, key: Key[Array, ""]) -> Progress:
+        """q · (matched / q)^(1/α), with its mass; it may be improper, and yet its damped step proper.
+
+        A grid that went on being laid out anew has not found the tilted density: it may have no moments.
+        """
+        start, alpha = Factor.of(problem.start), self.power(problem)
+        said = start / problem.context
+        mass = Factor(progress.q.one(), progress.free_energy - alpha * said.log_scale)
+        whole = start * (self.towards(problem.start, progress.memory) * mass) ** (1 / alpha)
+        lost = jnp.asarray(isinstance(self.rule, Grid)) & (progress.outcome == Outcome.RUNNING)
+        outcome = jnp.where(lost, Outcome.NO_MOMENTS, progress.outcome)
+        if not isinstance(self.rule, Grid):
+            outcome = when_one_was_asked_for(self.max_steps, outcome)
+        found = outcome != Outcome.NO_MOMENTS
+        whole = jax.tree.map(lambda a, b: jnp.where(found, a, b), whole, start)
+        log_mass = jnp.where(whole.natural.is_proper(), whole.natural.log_normaliser() + whole.log_scale, 0)
+        return Progress(whole.natural, log_mass, outcome)
+
+    def power(self, problem: Problem) -> Float[Array, ""]:
+        """The power of the whole that gives one of w copies the power α."""
+        return self.alpha / jnp.maximum(problem.weight, 1)
+
+    def towards(self, start: Family, moments: Mean) -> Factor:
+        """By what q changes until its moments are these, at the rate at which it does over the first ε of the way."""
+
+        def moved(step: Float[Array, ""]) -> Factor:
+            return Factor.of(start.with_mean_parameters(between(start, moments, step)))
+
+        step = jnp.asarray(self.step_size, jax.tree.leaves(start)[0].dtype)
+        _, derivative = jax.jvp(moved, (jnp.zeros_like(step),), (jnp.ones_like(step),))
+        secant = (moved(step) / Factor.of(start)) ** (1 / step)
+        return jax.tree.map(lambda a, b: jnp.where(step > 0, a, b), secant, derivative)
+
+
+def between(q: Family, moments: Mean, step: float | Float[Array, ""]) -> Mean:
+    """The mean parameters of q, moved by a step towards others."""
+    return jax.tree.map(lambda a, b: (1 - step) * a + step * b, q.mean_parameters(), moments)

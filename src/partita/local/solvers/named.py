@@ -1,0 +1,31 @@
+"""Solvers by name, as configurations call them."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optax
+
+from partita.errors import unknown
+from partita.io.settings import call
+from partita.local.solvers.base import Solver
+from partita.local.solvers.fixed_point import Conjugate, FixedPoint
+from partita.local.solvers.gradient import LBFGS, Gradient
+from partita.local.solvers.newton import Newton
+from partita.local.solvers.power_ep import PowerEP
+
+KINDS: Mapping[str, Callable[..., Solver]] = {
+    "newton": Newton,
+    "lbfgs": LBFGS,
+    "adam": functools.partial(Gradient, optax.adam),
+    "conjugate": Conjugate,
+    "fixed_point": FixedPoint,
+    "power_ep": PowerEP,
+}
+
+
+def named(kind: str, settings: Mapping[str, Any], what: str = "solver") -> Solver:
+    """The solver of this kind with these settings."""
+    if kind not in KINDS:
+        raise unknown("kind of solver", kind, KINDS)
+    return call(KINDS[kind], settings, what)

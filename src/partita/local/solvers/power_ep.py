@@ -1,0 +1,390 @@
+"""Power expectation propagation by the linear predictor (`alg:pep`): a site for every row, matched in one dimension."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+
+from partita.data.shard import Shard
+from partita.errors import InputError, check_part
+from partita.families import FullGaussian, Gaussian, MeanFieldGaussian
+from partita.families.factor import Factor
+from partita.families.gaussian import Standard
+from partita.local.objective import Problem
+from partita.local.solvers.base import Outcome, Progress, Solution, Solver, running, when_one_was_asked_for
+from partita.local.solvers.newton import gram, over_blocks
+from partita.local.solvers.power import check_power
+from partita.models import GeneralisedLinear, Model
+from partita.models.glm import gaussian
+
+Scalar = Callable[[Array], Array]
+"""A function of a predictor, elementwise."""
+BLOCK = 1024
+"""How many rows are matched at a time: so few that what it takes stays in the cache."""
+DROP = 32.0
+"""How far below that at its mode the logarithm of a tilted density is where its integration ends."""
+GROWTH = 1.5
+"""How many times as far as the shortest pass since then a pass may go before ρ is halved; slow ones go to and fro."""
+RECOVERY = 1.1
+"""By what ρ grows after any other pass."""
+LEAST = 1 / 64
+"""The smallest ρ: with less, a pass tells nothing of how far away a fixed point is."""
+SLACK = 8.0
+"""How much farther it may be below it: the ends need not be exact."""
+DECREMENT = 1e-3
+"""A mode is near enough where another of Newton's steps would gain less than this."""
+SEARCH = 60
+"""Steps towards that mode and those ends at the most."""
+FEWEST = 5
+"""Of how many values of f a tilted density consists at least: one that rests on fewer was not seen."""
+
+
+class Sites(eqx.Module):
+    """An un-normalised Gaussian factor s_n for every row: exp(shift·u − precision·u²/2 + log_scale).
+
+    With a full covariance u is the row's predictor f, so that a site is two numbers and its scale. With a mean-field
+    family the coordinates of θ are matched one by one, and u is θ.
+    """
+
+    shift: Float[Array, " n"] | Float[Array, "n d"]
+    precision: Float[Array, " n"] | Float[Array, "n d"]
+    log_scale: Float[Array, " n"]
+
+    def product(self, like: Gaussian, shard: Shard) -> Factor:
+        """Π_n s_n^(w_n), over rows of these weights."""
+
+        def sums(block: Shard) -> tuple[Array, Array, Array]:
+            x, site = block.data
+            weights = block.weights
+            if isinstance(like, MeanFieldGaussian):
+                return weights @ site.shift, weights @ site.precision, weights @ site.log_scale
+            return (weights * site.shift) @ x, gram(x, weights * site.precision, x), weights @ site.log_scale
+
+        shift, precision, log_scale = over_blocks(sums, Shard((shard.data.x, self), shard.weights, shard.rows))
+        natural = eqx.tree_at(lambda g: (g.precision_mean, g.precision), like, (shift, precision))
+        return Factor(natural, log_scale)
+
+
+class Coordinates(NamedTuple):
+    """Means and variances of the coordinates u that one row's site is in, and f's direction in them."""
+
+    mean: Float[Array, ""] | Float[Array, " d"]
+    variance: Float[Array, ""] | Float[Array, " d"]
+    direction: Float[Array, ""] | Float[Array, " d"]
+
+    @classmethod
+    def of(cls, q: Standard, x: Float[Array, " d"]) -> "Coordinates":
+        """Those of a row: θ's own where q is mean-field, else f alone."""
+        mean, variance = q
+        if variance.ndim == 1:
+            return cls(mean, variance, x)
+        return cls(x @ mean, x @ (variance @ x), jnp.ones((), mean.dtype))
+
+    def lift(self, q: Standard, x: Float[Array, " d"]) -> Standard:
+        """q with the coordinates of a row moved here, and θ given them as it was: a change of rank one."""
+        mean, variance = q
+        if variance.ndim == 1:
+            return Standard(self.mean, self.variance)
+        before = variance @ x
+        spread = jnp.where(x @ before > 0, x @ before, 1)
+        slope = before / spread
+        return Standard(
+            mean + slope * (self.mean - x @ mean),
+            variance + jnp.outer(slope, slope) * (self.variance - spread),
+        )
+
+    def without(self, site: Sites, alpha: Float[Array, ""]) -> "Coordinates":
+        """The cavity q / s^α; its variances are not positive where it is improper."""
+        left = 1 - alpha * site.precision * self.variance
+        mean = (self.mean - alpha * site.shift * self.variance) / left
+        return Coordinates(mean, self.variance / left, self.direction)
+
+    def predictor(self) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """Mean and variance of f."""
+        return jnp.sum(self.direction * self.mean), jnp.sum(jnp.square(self.direction) * self.variance)
+
+    def matched(self, tilted: "Tilted", alpha: Float[Array, ""]) -> tuple[Sites, Bool[Array, ""]]:
+        """The site that gives cavity · s^α the tilted density's moments and mass, and whether there is one.
+
+        Everything is divided by α beforehand: α → 0 is the fixed point's ∇_μ ell (`prop:pep-fp`), to rounding.
+        """
+        bend = jnp.square(self.direction) * tilted.curvature
+        left = 1 - alpha * self.variance * bend
+        precision = bend / left
+        shift = (self.direction * tilted.slope + bend * self.mean) / left
+        growth = alpha * self.variance * precision
+        exponent = shift * self.mean - precision * self.mean**2 / 2 + alpha * self.variance * shift**2 / 2
+        mass = jnp.sum(exponent / (1 + growth) - jnp.log1p(growth) / (2 * alpha))
+        site = Sites(shift, precision, tilted.log_mass - mass)
+        finite = jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(site)])
+        return site, jnp.all(left > 0) & jnp.all(self.variance >= 0) & jnp.all(finite)
+
+
+class Tilted(NamedTuple):
+    """How Z = E[p(y | f)^α] of a row depends on the mean of its cavity, everything divided by α."""
+
+    log_mass: Float[Array, ""]
+    """log Z."""
+    slope: Float[Array, ""]
+    """∂ log Z."""
+    curvature: Float[Array, ""]
+    """−∂² log Z."""
+
+
+class Memory(NamedTuple):
+    """What power EP remembers between passes."""
+
+    sites: Sites
+    rest: Factor
+    """What is left of the factor that the client came with, of which the sites are not known: they count as alike.
+
+    It is damped away, by one undamped pass altogether.
+    """
+    damping: Float[Array, ""]
+    last: Float[Array, ""]
+    """How far the last pass would have gone undamped, in nats of KL."""
+    moved: Float[Array, ""]
+    """How far a pass since ρ was last halved would have gone at least."""
+    skipped: Int[Array, ""]
+    """How many rows kept their sites in the last pass, since no other was proper."""
+
+
+class PowerEP(Solver):
+    """Passes over the rows in which sites are matched, s ← s^(1−ρ) · ŝ^ρ, until q stays where it is.
+
+    Rows are matched in turn, each to q as the row before has left it. All at once, each would be matched to a q that
+    does not follow: sites of rows whose predictors are much wider than their likelihoods overshoot then, on Adult by
+    −1.8 times their error. In turn, α = 1 needs no damping; a small α, which leaves most of a site in its cavity, may:
+    ρ is halved when passes go farther again, and recovers slowly.
+
+    α = 1 is expectation propagation, and α → 0 the fixed point of the free energy (`FixedPoint`). A client's answer
+    depends on its context and not on the sites it had before: none need be kept, and losing them would cost passes and
+    nothing else. The free energy reported is the logarithm of the mass of context · Π s_n, power EP's estimate of
+    what it is to the data.
+    """
+
+    alpha: float = 1.0
+    damping: float = 1.0
+    max_steps: int = 100
+    tolerance: float = 1e-10
+    """Stops after a pass that would move q by less than this undamped, in nats of KL."""
+    in_turn: bool = eqx.field(static=True, default=True)
+    """Whether rows are matched one after another, from the context on if it is proper; or all at once, to the start."""
+    points: int = eqx.field(static=True, default=96)
+
+    def __check_init__(self) -> None:
+        check_power(self.alpha)
+        check_part("damping of power EP", self.damping)
+        if isinstance(self.max_steps, int) and self.max_steps < 1:
+            raise InputError(f"Power EP makes at least one pass, not {self.max_steps}.")
+
+    @property
+    def estimates_evidence(self) -> bool:
+        return True
+
+    @property
+    def matched_power(self) -> float | None:
+        """That of a client of one row."""
+        return None if self.in_turn or int(self.max_steps) > 1 else float(self.alpha)
+
+    def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
+        if not isinstance(problem.model, GeneralisedLinear):
+            raise InputError(f"Power EP needs a generalised linear model, not {type(problem.model).__name__}.")
+        if not isinstance(problem.start, MeanFieldGaussian | FullGaussian):
+            raise InputError(f"Power EP needs a Gaussian family, not {type(problem.start).__name__}.")
+        q, rows = problem.start, len(problem.shard.weights)
+        if self.in_turn:
+            context = gaussian(problem.context.natural)
+            q = jax.tree.map(lambda a, b: jnp.where(problem.bounded(), a, b), context, q)
+        mean = q.precision_mean
+        shape = (rows, *mean.shape) if isinstance(q, MeanFieldGaussian) else (rows,)
+        sites = Sites(jnp.zeros(shape, mean.dtype), jnp.zeros(shape, mean.dtype), jnp.zeros(rows, mean.dtype))
+        damping = jnp.asarray(self.damping, mean.dtype)
+        far = jnp.full_like(damping, jnp.inf)
+        memory = Memory(sites, Factor.of(q) / problem.context, damping, far, far, jnp.asarray(0))
+        return Progress(q, jnp.zeros((), mean.dtype), running(), memory)
+
+    def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
+        q, memory = gaussian(progress.q), progress.memory
+        weighted = Shard(problem.shard.data, problem.weight * problem.shard.weights, problem.shard.rows)
+        damping = memory.damping
+        cavity = self.without_share(q, memory, weighted)
+        sites, proper = self.pass_over(problem.model, weighted, cavity, memory.sites, damping)
+        rest = memory.rest ** (1 - damping)
+        whole = problem.context * rest * sites.product(q, weighted)
+        new = whole.natural
+        moved = jnp.where(new.is_proper(), new.distance(q) / damping**2, jnp.inf)
+        value = new.log_normaliser() + whole.log_scale
+        skipped = jnp.sum(~proper & (problem.shard.weights > 0))
+        outcome = jnp.where(moved <= self.tolerance, Outcome.CONVERGED, Outcome.RUNNING)
+        taken = Progress(new, value, outcome, Memory(sites, rest, damping, moved, moved, skipped))
+        if not self.in_turn:
+            return taken
+        possible = jnp.isfinite(moved)
+        found = jax.tree.map(lambda a, b: jnp.where(possible, a, b), taken, progress)
+        calm = possible & (moved <= GROWTH * memory.moved)
+        after = jnp.where(calm, jnp.minimum(RECOVERY * damping, self.damping), jnp.maximum(damping / 2, LEAST))
+        seen = jnp.where(calm, jnp.minimum(moved, memory.moved), jnp.inf)
+        return found._replace(memory=found.memory._replace(damping=after, moved=seen))
+
+    def solution(self, progress: Progress, steps: Int[Array, ""], outcome: Int[Array, ""]) -> Solution:
+        memory = progress.memory
+        if not self.in_turn:
+            outcome = when_one_was_asked_for(self.max_steps, outcome)
+        left = jnp.where(jnp.asarray(self.in_turn) & (outcome != Outcome.CONVERGED), memory.last, 0)
+        return dataclasses.replace(super().solution(progress, steps, outcome), skipped=memory.skipped, left=left)
+
+    def without_share(self, q: Gaussian, memory: Memory, shard: Shard) -> Gaussian:
+        """q without α of the share that a row has, like any other, in what was said before the sites were known."""
+        cavity = q / gaussian(memory.rest.natural) ** (self.alpha / jnp.sum(shard.weights))
+        proper = cavity.is_proper()
+        return jax.tree.map(lambda a, b: jnp.where(proper, a, b), cavity, q)
+
+    def pass_over(
+        self, model: Model, shard: Shard, q: Gaussian, sites: Sites, damping: float | Float[Array, ""] = 1.0
+    ) -> tuple[Sites, Bool[Array, " n"]]:
+        """Every row's new site, or its old one where there is no proper one, and whether there is.
+
+        A row of weight w counts as w copies of it, or as that power of its likelihood if it is less than one.
+        """
+        alphas = self.alpha * jnp.where(shard.weights > 0, jnp.minimum(shard.weights, 1), 1)
+
+        def match(q: Standard, datum: PyTree, site: Sites, alpha: Float[Array, ""]) -> tuple[Sites, Bool[Array, ""]]:
+            cavity = Coordinates.of(q, datum.x).without(site, alpha)
+            new, proper = cavity.matched(tilted(model, datum, *cavity.predictor(), alpha, self.points), alpha)
+            return jax.tree.map(lambda a, b: jnp.where(proper, b + damping * (a - b), b), new, site), proper
+
+        def follow(q: Standard, row: tuple[PyTree, Sites, Array, Array]) -> tuple[Standard, tuple[Sites, Array]]:
+            datum, site, alpha, weight = row
+            new, proper = match(q, datum, site, alpha)
+            moved = Coordinates.of(q, datum.x).without(jax.tree.map(jnp.subtract, site, new), weight)
+            proper &= jnp.all(moved.variance >= 0)
+            taken = moved.lift(q, datum.x), new
+            q, site = jax.tree.map(lambda a, b: jnp.where(proper, a, b), taken, (q, site))
+            return q, (site, proper)
+
+        rows = (shard.data, sites, alphas)
+        if self.in_turn:
+            return jax.lax.scan(follow, q.standard(), (*rows, shard.weights))[1]
+        if len(alphas) <= BLOCK:
+            return jax.vmap(lambda *row: match(q.standard(), *row))(*rows)
+        return jax.lax.map(lambda row: match(q.standard(), *row), rows, batch_size=BLOCK)
+
+
+def tilted(
+    model: Model,
+    datum: PyTree,
+    mean: Float[Array, ""],
+    variance: Float[Array, ""],
+    alpha: Float[Array, ""],
+    points: int,
+) -> Tilted:
+    """The tilted density N(f; mean, variance) · p(y | f)^α of a row, by the trapezoidal rule from end to end.
+
+    For a smooth integrand that vanishes at both ends the rule is exact but for exponentially little. It sees what a
+    Gauss–Hermite rule on the cavity would not: likelihoods much narrower than the cavity, or bent within it. Values of
+    f are sinh of even ones, so that they are a fraction of one apart where likelihoods bend, however wide the cavity.
+    Likelihoods are log-concave, so that it has one mode. A density that does not vanish at both ends, or of which
+    hardly a value was seen, has no moments here: all is NaN.
+    """
+    data = jax.tree.map(lambda leaf: leaf[None], datum)
+    positive = jnp.where(variance > 0, variance, 1)
+
+    def log_density(f: Array) -> Array:
+        return model.log_density_at(f[None], data)[0]
+
+    def slope(f: Array) -> Array:
+        return jax.jvp(log_density, (f,), (jnp.ones_like(f),))[1]
+
+    def height(f: Array) -> Array:
+        return alpha * log_density(f) - jnp.square(f - mean) / (2 * positive)
+
+    low, high = ends(height, mode(slope, mean, alpha * positive), jnp.sqrt(2 * DROP * positive))
+    even = jnp.linspace(jnp.arcsinh(low), jnp.arcsinh(high), points)
+    f = jnp.sinh(even)
+    value = log_density(f)
+    first, second = jax.jvp(slope, (f,), (jnp.ones_like(f),))
+    heights = alpha * value - jnp.square(f - mean) / (2 * positive) + jnp.log1p(jnp.square(f)) / 2
+    masses = jax.nn.softmax(heights)
+    log_mass = jax.nn.logsumexp(heights) + jnp.log((even[1] - even[0]) / jnp.sqrt(2 * jnp.pi * positive))
+    by_mean = masses @ first
+    bent = -(masses @ second) - alpha * (masses @ jnp.square(first - by_mean))
+    # in a wide cavity the likelihood bends between two values of f, and its derivatives are not seen, or they cancel:
+    # moments are there. Where it hardly shrinks, as for α → 0, it is moments that cancel
+    centre = masses @ f
+    shrunk = 1 - masses @ jnp.square(f - centre) / positive
+    wide = (alpha * positive > 1) | (shrunk > 0.5)
+    by_mean = jnp.where(wide, (centre - mean) / (alpha * positive), by_mean)
+    found = Tilted(log_mass / alpha, by_mean, jnp.where(wide, shrunk / (alpha * positive), bent))
+    vanishes = jnp.max(heights) - jnp.maximum(heights[0], heights[-1]) >= DROP / 2
+    seen = vanishes & (jnp.sum(jnp.square(masses)) <= 1 / FEWEST)
+    found = jax.tree.map(lambda leaf: jnp.where(seen, leaf, jnp.nan), found)
+    # a row of zeros knows its predictor
+    known, tangent = jax.jvp(slope, (mean,), (jnp.ones_like(mean),))
+    certain = Tilted(log_density(mean), known, -tangent)
+    return jax.tree.map(lambda a, b: jnp.where(variance == 0, a, b), certain, found)
+
+
+Search = tuple[Array, Array, Array, Array, Array, Array]
+"""Where a search for a mode is, its bracket, how far it went last, what that gained, and how often it went."""
+
+
+def mode(slope: Scalar, mean: Float[Array, ""], reach: Float[Array, ""]) -> Float[Array, ""]:
+    """Where f = mean + reach · slope(f), the slope of a concave function.
+
+    Newton's steps, while they shrink by half and stay within a bracket. Otherwise, as where exp f is all that counts,
+    the bracket is halved, in arcsinh, in which what is far away is near.
+    """
+    end = mean + reach * slope(mean)
+    low, high = jnp.minimum(mean, end), jnp.maximum(mean, end)
+
+    def go_on(carry: Search) -> Bool[Array, ""]:
+        *_, gain, index = carry
+        return (gain > DECREMENT) & (index < SEARCH)
+
+    def narrow(carry: Search) -> Search:
+        f, low, high, last, _, index = carry
+        first, second = jax.jvp(slope, (f,), (jnp.ones_like(f),))
+        ahead = mean + reach * first - f
+        low, high = jnp.where(ahead > 0, f, low), jnp.where(ahead > 0, high, f)
+        bend = 1 + reach * jnp.maximum(-second, 0)
+        step = f + ahead / bend
+        newton = (step >= low) & (step <= high) & (jnp.abs(step - f) <= last / 2)
+        halved = jnp.sinh((jnp.arcsinh(low) + jnp.arcsinh(high)) / 2)
+        new = jnp.where(newton, step, halved)
+        gain = jnp.where(newton, jnp.square(ahead) / (bend * reach), jnp.inf)
+        return new, low, high, jnp.abs(new - f), gain, index + 1
+
+    start = (mean, low, high, jnp.full_like(mean, jnp.inf), jnp.full_like(mean, jnp.inf), jnp.asarray(0))
+    return jax.lax.while_loop(go_on, narrow, start)[0]
+
+
+def ends(height: Scalar, mode: Float[Array, ""], reach: Float[Array, ""]) -> Float[Array, "2"]:
+    """Where a concave function has fallen by `DROP` on either side of its mode, or by `SLACK` more.
+
+    Newton's steps from farther away, and halves of what is left between there and the mode.
+    """
+    sides = jnp.array([-1.0, 1.0], mode.dtype)
+    floor = height(mode) - DROP
+
+    def go_on(carry: tuple[Array, Array, Array, Array]) -> Bool[Array, ""]:
+        _, _, above, index = carry
+        return jnp.any(above < floor - SLACK) & (index < SEARCH)
+
+    def nearer(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        inside, away, _, index = carry
+        above, falls = jax.jvp(lambda t: height(mode + sides * t), (away,), (jnp.ones_like(away),))
+        step = away - (above - floor) / falls
+        away = jnp.where((step > inside) & (step < away), step, away)
+        middle = (inside + away) / 2
+        beyond = height(mode + sides * middle) < floor
+        inside, away = jnp.where(beyond, inside, middle), jnp.where(beyond, middle, away)
+        return inside, away, height(mode + sides * away), index + 1
+
+    farthest = jnp.full(2, reach, mode.dtype)
+    start = (jnp.zeros_like(farthest), farthest, height(mode + sides * farthest), jnp.asarray(0))
+    return mode + sides * jax.lax.while_loop(go_on, nearer, start)[1]

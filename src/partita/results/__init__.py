@@ -1,0 +1,1 @@
+"""What comes out: the posterior, its history, and metrics."""

@@ -1,0 +1,1 @@
+"""What the server does: whose turn it is, what becomes of answers, and when a run ends."""

@@ -1,0 +1,30 @@
+"""How are answers taken in? Step ③ of `alg:vmp`; the only place that damps."""
+
+from partita.server.aggregation.anticipating import Anticipating
+from partita.server.aggregation.averaging import Averaging, Mean
+from partita.server.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken
+from partita.server.aggregation.double_loop import DoubleLoop
+from partita.server.aggregation.incremental import Incremental, agile_adam
+from partita.server.aggregation.product import Backtracking, Damped, check_damping
+from partita.server.aggregation.server_optimiser import ServerOptimiser
+from partita.server.aggregation.shared import Shared
+from partita.server.aggregation.stochastic_loop import StochasticLoop
+
+__all__ = [
+    "Aggregation",
+    "Anticipating",
+    "Averaging",
+    "Backtracking",
+    "Damped",
+    "DoubleLoop",
+    "FreeEnergy",
+    "Holdings",
+    "Incremental",
+    "Mean",
+    "ServerOptimiser",
+    "Shared",
+    "StochasticLoop",
+    "Taken",
+    "agile_adam",
+    "check_damping",
+]

@@ -1,0 +1,104 @@
+"""Estimates of factors that nobody has sent yet, around any other aggregation."""
+
+import functools
+import operator
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, PyTree
+
+from partita.families import Family
+from partita.families.factor import Factor
+from partita.server.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken
+from partita.server.aggregation.product import Damped
+
+
+class Estimates(NamedTuple):
+    """What `Anticipating` remembers: the memory of the aggregation inside, and who has answered."""
+
+    memory: PyTree
+    heard: Bool[np.ndarray, " m"]
+    """The clients whose factors are their own answers."""
+    absent: Bool[np.ndarray, " m"]
+    """The clients whose factors are neither their answers nor estimates, since they left or were divided out."""
+
+
+class Anticipating(Aggregation):
+    """Another aggregation, in whose first pass the factors of clients not yet heard are estimated from the others'.
+
+    Each is the geometric mean of the factors of those who have answered (`sec:stochastic-approx`, its last paragraph),
+    so that the posterior is about as concentrated as it will be once everybody has. A client's first answer then
+    replaces its estimate as any answer replaces a factor.
+    """
+
+    aggregation: Aggregation = Damped()
+
+    @property
+    def keeps_product(self) -> bool:
+        return self.aggregation.keeps_product
+
+    def init(self, prior: Family, clients: int) -> Holdings:
+        holdings = self.aggregation.init(prior, clients)
+        return holdings._replace(memory=Estimates(holdings.memory, np.zeros(clients, bool), np.zeros(clients, bool)))
+
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+        inner, (_, heard, absent) = self._inner(holdings), holdings.memory
+        taken = self.aggregation.update(inner, deltas, free_energy)
+        answered = [k for k in deltas if k not in taken.refusals]
+        heard, absent = _marked(heard, answered, True), _marked(absent, answered, False)
+        posterior, factors = taken.holdings.posterior, dict(taken.holdings.factors)
+        unheard = np.flatnonzero(~heard & ~absent).tolist()
+        if heard.any() and unheard:
+            known = [factors[k] for k in np.flatnonzero(heard).tolist()]
+            estimate = functools.reduce(operator.mul, known) ** (1 / len(known))
+            moved = functools.reduce(operator.mul, (estimate.natural / factors[k].natural for k in unheard), posterior)
+            if moved.is_proper():
+                posterior = moved
+                factors |= dict.fromkeys(unheard, estimate)
+        memory = Estimates(taken.holdings.memory, heard, absent)
+        return taken._replace(holdings=Holdings(posterior, factors, memory))
+
+    def added(self, holdings: Holdings) -> Holdings:
+        _, heard, absent = holdings.memory
+        return self._outer(
+            self.aggregation.added(self._inner(holdings)), np.append(heard, False), np.append(absent, False)
+        )
+
+    def divided(self, holdings: Holdings, client: int) -> Holdings:
+        _, heard, absent = holdings.memory
+        rest = self.aggregation.divided(self._inner(holdings), client)
+        return self._outer(rest, _marked(heard, [client], False), _marked(absent, [client], True))
+
+    def without_estimate(self, holdings: Holdings, client: int) -> Holdings:
+        _, heard, absent = holdings.memory
+        if heard[client] or absent[client]:
+            return holdings
+        rest = holdings.posterior / holdings.factors[client].natural
+        if not rest.is_proper():
+            return holdings
+        factors = {**holdings.factors, client: Factor.one(rest)}
+        return Holdings(rest, factors, Estimates(holdings.memory.memory, heard, _marked(absent, [client], True)))
+
+    def check(self, clients: int, answers: int, power: float | None) -> None:
+        self.aggregation.check(clients, answers, power)
+
+    def log_evidence(self, prior: Family, holdings: Holdings) -> float | None:
+        return self.aggregation.log_evidence(prior, self._inner(holdings))
+
+    def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
+        _, heard, absent = holdings.memory
+        return self._outer(self.aggregation.with_prior(self._inner(holdings), change), heard, absent)
+
+    def _inner(self, holdings: Holdings) -> Holdings:
+        """The holdings as the aggregation inside knows them."""
+        return holdings._replace(memory=holdings.memory.memory)
+
+    def _outer(self, holdings: Holdings, heard: np.ndarray, absent: np.ndarray) -> Holdings:
+        return holdings._replace(memory=Estimates(holdings.memory, heard, absent))
+
+
+def _marked(values: Bool[np.ndarray, " m"], clients: list[int], value: bool) -> Bool[np.ndarray, " m"]:
+    marked = values.copy()
+    marked[clients] = value
+    return marked

@@ -1,0 +1,119 @@
+"""The averaging of Bayesian ADMM (Möllenhoff et al. 2025), of which undamped synchronous PVI is a case."""
+
+import functools
+import operator
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from partita.errors import InputError, unknown
+from partita.families import Family
+from partita.families.factor import Factor
+from partita.numerics.compiled import Compiled
+from partita.server.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken, begin
+from partita.server.refusal import Reason, Refusal
+
+Mean = Literal["all", "answered"]
+
+
+class Averaging(Aggregation):
+    """Bayesian ADMM: η ← (1−α)·mean_k η_k + α·(η_0 + Σ_k λ_k), after t_k's λ_k has moved by γρ(η_k − η).
+
+    η_k is client k's last answer, whether or not it answered this time; before its first it is where everybody began.
+    The penalty ρ is that of `Proximal`. The mixing α is 1/(1 + ρM) unless given. At a fixed point all η_k are η, and η
+    is the product; ρ = α = γ = 1 is undamped synchronous PVI. On the way q need not be p · Π t_m.
+    """
+
+    penalty: float = 1.0
+    mixing: float | None = None
+    step: float = 1.0
+    over: Mean = eqx.field(static=True, default="all")
+    """Whether the mean is over all clients' last answers, or over those who answered this time."""
+    start: Family | None = None
+    """The posterior to begin with; the prior when None."""
+
+    def __check_init__(self) -> None:
+        if not self.penalty > 0 or not self.step > 0:
+            raise InputError(f"Penalty and step are numbers above 0, not {self.penalty} and {self.step}.")
+        if self.mixing is not None and not 0 < self.mixing <= 1:
+            raise InputError(f"The mixing is a number above 0 and at most 1, not {self.mixing}.")
+        if self.over not in ("all", "answered"):
+            raise unknown("mean", self.over, ("all", "answered"))
+
+    @property
+    def keeps_product(self) -> bool:
+        return False
+
+    def init(self, prior: Family, clients: int) -> Holdings:
+        posterior, part = begin(prior, self.start, clients)
+        answers = dict.fromkeys(range(clients), posterior)
+        return Holdings(posterior, dict.fromkeys(range(clients), part), Averages(answers, posterior, posterior))
+
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+        factors, (answers, mean, product) = dict(holdings.factors), holdings.memory
+        answers, clients = dict(answers), len(factors)
+        mixing = 1 / (1 + self.penalty * clients) if self.mixing is None else self.mixing
+        residuals = []
+        for client, delta in deltas.items():
+            before = (answers[client], factors[client], mean, product)
+            after = respond(holdings.posterior, delta, self.step * self.penalty, clients, *before)
+            answers[client], factors[client], mean, product, away = after
+            residuals.append(away)
+        if self.over == "answered":
+            total = functools.reduce(operator.mul, (delta.natural for delta in deltas.values()))
+            centre = holdings.posterior * total ** (1 / len(deltas))
+        else:
+            centre = mean
+        posterior, proper, moved = mix(holdings.posterior, centre, product, mixing)
+        if not proper:
+            refusal = Refusal(Reason.IMPROPER, f"would make the posterior improper with mixing {mixing:.2g}")
+            return Taken(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
+        residual = float(np.max([moved, *residuals]))
+        return Taken(Holdings(posterior, factors, Averages(answers, mean, product)), 1.0, 0, {}, residual)
+
+    def log_evidence(self, prior: Family, holdings: Holdings) -> None:
+        """None: it is for clients that climb a bound, and on the way q is not p · Π t_m."""
+
+    def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
+        memory = holdings.memory._replace(product=holdings.memory.product * change)
+        return super().with_prior(holdings._replace(memory=memory), change)
+
+
+class Averages(NamedTuple):
+    """What `Averaging` remembers: every client's last answer, their mean, and the product p · Π t_m."""
+
+    answers: Mapping[int, Family]
+    mean: Family
+    product: Family
+
+
+def _respond(
+    posterior: Family,
+    delta: Factor,
+    step: float,
+    clients: float,
+    answer: Family,
+    factor: Factor,
+    mean: Family,
+    product: Family,
+) -> tuple[Family, Factor, Family, Family, Float[Array, ""]]:
+    """A client's answer, its factor, everybody's mean and the product after a change, and how far the answer lies."""
+    change, latest = delta**step, posterior * delta.natural
+    residual = jnp.where(latest.is_proper(), latest.kl(posterior), jnp.inf)
+    return latest, factor * change, mean * (latest / answer) ** (1 / clients), product * change.natural, residual
+
+
+def _mix(
+    before: Family, centre: Family, product: Family, mixing: float
+) -> tuple[Family, Bool[Array, ""], Float[Array, ""]]:
+    """The posterior between the mean of the answers and the product, whether it is proper, and how far it moved."""
+    posterior = centre ** (1 - mixing) * product**mixing
+    return posterior, posterior.is_proper(), posterior.kl(before)
+
+
+respond = Compiled(_respond)
+mix = Compiled(_mix)

@@ -1,0 +1,230 @@
+"""Power EP by a convergent double loop (Heskes and Zoeter 2002; Hasenclever et al. 2017), with clients as sites.
+
+The stationary points of power EP's estimate of the evidence are those of max_θ min_λ L(θ, λ), with
+
+    L(θ, λ) = A(η_0 + Σ_k λ_k) + Σ_k (1/α) [log ∫ p(y_k | ϑ)^α exp⟨θ − α λ_k, T(ϑ)⟩ dϑ − A(θ)],
+
+where η_0 is the prior's natural parameter, λ_k that of client k's factor, and θ, the outer one, that of the posterior
+that clients are sent. The moments of client k's tilted density, μ_k, are what it is asked for: with `Cavity` and a
+solver that matches moments, it forms p(y_k | ϑ)^α · (θ / t_k^α), and its answer Δ_k says μ_k = μ(θ · Δ_k^α).
+
+*Inner loop.* L is convex in all λ together, whose gradients are μ(q) − μ_k, with q = p · Π t_k. Its minimum is where
+every tilted density built on the θ that is held has the moments of q.
+
+*Outer loop.* θ ← q. Let G(θ) = min_λ L. It is a convex function, with the gradient (M/α) μ(q), less (M/α) A(θ); so
+G(θ') − G(θ) ≥ (M/α) [KL(q ‖ θ) − KL(q ‖ θ')] for every θ'. The step raises G by (M/α) KL(q ‖ θ) at least, and a shorter
+one in its direction by something. Since G − A(η_0) is never above Σ_k max log p(y_k | ϑ), KL(q ‖ θ) goes to 0; where it
+is 0, q is a fixed point of power EP, and G − A(η_0) its log evidence. Which of several is not said.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from partita.errors import InputError
+from partita.families import Family, inner
+from partita.families.base import Mean
+from partita.families.factor import Factor
+from partita.local.objective import log_partition
+from partita.local.solvers.power import check_power
+from partita.numerics.compiled import Compiled
+from partita.server.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken
+from partita.server.refusal import Reason, Refusal
+
+INEXACT = 1 / 16
+"""The inner loop ends when what is left of it is so small a part of the outer step, in nats of KL."""
+SAFETY = 0.9
+"""What part of the step at which the slope is expected to vanish is tried."""
+HALVINGS = 60
+"""How often a step is halved to stay among proper densities."""
+
+
+class DoubleLoop(Aggregation):
+    """Holds θ, the posterior that clients are sent, until their factors solve the inner problem; then moves it.
+
+    An inner step is along the natural gradient, by the Hessian that L would have were every tilted density the
+    posterior: λ_k moves along v_k − Σ_j v_j / (α + M), v_k = F⁻¹(μ_k − μ(q)), where F is the Fisher information of q.
+    The next round shows the gradient after it. By convexity the step has lowered L if L does not rise along it there;
+    otherwise it is shortened to where the slopes at its two ends say that it should have ended, and tried again.
+    Nothing is damped by hand. θ / t_k^α is kept proper for every client, by shorter steps in both loops.
+
+    On the way q is not p · Π t_m; at a fixed point it is. Every client has to answer in every round.
+    """
+
+    alpha: float = 1.0
+
+    def __check_init__(self) -> None:
+        check_power(self.alpha)
+
+    @property
+    def keeps_product(self) -> bool:
+        return False
+
+    def init(self, prior: Family, clients: int) -> Holdings:
+        still, one = stacked([prior.one()] * clients), jnp.ones((), jax.tree.leaves(prior)[0].dtype)
+        return super().init(prior, clients)._replace(memory=Search(prior, still, still, 0 * one, one))
+
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+        clients = sorted(holdings.factors)
+        if len(deltas) < len(clients):
+            refusal = Refusal(Reason.INCOMPLETE_ROUND, "is of no use without everybody else's of this round")
+            return Taken(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
+        trial, changes = [holdings.factors[k] for k in clients], [deltas[k] for k in clients]
+        found = search(self.alpha, holdings.posterior, trial, changes, holdings.memory)
+        posterior, factors, memory, residual, proper = found
+        if not proper.all():
+            refusals = {
+                k: Refusal(Reason.NO_MOMENTS, "has no moments: it is improper") for k in clients if not proper[k]
+            }
+            return Taken(holdings, 0.0, 0, refusals)
+        after = Holdings(posterior, dict(zip(clients, factors, strict=True)), memory)
+        return Taken(after, min(float(holdings.memory.step), 1.0), 0, {}, float(residual))
+
+    def check(self, clients: int, answers: int, power: float | None) -> None:
+        if answers < clients:
+            raise InputError("A double loop takes in everybody's answers at once: use the synchronous schedule.")
+        check_moments(self.alpha, power)
+
+    def log_evidence(self, prior: Family, holdings: Holdings) -> float:
+        """log ∫ p(θ) Π t_k(θ) dθ, which is power EP's at a fixed point, and near one but for the distance's square."""
+        return float(evidence(prior, list(holdings.factors.values())))
+
+    def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
+        memory = holdings.memory._replace(prior=holdings.memory.prior * change)
+        return super().with_prior(holdings._replace(memory=memory), change)
+
+
+def check_moments(alpha: float, power: float | None) -> None:
+    """Raises an `InputError` unless answers tell the moments of tilted densities of this power."""
+    if power is None:
+        raise InputError(
+            "A double loop needs answers that tell the moments of tilted densities: use MomentMatching, or, where "
+            "every client has one row, PowerEP with max_steps=1 and in_turn=False."
+        )
+    if power != alpha:
+        raise InputError(f"The double loop's α is {alpha} and the solver's {power}: give both the same.")
+
+
+class Search(NamedTuple):
+    """What `DoubleLoop` remembers of the line search in its inner loop; clients come first in its arrays."""
+
+    prior: Family
+    base: Family
+    """The factors' natural parameters at the last step taken."""
+    direction: Family
+    slope: Float[Array, ""]
+    """The slope of L along the direction at the base; 0 where there is no direction."""
+    step: Float[Array, ""]
+    """How far along the direction the factors that clients have now are."""
+
+
+def matched(alpha: float, theta: Family, deltas: list[Factor]) -> Family:
+    """The members with the moments of the clients' tilted densities, from their answers, along a first axis."""
+    return stacked([theta * delta.natural**alpha for delta in deltas])
+
+
+def _search(
+    alpha: float, theta: Family, trial: list[Factor], deltas: list[Factor], memory: Search
+) -> tuple[Family, list[Factor], Search, Float[Array, ""], Bool[Array, " m"]]:
+    """θ, the factors to be tried next, the memory, and how far from a fixed point θ and the trial were, in nats.
+
+    Last comes which answers are proper: without all of them the others mean nothing.
+    """
+    prior, base, direction, slope, step = memory
+    tried, clients = stacked([factor.natural for factor in trial]), len(trial)
+    q = product(prior, tried)
+    tilted = matched(alpha, theta, deltas)
+    gradients = missed(q, tilted)
+    steepest = jax.vmap(lambda gradient: natural(q, gradient))(gradients)
+    left, outer = jnp.max(jax.vmap(inner)(steepest, gradients)) / 2, q.distance(theta)
+
+    ahead = inner(direction, gradients)
+    lowered, sloped = ahead <= 0, slope < 0
+    step = step * jnp.where(sloped, jnp.clip(SAFETY / (1 - ahead / jnp.where(sloped, slope, 1)), 0.1, 2), 1)
+    onward = newton(alpha, steepest, clients)
+    base, direction = choose(lowered, (tried, onward), (base, direction))
+    slope = jnp.where(lowered, inner(onward, gradients), slope)
+
+    solved = lowered & (left <= INEXACT * outer)
+
+    def outward(length: Float[Array, ""]) -> Family:
+        return theta * (q / theta) ** length
+
+    far = shortened(jnp.ones_like(step), lambda length: cavities_proper(alpha, outward(length), base))
+    held = choose(solved, outward(far), theta)
+    # with θ the solution of the inner problem moves as it would were every tilted density the posterior
+    following = jax.tree.map(lambda a, b: jnp.broadcast_to(a / (alpha + clients), b.shape), held / theta, base)
+    towards = choose(solved, following, direction)
+
+    def possible(length: Float[Array, ""]) -> Bool[Array, ""]:
+        factors = base * towards**length
+        return cavities_proper(alpha, held, factors) & product(prior, factors).is_proper()
+
+    length = shortened(jnp.where(solved, 1, step), possible)
+    direction, slope, step = choose(solved, (direction.one(), 0 * slope, step), (direction, slope, length))
+    told = [factor * delta for factor, delta in zip(trial, deltas, strict=True)]
+    after = [rescaled(factor, at, q) for factor, at in zip(told, apart(base * towards**length, clients), strict=True)]
+    proper = jax.vmap(lambda member: member.is_proper())(tilted)
+    return held, after, Search(prior, base, direction, slope, step), jnp.maximum(left, outer), proper
+
+
+search = Compiled(_search)
+evidence = Compiled(log_partition)
+
+
+def rescaled(factor: Factor, natural: Family, q: Family) -> Factor:
+    """A factor with other natural parameters, whose logarithm q expects to be the same.
+
+    To first order p · Π t_k then keeps its mass, and near a fixed point, where that is stationary, power EP's evidence.
+    """
+    return Factor(natural, factor.expected_log(q) - q.cross(natural))
+
+
+def missed(q: Family, tilted: Family) -> Mean:
+    """μ(q) − μ_k for every client: the gradients of L in their λ_k."""
+    theirs = jax.vmap(lambda member: member.mean_parameters())(tilted)
+    return jax.tree.map(jnp.subtract, q.mean_parameters(), theirs)
+
+
+def natural(q: Family, change: Mean) -> Family:
+    """F⁻¹ times a change of q's mean parameters: by how much its natural parameters change."""
+    return jax.jvp(q.with_mean_parameters, (q.mean_parameters(),), (change,))[1]
+
+
+def newton(alpha: float, steepest: Family, clients: int | Int[Array, ""]) -> Family:
+    """The steps of the λ_k that would end at the minimum were every tilted density q: the Hessian is F ⊗ (11ᵀ + αI)."""
+    return jax.tree.map(lambda v: (jnp.sum(v, axis=0) / (alpha + clients) - v) / alpha, steepest)
+
+
+def product(prior: Family, factors: Family) -> Family:
+    """p · Π t_k."""
+    return prior * jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), factors)
+
+
+def cavities_proper(alpha: float, theta: Family, factors: Family) -> Bool[Array, ""]:
+    """Whether θ / t_k^α is proper for every client, so that its tilted density has moments."""
+    return jnp.all(jax.vmap(lambda factor: (theta / factor**alpha).is_proper())(factors))
+
+
+def shortened(length: Float[Array, ""], possible: Callable[[Float[Array, ""]], Bool[Array, ""]]) -> Float[Array, ""]:
+    """The length, halved until it is possible."""
+    shortest = length * 0.5**HALVINGS
+    return jax.lax.while_loop(lambda a: ~possible(a) & (a > shortest), lambda a: a / 2, length)
+
+
+def choose(condition: Bool[Array, ""], first: PyTree, second: PyTree) -> PyTree:
+    """One of two trees."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), first, second)
+
+
+def stacked(trees: Sequence[PyTree]) -> PyTree:
+    """Several trees as one, along a first axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def apart(tree: PyTree, number: int) -> list[PyTree]:
+    """The trees that were stacked."""
+    return [jax.tree.map(lambda leaf, k=k: leaf[k], tree) for k in range(number)]

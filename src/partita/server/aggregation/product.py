@@ -1,0 +1,105 @@
+"""The product of `alg:vmp`, step ③: q · Π Δ_k^ρ, with a fixed damping ρ or one that is searched for."""
+
+from collections.abc import Mapping
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from partita.errors import check_part
+from partita.families import Family
+from partita.families.factor import Factor
+from partita.numerics.compiled import Compiled
+from partita.server.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken
+from partita.server.refusal import Reason, Refusal
+
+
+def check_damping(damping: float | None) -> None:
+    """Raises an `InputError` unless ρ is in (0, 1]."""
+    if damping is not None:
+        check_part("damping", damping)
+
+
+class Damped(Aggregation):
+    """q ← q · Π Δ_k^ρ and t_k ← t_k · Δ_k^ρ with a fixed ρ; `Damped(None)` is ρ = 1/M."""
+
+    damping: float | None = 1.0
+
+    def __check_init__(self) -> None:
+        check_damping(self.damping)
+
+    @property
+    def keeps_product(self) -> bool:
+        return True
+
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+        damping = 1 / len(holdings.factors) if self.damping is None else self.damping
+        return attempt(holdings, deltas, damping)
+
+
+class Backtracking(Aggregation):
+    """Halves ρ until the posterior is proper and, if asked, until the free energy does not fall, to rounding.
+
+    One client's change need not raise the free energy at any ρ: after `halvings` it is refused, which is recorded.
+    """
+
+    damping: float | None = 1.0
+    watch_free_energy: bool = eqx.field(static=True, default=False)
+    halvings: int = eqx.field(static=True, default=10)
+
+    def __check_init__(self) -> None:
+        check_damping(self.damping)
+
+    @property
+    def keeps_product(self) -> bool:
+        return True
+
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+        damping = 1 / len(holdings.factors) if self.damping is None else self.damping
+        before = free_energy(holdings.posterior) if self.watch_free_energy else 0.0
+        rounding = 8 * float(jnp.finfo(jax.tree.leaves(holdings.posterior)[0].dtype).eps) * (1 + abs(before))
+        trials = int(self.watch_free_energy)
+        refusal = Refusal(Reason.IMPROPER, "would make the posterior improper")
+        for _ in range(self.halvings + 1):
+            taken = attempt(holdings, deltas, damping)
+            if taken.damping == 0:
+                refusal = Refusal(Reason.IMPROPER, "would make the posterior improper")
+            elif not self.watch_free_energy:
+                return taken
+            else:
+                trials += 1
+                if free_energy(taken.holdings.posterior) >= before - rounding:
+                    return taken._replace(trials=trials)
+                refusal = Refusal(Reason.LOWER_FREE_ENERGY, "would lower the free energy")
+            damping /= 2
+        refusal = refusal._replace(sentence=f"{refusal.sentence} even with damping {2 * damping:.2g}")
+        return Taken(holdings, 0.0, trials, dict.fromkeys(deltas, refusal))
+
+
+def attempt(holdings: Holdings, deltas: Mapping[int, Factor], damping: float) -> Taken:
+    """The product with one damping, without those whose change alone makes the posterior improper; they are refused."""
+    posterior, factors = holdings.posterior, dict(holdings.factors)
+    for client, delta in deltas.items():
+        posterior, factors[client], proper = take(posterior, factors[client], delta, damping)
+    if proper:
+        return Taken(holdings._replace(posterior=posterior, factors=factors), damping, 0, {})
+    alone = [k for k, delta in deltas.items() if not take(holdings.posterior, holdings.factors[k], delta, damping)[2]]
+    refusal = Refusal(Reason.IMPROPER, f"would make the posterior improper with damping {damping:.2g}")
+    others = {k: delta for k, delta in deltas.items() if k not in alone}
+    if alone and others:
+        rest = attempt(holdings, others, damping)
+        return rest._replace(refusals=rest.refusals | dict.fromkeys(alone, refusal))
+    if not alone:
+        refusal = refusal._replace(sentence=f"{refusal.sentence} together with the others")
+    return Taken(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
+
+
+def _take(posterior: Family, factor: Factor, delta: Factor, damping: float) -> tuple[Family, Factor, Bool[Array, ""]]:
+    """One answer taken in: q · Δ^ρ and t · Δ^ρ, and whether the former is proper."""
+    change = delta**damping
+    moved = posterior * change.natural
+    return moved, factor * change, moved.is_proper()
+
+
+take = Compiled(_take)

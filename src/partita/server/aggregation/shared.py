@@ -1,0 +1,64 @@
+"""One factor for everybody (`alg:spep`): q = p · t^M, so that what the server holds does not grow with its clients."""
+
+import functools
+import operator
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from partita.families import Family
+from partita.families.factor import Factor
+from partita.server.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken, log_mass
+from partita.server.aggregation.product import attempt, check_damping
+
+
+class Shared(Aggregation):
+    """q ← q · Π Δ_k^(ρ/B) over the B clients that answered, and t = (q/p)^(1/M); `Shared(None)` is ρ = 1/M.
+
+    An answer speaks for everybody (`Prior(rescaled=True)`). The clients' own factors stay 1; the memory has t.
+    """
+
+    damping: float | None = None
+
+    def __check_init__(self) -> None:
+        check_damping(self.damping)
+
+    @property
+    def keeps_product(self) -> bool:
+        return False
+
+    def init(self, prior: Family, clients: int) -> Holdings:
+        return super().init(prior, clients)._replace(memory=Common(prior, Factor.one(prior)))
+
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+        posterior, factors, (prior, factor) = holdings
+        damping = 1 / len(factors) if self.damping is None else self.damping
+        # a client knows p and q as densities, not the scale of t: the whole of log Z is in its answer, not the change
+        known = Factor(posterior.one(), jnp.asarray(self.log_evidence(prior, holdings), factor.log_scale.dtype))
+        before = Holdings(posterior, dict.fromkeys(deltas, Factor.one(posterior)))
+        taken = attempt(before, {k: delta / known for k, delta in deltas.items()}, damping / len(deltas))
+        change = functools.reduce(operator.mul, taken.holdings.factors.values())
+        factor = factor * change ** (1 / len(factors))
+        after = Holdings(taken.holdings.posterior, factors, Common(prior, factor))
+        return taken._replace(holdings=after, damping=damping if taken.damping else 0.0)
+
+    def log_evidence(self, prior: Family, holdings: Holdings) -> float:
+        """log ∫ p(θ) t(θ)^M dθ: power EP's at a fixed point where clients are alike.
+
+        Elsewhere t is a geometric mean of what those said who answered, the last most: an estimate that has their
+        noise, and where sizes differ a bias, since each has the same number of turns.
+        """
+        scale = len(holdings.factors) * float(holdings.memory.factor.log_scale)
+        return float(log_mass(holdings.posterior) - log_mass(prior)) + scale
+
+    def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
+        memory = holdings.memory._replace(prior=holdings.memory.prior * change)
+        return super().with_prior(holdings._replace(memory=memory), change)
+
+
+class Common(NamedTuple):
+    """What `Shared` remembers: the prior, and t with its scale."""
+
+    prior: Family
+    factor: Factor

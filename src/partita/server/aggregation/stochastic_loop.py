@@ -1,0 +1,127 @@
+"""Stochastic natural-gradient EP (SNEP; Hasenclever et al. 2017): the double loop in small steps."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from partita.errors import InputError
+from partita.families import Family, inner
+from partita.families.factor import Factor
+from partita.local.solvers.power import check_power
+from partita.numerics.compiled import Compiled
+from partita.server.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken
+from partita.server.aggregation.double_loop import (
+    apart,
+    cavities_proper,
+    check_moments,
+    choose,
+    evidence,
+    matched,
+    missed,
+    natural,
+    newton,
+    product,
+    rescaled,
+    shortened,
+    stacked,
+)
+from partita.server.refusal import Reason, Refusal
+
+
+class StochasticLoop(Aggregation):
+    """Every answer is one step ε of the inner loop along the natural gradient; θ follows the product, θ^(1−τ) · q^τ.
+
+    The step is linear in the moments that clients answer with, and so unbiased where these are, however noisy; what
+    noise does to the factors shrinks with ε, and what is seen of it in θ with τ. Steps are shortened where a density
+    would not be proper. The original takes mean parameters of the factors themselves, which then have to be proper
+    densities; here they are those of q, for which power EP's own steps are natural gradients (So and Turner 2024).
+
+    The memory is the prior. On the way q is not p · Π t_m; at a fixed point it is, and that is `DoubleLoop`'s.
+    """
+
+    alpha: float = 1.0
+    step: float = 0.1
+    outer: float = 0.1
+
+    def __check_init__(self) -> None:
+        check_power(self.alpha)
+        if not (0 < self.step <= 1 and 0 < self.outer <= 1):
+            raise InputError(f"Inner and outer step are above 0 and at most 1, not {self.step} and {self.outer}.")
+
+    @property
+    def keeps_product(self) -> bool:
+        return False
+
+    def init(self, prior: Family, clients: int) -> Holdings:
+        return super().init(prior, clients)._replace(memory=prior)
+
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+        everybody = [holdings.factors[k] for k in sorted(holdings.factors)]
+        posterior, factors, residual, proper = follow(
+            self, holdings.posterior, everybody, list(deltas.values()), jnp.array(list(deltas)), holdings.memory
+        )
+        usable = dict(zip(deltas, proper.tolist(), strict=True))
+        refusals = {k: Refusal(Reason.NO_MOMENTS, "has no moments: it is improper") for k in deltas if not usable[k]}
+        if len(refusals) == len(deltas):
+            return Taken(holdings, 0.0, 0, refusals)
+        after = Holdings(posterior, dict(enumerate(factors)), holdings.memory)
+        return Taken(after, float(self.step), 0, refusals, float(residual))
+
+    def check(self, clients: int, answers: int, power: float | None) -> None:
+        check_moments(self.alpha, power)
+
+    def log_evidence(self, prior: Family, holdings: Holdings) -> float:
+        """log ∫ p(θ) Π t_k(θ) dθ, which is power EP's at a fixed point.
+
+        From draws it is as noisy as the factors, whose scales move by steps ε as well, and for each client too low by
+        about one over the number of draws.
+        """
+        return float(evidence(prior, list(holdings.factors.values())))
+
+    def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
+        return super().with_prior(holdings._replace(memory=holdings.memory * change), change)
+
+
+def _follow(
+    server: StochasticLoop,
+    theta: Family,
+    factors: list[Factor],
+    deltas: list[Factor],
+    answered: Int[Array, " b"],
+    prior: Family,
+) -> tuple[Family, list[Factor], Float[Array, ""], Bool[Array, " b"]]:
+    """θ and all factors after a step, how far from a fixed point they were, and which answers are proper."""
+    alpha, tilted = server.alpha, matched(server.alpha, theta, deltas)
+    proper = jax.vmap(lambda member: member.is_proper())(tilted)
+
+    def usable(tree: PyTree) -> PyTree:
+        return jax.vmap(lambda one, is_usable: choose(is_usable, one, jax.tree.map(jnp.zeros_like, one)))(tree, proper)
+
+    before = stacked([factor.natural for factor in factors])
+    q = product(prior, before)
+    gradients = usable(missed(q, tilted))
+    steepest = jax.vmap(lambda gradient: natural(q, gradient))(gradients)
+    direction = usable(newton(alpha, steepest, jnp.sum(proper)))
+    residual = jnp.maximum(jnp.max(jax.vmap(inner)(steepest, gradients)) / 2, q.distance(theta))
+
+    def moved(length: Float[Array, ""]) -> Family:
+        return jax.tree.map(lambda leaf, change: leaf.at[answered].add(length * change), before, direction)
+
+    def possible(length: Float[Array, ""]) -> Bool[Array, ""]:
+        return cavities_proper(alpha, theta, moved(length)) & product(prior, moved(length)).is_proper()
+
+    after = moved(shortened(jnp.asarray(server.step, residual.dtype), possible))
+    towards = product(prior, after) / theta
+    far = shortened(
+        jnp.asarray(server.outer, residual.dtype),
+        lambda length: cavities_proper(alpha, theta * towards**length, after),
+    )
+    changes = usable(stacked(deltas)) ** server.step
+    told = jax.tree.map(lambda leaf, change: leaf.at[answered].add(change), stacked(factors), changes)
+    held = jax.vmap(rescaled, (0, 0, None))(told, after, q)
+    return theta * towards**far, apart(held, len(factors)), residual, proper
+
+
+follow = Compiled(_follow)

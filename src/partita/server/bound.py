@@ -1,0 +1,54 @@
+"""The free energy F(q) that all clients climb together: a lower bound on log p(y)."""
+
+from collections.abc import Collection
+
+import equinox as eqx
+import jax
+
+from partita.data.shard import Partition
+from partita.engines.base import Engine
+from partita.engines.local import total_ell
+from partita.families import Family
+from partita.hyper.values import Hyper
+from partita.models import Model
+from partita.server.method import Method
+from partita.server.state import State
+
+
+def free_energy(method: Method, engine: Engine, state: State, q: Family) -> float:
+    """What all clients climb together, with the state's hyperparameters and the method's temperature.
+
+    A client that has left has no rows any more; its factor, which stays, speaks for it.
+    """
+    at = (state.seed, method.temperature, state.left, state.hyper)
+    stay = [factor for factor, gone in zip(state.factors, state.gone, strict=True) if gone]
+    said = sum(float(factor.expected_log(q)) for factor in stay)
+    return global_free_energy(engine, state.prior_now, q, *at) + method.temperature * said
+
+
+def global_free_energy(
+    engine: Engine,
+    prior: Family,
+    q: Family,
+    seed: int,
+    temperature: float = 1.0,
+    left: Collection[str] = (),
+    hyper: Hyper | None = None,
+) -> float:
+    """F(q) = Σ_k ell_k(q) − KL(q ‖ p), which equals Σ F_m + log Z_q where q = p · Π t_m (`prop:local-fe-global-fe`).
+
+    With a temperature the divergence has that weight: what tempered clients climb together. The rows of clients that
+    have left do not count. Hyperparameters are the model's own unless given.
+    """
+    return engine.ell(q, jax.random.key(seed), left, hyper) - temperature * float(divergence(q, prior))
+
+
+def partition_free_energy(model: Model, partition: Partition, prior: Family, q: Family, seed: int) -> float:
+    """F(q) on the rows of a partition in this process."""
+    return total_ell(model, q, partition, jax.random.key(seed)) - float(divergence(q, prior))
+
+
+@eqx.filter_jit
+def divergence(q: Family, prior: Family) -> jax.Array:
+    """KL(q ‖ prior)."""
+    return q.kl(prior)

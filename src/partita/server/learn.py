@@ -1,0 +1,84 @@
+"""Step ④, where hyperparameters are learned: ε moves along the gradient that clients have reported."""
+
+import dataclasses
+import functools
+import operator
+
+import jax.numpy as jnp
+import numpy as np
+
+from partita.engines.base import Engine
+from partita.hyper.learning import Learning, Standing, gain
+from partita.hyper.values import Hyper, at_prior, bound_gradient, constrained, positive, possible, unconstrained
+from partita.models import Model
+from partita.server.bound import free_energy
+from partita.server.method import Method
+from partita.server.state import State
+
+
+def learn(
+    method: Method,
+    learning: Learning,
+    model: Model,
+    engine: Engine,
+    state: State,
+    answers: int,
+    tolerance: float,
+) -> State:
+    """④ Server: move ε along the gradient that clients have reported, if it is time to (`sec:hyper_learning`).
+
+    The factors stay and q moves with the prior, so that it is still p(θ | ε) · Π t_m. What clients answered before is
+    then of another problem, and their residuals say nothing any more.
+    """
+    present = ~state.gone
+    reported = all(np.isfinite(column[present]).all() for column in state.gradients.values())
+    heard = np.isfinite(state.ell[present]).all()
+    if not (reported and heard):
+        return state
+    above = positive(model, learning.names)
+    summed = {
+        name: jnp.asarray(column[present].sum(0), state.hyper[name].dtype) for name, column in state.gradients.items()
+    }
+    gradient = bound_gradient(state.prior, state.posterior, state.hyper, summed, above, method.temperature)
+
+    def at(u: Hyper) -> State:
+        hyper = constrained({name: value.astype(state.hyper[name].dtype) for name, value in u.items()}, above)
+        moved = method.aggregation.with_prior(state.holdings, at_prior(state.prior, hyper) / state.prior_now)
+        return dataclasses.replace(state, hyper=hyper, posterior=moved.posterior, memory=moved.memory)
+
+    def allowed(new: State) -> bool:
+        return possible(new.hyper, above) and bool(new.prior_now.is_proper()) and bool(new.posterior.is_proper())
+
+    def bound(u: Hyper) -> float:
+        new = at(u)
+        return free_energy(method, engine, new, new.posterior) if allowed(new) else -np.inf
+
+    u = unconstrained(state.hyper, above)
+    residual = float(state.residual[present].max())
+    standing = Standing(u, gradient, bound, residual, tolerance, answers / int(present.sum()))
+    moved = learning.update(standing, state.learning)
+    new = state if moved.u is u else at(moved.u)
+    if new is not state and state.keeps_product:
+        product = functools.reduce(operator.mul, (factor.natural for factor in state.factors), new.prior_now)
+        new = dataclasses.replace(new, posterior=product)
+    if not allowed(new):
+        new, moved = state, moved._replace(left=gain(gradient))
+    return dataclasses.replace(
+        new,
+        learning=moved.memory,
+        updates=state.updates + (new is not state),
+        residual=np.where(present, np.maximum(state.residual, moved.left), state.residual),
+        communications=state.communications + moved.trials * int(present.sum()),
+    )
+
+
+def unmoved(learning: Learning, state: State) -> str:
+    """Why hyperparameters are still as they began, with the remedy."""
+    known = [np.isfinite(column).reshape(len(column), -1).all(1) for column in (state.ell, *state.gradients.values())]
+    silent = [name for k, name in enumerate(state.names) if not state.gone[k] and not all(heard[k] for heard in known)]
+    reason = learning.waiting
+    if silent:
+        reason = (
+            f"no answer of {', '.join(silent)} could be taken in, without which the bound is not known: let them leave"
+        )
+    return f"Hyperparameters are as they began ({', '.join(learning.names)}): {reason}."

@@ -1,0 +1,1 @@
+"""Where runs are kept: a checkpoint file, or a ledger."""
