@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from partita import InputError, preprocess
+from partita import InputError
+from partita.data import preprocess
 from partita.data.frame import Frame
 
 COLOURS = ("red", "green", "blue")

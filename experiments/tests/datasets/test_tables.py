@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from sklearn.model_selection import train_test_split
 
-from partita import InputError, preprocess
+from partita import InputError
+from partita.data import preprocess
 from partita_experiments import datasets
 from partita_experiments.datasets import uci
 
