@@ -43,6 +43,10 @@ def check_family(q: Family, other: Family) -> None:
     assert str(factor), "an improper factor does not print"
     assert factor.is_finite(), "1/q is said not to be finite"
 
+    symmetric = q.symmetrised()
+    _near(_distance(symmetric, q), 0, 1e-12, "symmetrised() changes a proper member")
+    assert _distance(symmetric.symmetrised(), symmetric) == 0, "symmetrised() twice is not symmetrised()"
+
     # A, its gradient and its Hessian
     gradient = jax.jit(jax.grad(lambda r: r.log_normaliser()))(q)
     _near(_distance(gradient, q.mean_parameters()), 0, 1e-8, "mean_parameters() is not the gradient of A")

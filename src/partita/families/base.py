@@ -196,6 +196,14 @@ class Family(eqx.Module):
         """The factor that changes nothing: η = 0."""
         return jax.tree.map(jnp.zeros_like, self)
 
+    def symmetrised(self) -> Self:
+        """The member without the antisymmetric part of its matrices, which no density has; itself if it has none.
+
+        A family with a matrix among its leaves overrides it. What came from elsewhere needs it: ⟨η, T(θ)⟩ and Cholesky
+        factors do not see the part, and products with the matrix do.
+        """
+        return self
+
     def is_finite(self) -> Bool[Array, ""]:
         """Whether every natural parameter is a finite number."""
         return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(self)]))

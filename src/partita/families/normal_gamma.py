@@ -12,7 +12,7 @@ from partita.families.base import Family, floating, positive, recall, remember
 from partita.families.gamma import Gamma
 from partita.families.gamma import Moments as GammaMoments
 from partita.families.gamma import Standard as ShapeMean
-from partita.families.gaussian import FullGaussian, Layout
+from partita.families.gaussian import FullGaussian, Layout, symmetric
 from partita.families.gaussian import Standard as MeanVariance
 
 
@@ -99,6 +99,9 @@ class NormalGamma(Family):
 
     def is_proper(self) -> Bool[Array, ""]:
         return self.is_finite() & self.gaussian.is_proper() & self.gamma.is_proper()
+
+    def symmetrised(self) -> Self:
+        return type(self)(self.exponent, self.rate, self.precision_mean, symmetric(self.precision))
 
     def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Coefficients:
         keys = jax.random.split(key)

@@ -70,6 +70,9 @@ class Product(Family):
         ranges = [family.precision_range(other[name]) for name, family in self.components.items()]
         return jnp.min(jnp.array([low for low, _ in ranges])), jnp.max(jnp.array([high for _, high in ranges]))
 
+    def symmetrised(self) -> Self:
+        return type(self)({name: family.symmetrised() for name, family in self.components.items()})
+
     def has_scale(self) -> bool:
         return any(family.has_scale() for family in self.components.values())
 

@@ -92,5 +92,8 @@ class Transformed(Family):
     def kl(self, other: Self) -> Float[Array, ""]:
         return self.original.kl(other.original)
 
+    def symmetrised(self) -> Self:
+        return type(self)(self.natural.symmetrised())
+
     def precision_range(self, other: Self) -> tuple[Float[Array, ""], Float[Array, ""]]:
         return self.natural.precision_range(other.natural)
