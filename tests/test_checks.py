@@ -73,6 +73,11 @@ class Shrinking(MeanFieldGaussian):
         return self ** (1 - 1e-13)
 
 
+class Elsewhere(MeanFieldGaussian):
+    def at_standard(self, standard):
+        return self.with_standard(standard) ** 2
+
+
 class Bounded(MeanFieldGaussian):
     """Its coordinates are not unconstrained."""
 
@@ -96,6 +101,7 @@ class Bounded(MeanFieldGaussian):
         (NotANumber, "do not lead back"),
         (Twisting, "changes a proper member"),
         (Shrinking, "twice is not"),
+        (Elsewhere, "members for derivatives do not lead back"),
         (Bounded, "unconstrained point is not proper"),
     ],
 )

@@ -44,11 +44,20 @@ class Product(Family):
     def with_standard(self, standard: PyTree) -> Self:
         return self._map(lambda family, value: family.with_standard(value), standard)
 
+    def at_standard(self, standard: PyTree) -> Self:
+        return self._map(lambda family, value: family.at_standard(value), standard)
+
     def unconstrained(self) -> PyTree:
         return {name: family.unconstrained() for name, family in self.components.items()}
 
     def with_unconstrained(self, unconstrained: PyTree) -> Self:
         return self._map(lambda family, value: family.with_unconstrained(value), unconstrained)
+
+    def at_unconstrained(self, unconstrained: PyTree) -> Self:
+        return self._map(lambda family, value: family.at_unconstrained(value), unconstrained)
+
+    def plain(self) -> Self:
+        return type(self)({name: family.plain() for name, family in self.components.items()})
 
     def mean_parameters(self) -> PyTree:
         return {name: family.mean_parameters() for name, family in self.components.items()}
