@@ -61,6 +61,23 @@ class NotANumber(MeanFieldGaussian):
         return type(self)(standard.mean / standard.variance, standard.variance * jnp.nan)
 
 
+class Twisting(MeanFieldGaussian):
+    def symmetrised(self):
+        return self**2
+
+
+class Shrinking(MeanFieldGaussian):
+    """By so little that one proper member passes for another."""
+
+    def symmetrised(self):
+        return self ** (1 - 1e-13)
+
+
+class Elsewhere(MeanFieldGaussian):
+    def at_standard(self, standard):
+        return self.with_standard(standard) ** 2
+
+
 class Bounded(MeanFieldGaussian):
     """Its coordinates are not unconstrained."""
 
@@ -82,6 +99,9 @@ class Bounded(MeanFieldGaussian):
         (PlainGradient, "natural gradient"),
         (Forgetful, "depend on the start"),
         (NotANumber, "do not lead back"),
+        (Twisting, "changes a proper member"),
+        (Shrinking, "twice is not"),
+        (Elsewhere, "members for derivatives do not lead back"),
         (Bounded, "unconstrained point is not proper"),
     ],
 )

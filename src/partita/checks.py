@@ -44,6 +44,10 @@ def check_family(q: Family, other: Family) -> None:
     assert str(factor), "an improper factor does not print"
     assert factor.is_finite(), "1/q is said not to be finite"
 
+    symmetric = q.symmetrised()
+    _near(_distance(symmetric, q), 0, 1e-12, "symmetrised() changes a proper member")
+    assert _distance(symmetric.symmetrised(), symmetric) == 0, "symmetrised() twice is not symmetrised()"
+
     # A, its gradient and its Hessian
     gradient = jax.jit(jax.grad(lambda r: r.log_normaliser()))(q)
     _near(_distance(gradient, q.mean_parameters()), 0, 1e-8, "mean_parameters() is not the gradient of A")
@@ -57,6 +61,10 @@ def check_family(q: Family, other: Family) -> None:
     _near(_distance(other.with_mean_parameters(q.mean_parameters()), q), 0, 1e-6, "mean parameters depend on the start")
     _near(_distance(q.with_standard(q.standard()), q), 0, 1e-8, "standard parameters do not lead back")
     _near(_distance(q.with_unconstrained(q.unconstrained()), q), 0, 1e-8, "unconstrained coordinates do not lead back")
+    for member in (q.at_standard(q.standard()), q.at_unconstrained(q.unconstrained())):
+        trees: list[Any] = [jax.tree.structure(plain) for plain in (member.plain(), q)]
+        assert trees[0] == trees[1], "plain() of a member for derivatives has more leaves than q"
+        _near(_distance(member.plain(), q), 0, 1e-8, "members for derivatives do not lead back")
     flat, back = ravel_pytree(q.unconstrained())
     noise = jax.random.normal(jax.random.key(1), flat.shape)
     assert q.with_unconstrained(back(flat + noise)).is_proper(), "an unconstrained point is not proper"
@@ -80,7 +88,7 @@ def check_family(q: Family, other: Family) -> None:
     error = abs(log_probs.mean() + q.entropy()) / (log_probs.std() / np.sqrt(len(log_probs)) + 1e-12)
     assert error < 5.5, f"E[−log q] is not the entropy ({error:.1f} standard errors off)"
     one = jax.tree.map(lambda leaf: leaf[0], draws)
-    trees: list[Any] = [jax.tree.structure(draw) for draw in (one, q.sample(jax.random.key(0)))]
+    trees = [jax.tree.structure(draw) for draw in (one, q.sample(jax.random.key(0)))]
     assert trees[0] == trees[1], "one draw has another shape"
 
 

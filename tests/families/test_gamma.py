@@ -1,6 +1,3 @@
-import copy
-
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -120,14 +117,6 @@ def test_means_that_are_far_apart_have_a_finite_kl():
     """A ratio of 1e-9 is not 0, though in single precision it is −1 less one."""
     q, other = Gamma.from_shape_rate(jnp.float32(2.0), jnp.float32(2e9)), Gamma.from_shape_rate(jnp.float32(2.0), 2.0)
     np.testing.assert_allclose(q.kl(other), 2 * (1e-9 - 1 - np.log(1e-9)), rtol=1e-6)
-
-
-def test_a_copy_remembers_nothing():
-    q = GAMMA.with_standard(GAMMA.standard())
-    assert hasattr(q, "_told")
-    for copied in (copy.deepcopy(q), jax.tree.map(jnp.copy, q), q**1):
-        assert not hasattr(copied, "_told")
-        assert eqx.tree_equal(copied, q)
 
 
 def test_a_shape_is_found_from_the_gap_of_its_means():

@@ -1,6 +1,5 @@
 """A client's end of a federation: its rows, and what it makes of messages. It remembers nothing between them."""
 
-import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +12,7 @@ from partita.data.shard import Shard
 from partita.engines.base import Task
 from partita.engines.local import client_key, shard_ell
 from partita.errors import InputError
-from partita.families import Family, FullGaussian
+from partita.families import Family
 from partita.families.factor import Factor
 from partita.hyper.values import Hyper, begin, model_at, of_model
 from partita.io.digest import digest
@@ -98,8 +97,9 @@ def reply_message(about: Mapping[str, Any], reply: Reply) -> Message:
 
 
 def read_reply(message: Message, like: Factor, hyper: Hyper) -> Reply:
-    """An answer as it came; what has other shapes or kinds of numbers than a factor and a gradient in ε is refused."""
-    delta = jax.tree.map(_symmetric, unflatten(message.arrays, like, "The answer"), is_leaf=_has_matrix)
+    """An answer, symmetrised; what holds other shapes or kinds than a factor and a gradient in ε is refused."""
+    delta = unflatten(message.arrays, like, "The answer")
+    delta = Factor(delta.natural.symmetrised(), delta.log_scale)
     gradient = unflatten(_under("e", message), of_model(hyper), "The answer")
     info = message.header.get("info")
     if not isinstance(info, dict) or set(info) != set(_NUMBERS):
@@ -111,17 +111,6 @@ def read_reply(message: Message, like: Factor, hyper: Hyper) -> Reply:
             raise InputError(f"The answer's {name} is not what it should be.")
     finite = info["finite"] and all(np.isfinite(array).all() for array in message.arrays.values())
     return Reply(delta, Info(**{**info, "finite": finite}), gradient)
-
-
-def _has_matrix(node: Any) -> bool:
-    return isinstance(node, FullGaussian)
-
-
-def _symmetric(node: Any) -> Any:
-    """A precision without its antisymmetric part, which no check would see and every product with it would."""
-    if not _has_matrix(node):
-        return node
-    return dataclasses.replace(node, precision=(node.precision + node.precision.T) / 2)
 
 
 def read_ell(message: Message) -> float:

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Protocol, Self, TypeAlias
 
 import equinox as eqx
 import jax
@@ -18,9 +18,6 @@ Theta: TypeAlias = Any
 Mean: TypeAlias = Any
 """Mean parameters: a pytree whose leaves stand in the order of the natural parameters' leaves."""
 
-Member = TypeVar("Member", bound="Family")
-Value = TypeVar("Value")
-
 
 class Sampler(Protocol):
     """What can be drawn from."""
@@ -33,15 +30,13 @@ class Family(eqx.Module):
     """A member exp(⟨η, T(θ)⟩ − A(η)) of an exponential family, by its natural parameters η.
 
     The array leaves are η and nothing else, so products, quotients and powers of densities are `+`, `-` and `·` on the
-    leaves. The base measure is one: a family is to be written so that all of its density is in ⟨η, T(θ)⟩, and a
-    likelihood factor of no effect has η = 0. A factor may be improper (A(η) infinite) and still be multiplied, divided
-    and printed; only what needs A(η) then gives NaN.
+    leaves. (Short-lived members for derivatives may have more: `at_standard`.) The base measure is one: a family is to
+    be written so that all of its density is in ⟨η, T(θ)⟩, and a likelihood factor of no effect has η = 0. A factor may
+    be improper (A(η) infinite) and still be multiplied, divided and printed; only what needs A(η) then gives NaN.
 
     A family supplies the abstract methods. Everything else is derived from them, and may be overridden where a closed
     form is faster or more exact. Methods are written for one member; use `jax.vmap` for a batch.
     """
-
-    __slots__ = ("_told",)  # beside the fields, so that it is no part of the tree: see `remember`
 
     @abc.abstractmethod
     def statistics(self, theta: Theta) -> Mean:
@@ -79,14 +74,32 @@ class Family(eqx.Module):
     def with_unconstrained(self, unconstrained: PyTree) -> Self:
         """The member with these unconstrained coordinates."""
 
+    def at_standard(self, standard: PyTree) -> Self:
+        """`with_standard` for derivatives in the standard parameters.
+
+        A derivative that reaches, say, the mean of a tight gamma by way of η is a small difference of large numbers,
+        which single precision does not hold. Such a family declares a field for the mean, fills it here, and leaves it
+        out in `plain`: None, without a leaf, in all other members. Use the result for derivatives and do not keep it;
+        whatever takes leaves for natural parameters, such as a product, takes those of the plain member.
+        """
+        return self.with_standard(standard)
+
+    def at_unconstrained(self, unconstrained: PyTree) -> Self:
+        """`with_unconstrained` for derivatives in the unconstrained coordinates: see `at_standard`."""
+        return self.with_unconstrained(unconstrained)
+
+    def plain(self) -> Self:
+        """The member by its natural parameters alone: itself, unless it came from `at_standard`."""
+        return self
+
     def mean_parameters(self) -> Mean:
         """μ = E[T(θ)] = ∇A(η)."""
-        return tuple(jax.tree.leaves(jax.grad(lambda q: q.log_normaliser())(self)))
+        return tuple(jax.tree.leaves(jax.grad(lambda q: q.log_normaliser())(self.plain())))
 
     def with_mean_parameters(self, mean: Mean) -> Self:
         """The member with mean parameters μ: the maximiser of ⟨η, μ⟩ − A(η), by Newton's method from this member."""
         target = _ravel(mean)
-        _, unravel = ravel_pytree(self)
+        _, unravel = ravel_pytree(self.plain())
 
         def excess(eta: Float[Array, " p"]) -> Float[Array, ""]:
             return unravel(eta).log_normaliser() - eta @ target
@@ -105,7 +118,7 @@ class Family(eqx.Module):
             scale = jax.lax.while_loop(lambda s: ~falls(s) & (s > 1e-12), lambda s: s / 2, jnp.ones((), eta.dtype))
             return eta - scale * direction, gradient @ direction, steps + 1
 
-        start = _ravel(self)
+        start = _ravel(self.plain())
         precision = jnp.finfo(start.dtype).eps
         eta, _, _ = jax.lax.while_loop(
             lambda carry: (carry[1] > precision**2) & (carry[2] < 100),
@@ -121,8 +134,8 @@ class Family(eqx.Module):
         ∂μ/∂η). Families with a closed form for the map override it.
         """
         flat, unravel_standard = ravel_pytree(self.standard())
-        _, unravel = ravel_pytree(self)
-        jacobian = jax.jacfwd(lambda s: _ravel(self.with_standard(unravel_standard(s)).mean_parameters()))(flat)
+        _, unravel = ravel_pytree(self.plain())
+        jacobian = jax.jacfwd(lambda s: _ravel(self.at_standard(unravel_standard(s)).mean_parameters()))(flat)
         return unravel(jnp.linalg.solve(jacobian.T, _ravel(gradient)))
 
     def natural_gradient(self, function: Callable[[Self], Float[Array, ""]]) -> Self:
@@ -131,21 +144,21 @@ class Family(eqx.Module):
 
     def value_and_natural_gradient(self, function: Callable[[Self], Float[Array, ""]]) -> tuple[Float[Array, ""], Self]:
         """f and ∇_μ f at this member."""
-        value, gradient = jax.value_and_grad(lambda s: function(self.with_standard(s)))(self.standard())
+        value, gradient = jax.value_and_grad(lambda s: function(self.at_standard(s)))(self.standard())
         return value, self.pull_back(gradient)
 
     def fisher(self) -> Float[Array, "p p"]:
         """The Fisher information ∂μ/∂η = cov[T(θ)], as a dense matrix over the raveled natural parameters."""
-        eta, unravel = ravel_pytree(self)
+        eta, unravel = ravel_pytree(self.plain())
         return jax.jacfwd(lambda e: _ravel(unravel(e).mean_parameters()))(eta)
 
     def entropy(self) -> Float[Array, ""]:
         """−E[log q(θ)]."""
-        return self.log_normaliser() - inner(self, self.mean_parameters())
+        return self.log_normaliser() - inner(self.plain(), self.mean_parameters())
 
     def cross(self, other: Self) -> Float[Array, ""]:
         """E_q⟨η_other, T(θ)⟩: the expected logarithm of an un-normalised, perhaps improper, member."""
-        return inner(other, self.mean_parameters())
+        return inner(other.plain(), self.mean_parameters())
 
     def kl(self, other: Self) -> Float[Array, ""]:
         """KL(self ‖ other), both proper."""
@@ -158,7 +171,7 @@ class Family(eqx.Module):
 
     def log_prob(self, theta: Theta) -> Float[Array, ""]:
         """The log density log q(θ) at one θ."""
-        return inner(self, self.statistics(theta)) - self.log_normaliser()
+        return inner(self.plain(), self.statistics(theta)) - self.log_normaliser()
 
     def moments(self) -> tuple[Theta, Theta]:
         """Mean and standard deviation of θ; by default from 10,000 draws with a fixed key."""
@@ -194,7 +207,15 @@ class Family(eqx.Module):
 
     def one(self) -> Self:
         """The factor that changes nothing: η = 0."""
-        return jax.tree.map(jnp.zeros_like, self)
+        return jax.tree.map(jnp.zeros_like, self.plain())
+
+    def symmetrised(self) -> Self:
+        """The member without the antisymmetric part of its matrices, which no density has; itself if it has none.
+
+        A family with a matrix among its leaves overrides it. What came from elsewhere needs it: ⟨η, T(θ)⟩ and Cholesky
+        factors do not see the part, and products with the matrix do.
+        """
+        return self
 
     def is_finite(self) -> Bool[Array, ""]:
         """Whether every natural parameter is a finite number."""
@@ -202,21 +223,16 @@ class Family(eqx.Module):
 
     def size(self) -> int:
         """The number of natural parameters."""
-        return sum(leaf.size for leaf in jax.tree.leaves(self))
+        return sum(leaf.size for leaf in jax.tree.leaves(self.plain()))
 
     def __mul__(self, other: Self) -> Self:
-        _same(self, other)
-        return jax.tree.map(jnp.add, self, other)
+        return jax.tree.map(jnp.add, *_same(self, other))
 
     def __truediv__(self, other: Self) -> Self:
-        _same(self, other)
-        return jax.tree.map(jnp.subtract, self, other)
+        return jax.tree.map(jnp.subtract, *_same(self, other))
 
     def __pow__(self, exponent: float | Float[Array, ""]) -> Self:
-        return jax.tree.map(lambda leaf: leaf * exponent, self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__
+        return jax.tree.map(lambda leaf: leaf * exponent, self.plain())
 
     def __str__(self) -> str:
         leaves = jax.tree.leaves(self)
@@ -237,22 +253,6 @@ def inner(natural: PyTree, mean: Mean) -> Float[Array, ""]:
     """⟨η, μ⟩, leaf by leaf in order."""
     pairs = zip(jax.tree.leaves(natural), jax.tree.leaves(mean), strict=True)
     return jnp.sum(jnp.stack([jnp.vdot(a, b) for a, b in pairs]))
-
-
-def remember(member: Member, **derived: Any) -> Member:
-    """The member, told what some of its properties are: those from which its natural parameters were made.
-
-    A derivative that reached them through natural parameters would be a small difference of large numbers, which single
-    precision does not hold of a tight member. Whatever works on the leaves makes a member that remembers nothing.
-    """
-    object.__setattr__(member, "_told", derived)
-    return member
-
-
-def recall(member: Family, name: str, otherwise: Callable[[], Value]) -> Value:
-    """What the member was told of its property of this name, or otherwise what follows from natural parameters."""
-    told = getattr(member, "_told", {})
-    return told[name] if name in told else otherwise()
 
 
 def floating(leaf: ArrayLike) -> Float[Array, "..."]:
@@ -276,15 +276,18 @@ def _ravel(tree: PyTree) -> Float[Array, " p"]:
     return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
-def _same(first: Family, second: Family) -> None:
+def _same(first: Any, second: Any) -> tuple[Any, Any]:
+    """Two members, plain; they must be of one family and shape."""
     if type(first) is not type(second):
         raise InputError(
             f"A {type(first).__name__} cannot be combined with a {type(second).__name__}: "
             "give prior and factors one family."
         )
+    first, second = first.plain(), second.plain()
     shapes = [[leaf.shape for leaf in jax.tree.leaves(family)] for family in (first, second)]
     trees: list[Any] = [jax.tree.structure(family) for family in (first, second)]
     if shapes[0] != shapes[1] or trees[0] != trees[1]:
         raise InputError(
             f"Two {type(first).__name__} members of different shape cannot be combined: {shapes[0]} and {shapes[1]}."
         )
+    return first, second

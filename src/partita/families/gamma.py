@@ -8,7 +8,7 @@ import jax.scipy as jsp
 from jaxtyping import Array, ArrayLike, Bool, Float, Key
 
 from partita.errors import InputError
-from partita.families.base import Family, positive, recall, remember
+from partita.families.base import Family, positive
 from partita.families.stirling import LOG_ROOT_2PI, fisher_excess, log_excess, log_gap, remainder, remainder_slope
 
 
@@ -41,6 +41,8 @@ class Gamma(Family):
 
     exponent: Float[Array, "..."]
     rate: Float[Array, "..."]
+    known_mean: Float[Array, "..."] | None = None
+    """The mean that it was made of, in members `at_standard` only."""
 
     @classmethod
     def from_shape_rate(cls, shape: ArrayLike, rate: ArrayLike) -> Self:
@@ -62,7 +64,7 @@ class Gamma(Family):
     @property
     def mean(self) -> Float[Array, "..."]:
         """E[θ]."""
-        return recall(self, "mean", lambda: self.shape / self.rate)
+        return self.shape / self.rate if self.known_mean is None else self.known_mean
 
     @property
     def expected_log(self) -> Float[Array, "..."]:
@@ -88,14 +90,23 @@ class Gamma(Family):
         return Standard(self.shape, self.mean)
 
     def with_standard(self, standard: Standard) -> Self:
+        return self.at_standard(standard).plain()
+
+    def at_standard(self, standard: Standard) -> Self:
         shape, mean = standard
-        return remember(type(self)(shape - 1, shape / mean), mean=mean)
+        return type(self)(shape - 1, shape / mean, known_mean=mean)
 
     def unconstrained(self) -> Unconstrained:
         return Unconstrained(jnp.log(self.shape), jnp.log(self.mean))
 
     def with_unconstrained(self, unconstrained: Unconstrained) -> Self:
-        return self.with_standard(Standard(jnp.exp(unconstrained.log_shape), jnp.exp(unconstrained.log_mean)))
+        return self.at_unconstrained(unconstrained).plain()
+
+    def at_unconstrained(self, unconstrained: Unconstrained) -> Self:
+        return self.at_standard(Standard(jnp.exp(unconstrained.log_shape), jnp.exp(unconstrained.log_mean)))
+
+    def plain(self) -> Self:
+        return type(self)(self.exponent, self.rate)
 
     def mean_parameters(self) -> Moments:
         return Moments(self.expected_log, -self.mean)

@@ -324,6 +324,9 @@ class FullGaussian(Gaussian):
     def sampler(self) -> CorrelatedSampler:
         return CorrelatedSampler(self._vector_mean(), self._cholesky(), self.layout)
 
+    def symmetrised(self) -> Self:
+        return type(self)(self.precision_mean, symmetric(self.precision), self.layout)
+
     def stretched(self, scale: Theta) -> Self:
         each = self.layout.ravel(scale)
         precision = self.precision / jnp.outer(each, each)
@@ -373,6 +376,11 @@ class FullGaussian(Gaussian):
     def project(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         _needs_vector(self.mean)
         return x @ self._vector_mean(), jnp.sum((x @ self.covariance) * x, axis=-1)
+
+
+def symmetric(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
+    """The symmetric part of a matrix."""
+    return (matrix + matrix.T) / 2
 
 
 def _inverse(lower: Float[Array, "d d"]) -> Float[Array, "d d"]:

@@ -1,5 +1,6 @@
 """The normal–gamma family: coefficients and the precision of the noise around them, jointly."""
 
+import dataclasses
 import math
 from typing import NamedTuple, Self, TypedDict
 
@@ -8,11 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Key
 
 from partita.errors import InputError
-from partita.families.base import Family, floating, positive, recall, remember
+from partita.families.base import Family, floating, positive
 from partita.families.gamma import Gamma
 from partita.families.gamma import Moments as GammaMoments
 from partita.families.gamma import Standard as ShapeMean
-from partita.families.gaussian import FullGaussian, Layout
+from partita.families.gaussian import FullGaussian, Layout, symmetric
 from partita.families.gaussian import Standard as MeanVariance
 
 
@@ -51,6 +52,8 @@ class NormalGamma(Family):
     rate: Float[Array, ""]
     precision_mean: Float[Array, " d"]
     precision: Float[Array, "d d"]
+    known_gamma: Gamma | None = None
+    """The law of the precision that it was made of, in members `at_standard` only."""
 
     @classmethod
     def from_parameters(
@@ -77,15 +80,13 @@ class NormalGamma(Family):
     @property
     def gaussian(self) -> FullGaussian:
         """The law N(m, Λ⁻¹) of the coefficients where the precision is 1."""
-        layout = Layout.of(self.precision_mean)
-        return recall(self, "gaussian", lambda: FullGaussian(self.precision_mean, self.precision, layout))
+        return FullGaussian(self.precision_mean, self.precision, Layout.of(self.precision_mean))
 
     @property
     def gamma(self) -> Gamma:
         """The law of the precision."""
-        return recall(self, "gamma", self._gamma)
-
-    def _gamma(self) -> Gamma:
+        if self.known_gamma is not None:
+            return self.known_gamma
         rate = self.rate - self.precision_mean @ self.gaussian.mean / 2
         return Gamma(self.exponent - self.precision_mean.size / 2, rate)
 
@@ -100,6 +101,9 @@ class NormalGamma(Family):
     def is_proper(self) -> Bool[Array, ""]:
         return self.is_finite() & self.gaussian.is_proper() & self.gamma.is_proper()
 
+    def symmetrised(self) -> Self:
+        return type(self)(self.exponent, self.rate, self.precision_mean, symmetric(self.precision))
+
     def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Coefficients:
         keys = jax.random.split(key)
         gaussian, tau = self.gaussian, self.gamma.sample(keys[0], shape)
@@ -110,17 +114,26 @@ class NormalGamma(Family):
         return Standard(self.gaussian.standard(), self.gamma.standard())
 
     def with_standard(self, standard: Standard) -> Self:
-        return self._made_of(self.gaussian.with_standard(standard.gaussian), self.gamma.with_standard(standard.gamma))
+        return self.at_standard(standard).plain()
+
+    def at_standard(self, standard: Standard) -> Self:
+        return self._made_of(self.gaussian.at_standard(standard.gaussian), self.gamma.at_standard(standard.gamma))
 
     def unconstrained(self) -> tuple:
         return self.gaussian.unconstrained(), self.gamma.unconstrained()
 
     def with_unconstrained(self, unconstrained: tuple) -> Self:
+        return self.at_unconstrained(unconstrained).plain()
+
+    def at_unconstrained(self, unconstrained: tuple) -> Self:
         gaussian, gamma = unconstrained
-        return self._made_of(self.gaussian.with_unconstrained(gaussian), self.gamma.with_unconstrained(gamma))
+        return self._made_of(self.gaussian.at_unconstrained(gaussian), self.gamma.at_unconstrained(gamma))
 
     def _made_of(self, gaussian: FullGaussian, gamma: Gamma) -> Self:
-        return remember(self.joined(gaussian, gamma), gaussian=gaussian, gamma=gamma)
+        return dataclasses.replace(self.joined(gaussian, gamma), known_gamma=gamma)
+
+    def plain(self) -> Self:
+        return type(self)(self.exponent, self.rate, self.precision_mean, self.precision)
 
     def mean_parameters(self) -> Moments:
         gamma, (mean, covariance) = self.gamma.mean_parameters(), self.gaussian.standard()

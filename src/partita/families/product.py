@@ -44,11 +44,20 @@ class Product(Family):
     def with_standard(self, standard: PyTree) -> Self:
         return self._map(lambda family, value: family.with_standard(value), standard)
 
+    def at_standard(self, standard: PyTree) -> Self:
+        return self._map(lambda family, value: family.at_standard(value), standard)
+
     def unconstrained(self) -> PyTree:
         return {name: family.unconstrained() for name, family in self.components.items()}
 
     def with_unconstrained(self, unconstrained: PyTree) -> Self:
         return self._map(lambda family, value: family.with_unconstrained(value), unconstrained)
+
+    def at_unconstrained(self, unconstrained: PyTree) -> Self:
+        return self._map(lambda family, value: family.at_unconstrained(value), unconstrained)
+
+    def plain(self) -> Self:
+        return type(self)({name: family.plain() for name, family in self.components.items()})
 
     def mean_parameters(self) -> PyTree:
         return {name: family.mean_parameters() for name, family in self.components.items()}
@@ -69,6 +78,9 @@ class Product(Family):
     def precision_range(self, other: Self) -> tuple[Float[Array, ""], Float[Array, ""]]:
         ranges = [family.precision_range(other[name]) for name, family in self.components.items()]
         return jnp.min(jnp.array([low for low, _ in ranges])), jnp.max(jnp.array([high for _, high in ranges]))
+
+    def symmetrised(self) -> Self:
+        return type(self)({name: family.symmetrised() for name, family in self.components.items()})
 
     def has_scale(self) -> bool:
         return any(family.has_scale() for family in self.components.values())

@@ -1,12 +1,13 @@
 """A family of θ = g(u), for a family of u: logarithms that are Gaussian, reciprocals that are gamma."""
 
 import abc
+import dataclasses
 from typing import Any, ClassVar, Self
 
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from partita.errors import InputError
-from partita.families.base import Family, Mean, Theta, recall, remember
+from partita.families.base import Family, Mean, Theta
 
 
 class Transformed(Family):
@@ -21,6 +22,8 @@ class Transformed(Family):
     """Of what family u is."""
     natural: Family
     """exp⟨η, T(u)⟩ as a member of u's family."""
+    known_original: Family | None = None
+    """The law of u that it was made of, in members `at_standard` only."""
 
     @staticmethod
     @abc.abstractmethod
@@ -47,7 +50,7 @@ class Transformed(Family):
     @property
     def original(self) -> Family:
         """The law of u."""
-        return recall(self, "original", lambda: self.natural * self.stretch(self.natural))
+        return self.natural * self.stretch(self.natural) if self.known_original is None else self.known_original
 
     def statistics(self, theta: Theta) -> Mean:
         return self.natural.statistics(self.backward(theta))
@@ -65,16 +68,25 @@ class Transformed(Family):
         return self.original.standard()
 
     def with_standard(self, standard: PyTree) -> Self:
-        return self._made_of(self.natural.with_standard(standard))
+        return self.at_standard(standard).plain()
+
+    def at_standard(self, standard: PyTree) -> Self:
+        return self._made_of(self.natural.at_standard(standard))
 
     def unconstrained(self) -> PyTree:
         return self.original.unconstrained()
 
     def with_unconstrained(self, unconstrained: PyTree) -> Self:
-        return self._made_of(self.natural.with_unconstrained(unconstrained))
+        return self.at_unconstrained(unconstrained).plain()
+
+    def at_unconstrained(self, unconstrained: PyTree) -> Self:
+        return self._made_of(self.natural.at_unconstrained(unconstrained))
 
     def _made_of(self, original: Family) -> Self:
-        return remember(self.of(original), original=original)
+        return dataclasses.replace(self.of(original), known_original=original)
+
+    def plain(self) -> Self:
+        return type(self)(self.natural)
 
     def mean_parameters(self) -> Mean:
         return self.original.mean_parameters()
@@ -91,6 +103,9 @@ class Transformed(Family):
 
     def kl(self, other: Self) -> Float[Array, ""]:
         return self.original.kl(other.original)
+
+    def symmetrised(self) -> Self:
+        return type(self)(self.natural.symmetrised())
 
     def precision_range(self, other: Self) -> tuple[Float[Array, ""], Float[Array, ""]]:
         return self.natural.precision_range(other.natural)

@@ -48,7 +48,7 @@ class Problem(eqx.Module):
         """The candidate, with the leaves that are not free put back to where they began."""
         if self.free is None:
             return candidate
-        leaves, treedef = jax.tree.flatten(candidate)
+        leaves, treedef = jax.tree.flatten(candidate.plain())
         fixed = jax.tree.leaves(self.start)
         return jax.tree.unflatten(
             treedef, [a if free else b for a, b, free in zip(leaves, fixed, self.free, strict=True)]

@@ -92,7 +92,7 @@ class Gradient(Solver):
         def loss(coordinates: PyTree) -> tuple[Float[Array, ""], tuple[Family, Float[Array, ""]]]:
             q = problem.restrict(from_coordinates(problem.start, coordinates, self.coordinates))
             ell = batch.ell(q, step_key)
-            return -(ell + problem.negative_divergence(q)), (q, ell)
+            return -(ell + problem.negative_divergence(q)), (q.plain(), ell)
 
         (negative, (q, ell)), gradient = jax.value_and_grad(loss, has_aux=True)(memory.coordinates)
         update, state = self.optimiser(self.learning_rate).update(gradient, memory.optimiser, memory.coordinates)
@@ -118,7 +118,7 @@ class Gradient(Solver):
         return Progress(best, best_value, outcome, memory)
 
     def finish(self, problem: Problem, progress: Progress, key: Key[Array, ""]) -> Progress:
-        last = problem.restrict(from_coordinates(problem.start, progress.memory.coordinates, self.coordinates))
+        last = problem.restrict(from_coordinates(problem.start, progress.memory.coordinates, self.coordinates)).plain()
         value = problem.free_energy(last, jax.random.split(key, 3)[2])
         if not self._exact(problem):
             return progress._replace(q=last, free_energy=value)
@@ -199,7 +199,7 @@ class LBFGS(Solver):
         best, best_value, _, (coordinates, state) = progress
 
         def loss(trial: PyTree) -> Float[Array, ""]:
-            q = problem.restrict(problem.start.with_unconstrained(trial))
+            q = problem.restrict(problem.start.at_unconstrained(trial))
             value = -problem.free_energy(q, key)
             return jnp.where(jnp.isfinite(value), value, jnp.inf)
 
@@ -224,8 +224,8 @@ def to_coordinates(q: Family, coordinates: Coordinates) -> PyTree:
 
 
 def from_coordinates(like: Family, values: PyTree, coordinates: Coordinates) -> Family:
-    """The member with these coordinates."""
-    return values if coordinates == "natural" else like.with_unconstrained(values)
+    """The member with these coordinates, for derivatives in them."""
+    return values if coordinates == "natural" else like.at_unconstrained(values)
 
 
 def _where(condition: Array, first: PyTree, second: PyTree) -> PyTree:

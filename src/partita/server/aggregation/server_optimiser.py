@@ -79,7 +79,7 @@ def optimiser_step(
 ) -> tuple[Family, PyTree]:
     """The posterior after a step along ∇_μ F, pulled back to unconstrained coordinates, and the optimiser's memory."""
     coordinates = posterior.unconstrained()
-    mean, pull = jax.vjp(lambda c: posterior.with_unconstrained(c).mean_parameters(), coordinates)
+    mean, pull = jax.vjp(lambda c: posterior.at_unconstrained(c).mean_parameters(), coordinates)
     (gradient,) = pull(jax.tree.unflatten(jax.tree.structure(mean), jax.tree.leaves(direction)))
     change, memory = optimiser.update(jax.tree.map(jnp.negative, gradient), memory, coordinates)
     return posterior.with_unconstrained(jax.tree.map(jnp.add, coordinates, change)), memory
