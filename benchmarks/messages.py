@@ -42,9 +42,10 @@ from partita.federation import Ledger, config
 from partita.io.lock import hold
 from partita.io.wire import Message, flatten, pack, unpack
 from partita.server.admission import Admission
+from partita.server.monitor import Monitor
+from partita.server.rules import Rules
 from partita.server.state import init
-from partita.server.step import Rules, dispatch
-from partita.server.store import Journal
+from partita.server.step import dispatch
 
 ENGINES = {"process": "in process", "dask": "Dask", "flower": "Flower"}
 SIZES = (1e3, 1.6e6, 50e6)
@@ -265,11 +266,11 @@ def take_in_seconds(numbers, method, admission, journal):
         pt.LogisticRegression(),
         prior,
         engine=engine,
-        journal=journal,
         rules=Rules(admission=admission),
         rounds=1 + ROUNDS,
-        evaluate_every=0,
-        progress=False,
+        monitor=Monitor(every=0),
+        store=journal,
+        requests=journal,
     )
     if result.history.refusals or result.state.answers != CLIENTS * (1 + ROUNDS):
         raise SystemExit("The server did not take every answer in.")

@@ -84,9 +84,7 @@ def runs(table):
     methods["PVI"] = pt.methods.sequential()
     found = {}
     for name, method in methods.items():
-        whole = functools.partial(
-            pt.run, method, pt.LogisticRegression(), prior, parts, evaluate_every=0, progress=False
-        )
+        whole = functools.partial(pt.run, method, pt.LogisticRegression(), prior, parts, monitor=pt.Monitor(every=0))
         whole(communications=1)  # compiles
         start = now()
         result = whole()

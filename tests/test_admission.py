@@ -9,8 +9,8 @@ import pytest
 import partita as pt
 from partita.engines import LocalEngine
 from partita.server.admission import Admission, divergence, products_of_others, ratios
+from partita.server.rules import Rules
 from partita.server.state import init
-from partita.server.step import Rules
 from support.problems import MODEL, PARTS, PRIOR, SOLVER
 from support.steps import step
 

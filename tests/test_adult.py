@@ -5,6 +5,8 @@ import pytest
 from scipy.optimize import minimize
 
 import partita as pt
+from partita.engines import LocalEngine
+from partita.server.monitor import Monitor
 
 BETA_KAPPA = {"A": (0.0, 0.0), "B": (0.7, -3.0)}
 
@@ -47,13 +49,19 @@ def independent_optimum(x, y):
     return -minimize(negative, start, jac=True, method="L-BFGS-B", options=options).fun
 
 
-def gaps(adult, name, method, communications, family, every, deal=None, **settings):
+def gaps(adult, name, method, communications, family, every, deal=None, speeds=None):
     """Communications and the nats by which the free energy still lies below global VI's."""
     parts = clients(adult, name, deal)
     model, prior = pt.LogisticRegression(), family.standard_normal(109)
     best = pt.run(pt.methods.pooled(), model, prior, parts.pooled(), rounds=1).free_energy
     result = pt.run(
-        method, model, prior, parts, communications=communications, evaluate_every=every, tolerance=0.0, **settings
+        method,
+        model,
+        prior,
+        engine=LocalEngine(parts, speeds),
+        communications=communications,
+        tolerance=0.0,
+        monitor=Monitor(every=every),
     )
     rows = [row for row in result.history if "free_energy" in row]
     curve = {row["communications"]: best - row["free_energy"] for row in rows}

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.engines import local
+from partita.engines import LocalEngine, local
 from partita.families.factor import Factor
 from partita.server.aggregation import Anticipating, Averaging, Holdings, Incremental, ServerOptimiser
+from partita.server.monitor import Monitor
 from partita.server.refusal import Reason, Refusal
 from support.problems import AGGREGATIONS, MODEL, PARTS, PRIOR, SOLVER, correlated, faulty, improper
 
@@ -134,7 +135,7 @@ def test_backtracking_on_the_free_energy_converges_where_undamped_rounds_diverge
 def test_watched_asynchronous_answers_never_lower_the_free_energy_and_some_are_refused():
     """One client's change of a stale posterior need not raise the free energy at any damping."""
     method = pt.Method(SOLVER, pt.Asynchronous(), pt.Backtracking(watch_free_energy=True))
-    result = pt.run(method, MODEL, PRIOR, PARTS, rounds=8, speeds=(1, 10, 10))
+    result = pt.run(method, MODEL, PRIOR, rounds=8, engine=LocalEngine(PARTS, (1, 10, 10)))
     assert np.diff(result.history["free_energy"]).min() >= -ROUNDING
     refused = [bool(reasons) for reasons in result.history["refused"]]
     assert 0 < sum(refused) < len(refused)
@@ -176,7 +177,7 @@ def test_a_run_whose_backtracking_refuses_a_client_is_never_called_converged(fau
 def test_the_evidence_is_told_where_factors_have_their_scales(aggregation):
     def evidence(aggregation):
         method = pt.Method(pt.PowerEP(), pt.Sequential(), aggregation)
-        settings = {"rounds": 20, "tolerance": 1e-14, "evaluate_every": 0, "progress": False}
+        settings = {"rounds": 20, "tolerance": 1e-14, "monitor": Monitor(every=0)}
         return pt.run(method, MODEL, PRIOR, PARTS, **settings).log_evidence
 
     expected = evidence(pt.Damped()) if isinstance(aggregation, Anticipating) else np.nan

@@ -13,7 +13,9 @@ from partita.engines import LocalEngine
 from partita.families.factor import Factor
 from partita.local.context import Proximal
 from partita.server.aggregation import Anticipating, Averaging
+from partita.server.monitor import Monitor
 from partita.server.state import init
+from partita.storage.checkpoint import Checkpoint
 from support.problems import FULL, MODEL, PARTS, PRIOR, SOLVER, STOCHASTIC, assert_product, exact
 from support.steps import step
 
@@ -95,8 +97,8 @@ def test_the_fixed_point_is_the_exact_posterior(penalty, mixing, over):
         FULL,
         PARTS,
         rounds=120,
-        tolerance=-1.0,  # nobody is near enough: a divergence of 1e-16 is rounding, and leaves 1e-8
-        evaluate_every=0,
+        tolerance=-1.0,
+        monitor=Monitor(every=0),
     )
     precision, mean = exact(PARTS)
     np.testing.assert_allclose(result.posterior.q.precision, precision, rtol=1e-8)
@@ -111,13 +113,13 @@ def test_a_server_may_begin_elsewhere_and_forgets_it():
     state = init(FULL, 3, 0, method.aggregation)
     np.testing.assert_allclose(flat(state.posterior), flat(start), rtol=1e-14)
     assert_product(state)
-    result = pt.run(method, REGRESSION, FULL, PARTS, rounds=120, tolerance=-1.0, evaluate_every=0)
+    result = pt.run(method, REGRESSION, FULL, PARTS, rounds=120, tolerance=-1.0, monitor=Monitor(every=0))
     np.testing.assert_allclose(result.posterior.q.precision, exact(PARTS)[0], rtol=1e-8)
 
 
 def test_an_interrupted_run_goes_on_with_everybodys_last_answers(tmp_path):
     method = admm(0.3, pt.RandomSubset(2))
-    whole = pt.run(method, MODEL, PRIOR, PARTS, communications=12, evaluate_every=0)
+    whole = pt.run(method, MODEL, PRIOR, PARTS, communications=12, monitor=Monitor(every=0))
     for communications in (6, 12):
         parts = pt.run(
             method,
@@ -125,8 +127,8 @@ def test_an_interrupted_run_goes_on_with_everybodys_last_answers(tmp_path):
             PRIOR,
             PARTS,
             communications=communications,
-            evaluate_every=0,
-            checkpoint=tmp_path / "run.npz",
+            monitor=Monitor(every=0),
+            store=Checkpoint(tmp_path / "run.npz"),
         )
     np.testing.assert_array_equal(flat(parts.posterior.q), flat(whole.posterior.q))
 
@@ -172,7 +174,7 @@ def test_factors_not_yet_seen_are_the_geometric_mean_of_those_seen():
 
 def test_with_a_conjugate_model_estimates_leave_the_first_pass_exact():
     method = pt.Method(pt.Conjugate(), pt.Sequential(), Anticipating())
-    result = pt.run(method, REGRESSION, FULL, PARTS, rounds=1, evaluate_every=0)
+    result = pt.run(method, REGRESSION, FULL, PARTS, rounds=1, monitor=Monitor(every=0))
     np.testing.assert_allclose(result.posterior.q.precision, exact(PARTS)[0], rtol=1e-10)
 
 

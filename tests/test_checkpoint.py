@@ -16,8 +16,9 @@ from partita.data import Partition
 from partita.engines import LocalEngine, local
 from partita.io.archive import load_posterior, save_posterior
 from partita.results.history import History
+from partita.server.monitor import Monitor
 from partita.server.state import init
-from partita.storage.checkpoint import load, save
+from partita.storage.checkpoint import Checkpoint, load, save
 from support.problems import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER, STOCHASTIC, faulty, not_finite
 from support.steps import step
 
@@ -71,13 +72,11 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(schedule, fault, tmp_path
             method,
             MODEL,
             PRIOR,
-            PARTS,
             communications=12,
             seed=3,
-            speeds=speeds,
-            metrics=metrics,
-            checkpoint=checkpoint,
-            checkpoint_every=2,
+            monitor=Monitor(metrics=metrics),
+            store=Checkpoint(checkpoint, 2),
+            engine=LocalEngine(PARTS, speeds),
         )
 
     calls = []
@@ -103,7 +102,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(schedule, fault, tmp_path
 def saved(tmp_path):
     """A checkpoint of a short run with seed 0."""
     path = tmp_path / "run"
-    pt.run(pt.methods.asynchronous(SOLVER), MODEL, PRIOR, PARTS, communications=4, checkpoint=path)
+    pt.run(pt.methods.asynchronous(SOLVER), MODEL, PRIOR, PARTS, communications=4, store=Checkpoint(path))
     return path
 
 
@@ -135,7 +134,7 @@ def test_a_checkpoint_holds_plain_arrays_and_json(saved):
 
 def test_a_run_can_go_on_from_its_end_with_a_larger_budget(saved):
     method = pt.methods.asynchronous(SOLVER)
-    longer = pt.run(method, MODEL, PRIOR, PARTS, communications=9, checkpoint=saved)
+    longer = pt.run(method, MODEL, PRIOR, PARTS, communications=9, store=Checkpoint(saved))
     assert same(longer.state, pt.run(method, MODEL, PRIOR, PARTS, communications=9).state)
 
 
@@ -171,7 +170,7 @@ def test_a_damaged_checkpoint_is_refused_and_not_executed(saved, damage, monkeyp
     monkeypatch.chdir(saved.parent)
     DAMAGE[damage](saved)
     with pytest.raises(pt.InputError, match=r"is not a file of partita's, or is damaged|has format None") as caught:
-        pt.run(pt.methods.asynchronous(SOLVER), MODEL, PRIOR, PARTS, checkpoint=saved)
+        pt.run(pt.methods.asynchronous(SOLVER), MODEL, PRIOR, PARTS, store=Checkpoint(saved))
     assert str(saved) in str(caught.value)
     assert os.listdir(saved.parent) == [saved.name]
 
@@ -196,7 +195,7 @@ def test_the_checkpoint_of_another_run_is_refused_and_stays_as_it_is(saved, chan
             change.get("prior", PRIOR),
             parts,
             seed=change.get("seed", 0),
-            checkpoint=saved,
+            store=Checkpoint(saved),
         )
     assert saved.read_bytes() == before
 

@@ -9,6 +9,7 @@ from partita.data import Partition, federate
 from partita.engines.local import shard_ell
 from partita.local.client import answer
 from partita.server.aggregation.product import take
+from partita.storage.checkpoint import Checkpoint
 from support.problems import MODEL, PARTS, PRIOR, SOLVER, STOCHASTIC
 
 PROGRAMS = {"client update": answer, "taking in": take, "expectation": shard_ell}
@@ -80,5 +81,5 @@ def test_changing_a_number_compiles_nothing(change):
 
 @pytest.mark.usefixtures("compiled")
 def test_resuming_compiles_nothing(tmp_path):
-    assert set(traces_of(lambda: run(checkpoint=tmp_path / "run")).values()) == {0}
-    assert set(traces_of(lambda: run(checkpoint=tmp_path / "run", rounds=2)).values()) == {0}
+    assert set(traces_of(lambda: run(store=Checkpoint(tmp_path / "run"))).values()) == {0}
+    assert set(traces_of(lambda: run(rounds=2, store=Checkpoint(tmp_path / "run"))).values()) == {0}

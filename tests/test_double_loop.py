@@ -31,8 +31,10 @@ from partita.engines import LocalEngine
 from partita.families.factor import Factor
 from partita.local.client import client_update
 from partita.server.aggregation import DoubleLoop, StochasticLoop
-from partita.server.run import Status
+from partita.server.monitor import Monitor
 from partita.server.state import init
+from partita.server.stopping import Status
+from partita.storage.checkpoint import Checkpoint
 from support.row_each import CLIENTS, COLUMNS, MODEL, PRIOR, ROWS, X, Y, flat, one_row, plain
 from support.steps import step
 
@@ -206,8 +208,7 @@ def test_clients_of_several_rows_with_bimodal_tilted_densities_end_where_damped_
             parts,
             rounds=300,
             tolerance=1e-15,
-            evaluate_every=0,
-            progress=False,
+            monitor=Monitor(every=0),
         )
         assert result.status is Status.CONVERGED
         ends.append(result.state.posterior)
@@ -218,10 +219,12 @@ def test_clients_of_several_rows_with_bimodal_tilted_densities_end_where_damped_
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
-    settings = {"tolerance": -1.0, "evaluate_every": 0, "progress": False}
+    settings = {"tolerance": -1.0, "monitor": Monitor(every=0)}
     whole = run(double_loop(1.0), MODEL, PRIOR, ROWS, rounds=8, **settings)
     for rounds in (3, 8):
-        parts = run(double_loop(1.0), MODEL, PRIOR, ROWS, rounds=rounds, checkpoint=tmp_path / "run.npz", **settings)
+        parts = run(
+            double_loop(1.0), MODEL, PRIOR, ROWS, rounds=rounds, store=Checkpoint(tmp_path / "run.npz"), **settings
+        )
     np.testing.assert_array_equal(flat(parts.state.posterior), flat(whole.state.posterior))
     np.testing.assert_array_equal(parts.state.memory.base.precision, whole.state.memory.base.precision)
 
@@ -230,7 +233,7 @@ def test_a_grid_that_finds_no_moments_is_not_taken_for_a_fixed_point():
     """Clients that stay where they are since they know no better agree with the posterior, but do not say so."""
     model = LogDensity(lambda theta, y: -1e8 * jnp.sum((theta - y) ** 2))
     prior, parts = FullGaussian.standard_normal(1), federate([np.array([3.0])] * 2)
-    result = run(methods.double_loop(1.0), model, prior, parts, rounds=3, evaluate_every=0, progress=False)
+    result = run(methods.double_loop(1.0), model, prior, parts, rounds=3, monitor=Monitor(every=0))
     assert result.status is not Status.CONVERGED
     assert np.isinf(result.history["residual"]).all()
 

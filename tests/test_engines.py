@@ -15,8 +15,9 @@ from partita.engines.remote import RemoteEngine
 from partita.engines.site import Site
 from partita.families.factor import Factor
 from partita.io.digest import digest
+from partita.server.monitor import Monitor
+from partita.server.rules import Rules
 from partita.server.state import init
-from partita.server.step import Rules
 from support.problems import MODEL, PARTS, PRIOR, SCHEDULES, STOCHASTIC, faulty, not_finite
 from support.steps import step
 from support.weather import Weather
@@ -134,7 +135,7 @@ def test_clients_that_were_given_something_else_than_the_server_do_not_answer(th
     """Otherwise a run with noise 5 and clients with noise 1 would end converged, at another posterior."""
     engine = linked([there] * 3, prior)
     with pytest.raises(pt.InputError, match="client 0 was given another method, model, prior or precision"):
-        pt.run(CONJUGATE, LINEAR[1], PRIOR, engine=engine, evaluate_every=0, rounds=5)
+        pt.run(CONJUGATE, LINEAR[1], PRIOR, engine=engine, rounds=5, monitor=Monitor(every=0))
     assert "client 0 was given another method" in caplog.text
 
 
@@ -142,15 +143,15 @@ def test_a_client_that_was_given_something_else_is_left_out_by_name(caplog):
     right, wrong = (CONJUGATE.recipe(model) for model in LINEAR)
     method, rules = pt.methods.synchronous(pt.Conjugate(), damping=1.0), Rules(quorum=0.5, deadline=60.0)
     result = pt.run(
-        method, LINEAR[0], PRIOR, engine=linked([right, right, wrong]), evaluate_every=0, rounds=3, rules=rules
+        method, LINEAR[0], PRIOR, engine=linked([right, right, wrong]), rounds=3, rules=rules, monitor=Monitor(every=0)
     )
     with pytest.raises(pt.InputError, match="Every client was given another"):
-        pt.run(method, LINEAR[0], PRIOR, engine=linked([wrong] * 3), evaluate_every=0, rounds=3, rules=rules)
+        pt.run(method, LINEAR[0], PRIOR, engine=linked([wrong] * 3), rounds=3, rules=rules, monitor=Monitor(every=0))
     assert "client 2 was given another method" in caplog.text
     assert all("another method" in row["unanswered"]["client 2"] for row in result.history)
     assert not np.any(result.state.factors[2].natural.precision)
     same = linked([right] * 3)
-    found = pt.run(CONJUGATE, LINEAR[0], PRIOR, engine=same, evaluate_every=0)
+    found = pt.run(CONJUGATE, LINEAR[0], PRIOR, engine=same, monitor=Monitor(every=0))
     assert found.status is pt.Status.CONVERGED
 
 

@@ -9,7 +9,9 @@ import partita as pt
 from partita.engines import LocalEngine, local
 from partita.local.solvers import NaturalGradient
 from partita.server.aggregation import Incremental
+from partita.server.monitor import Monitor
 from partita.server.state import init
+from partita.storage.checkpoint import Checkpoint
 from support.problems import MODEL, PARTS, PRIOR, SOLVER, faulty, improper
 from support.steps import step
 
@@ -60,7 +62,7 @@ def test_it_converges_where_stochastic_global_vi_goes_on_rattling():
     """The factors become right, and with them the estimate of the gradient: no rate has to fall for that."""
     exact = pt.run(pt.methods.pooled(SOLVER), MODEL, PRIOR, PARTS.pooled()).free_energy
     settings = {"learning_rate": 0.05}
-    options = {"communications": 600, "evaluate_every": 10, "tolerance": -1.0}
+    options = {"communications": 600, "monitor": Monitor(every=10), "tolerance": -1.0}
     worst = {}
     for name in ("incremental_vi", "stochastic_global_vi"):
         history = pt.methods.fit(name, MODEL, PRIOR, PARTS, settings, **options).history
@@ -80,10 +82,16 @@ def test_the_fixed_point_is_prior_times_factors_and_the_run_says_so():
 
 def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
     method = pt.methods.incremental_vi(participants=2)
-    whole = pt.run(method, MODEL, PRIOR, PARTS, communications=12, evaluate_every=0)
+    whole = pt.run(method, MODEL, PRIOR, PARTS, communications=12, monitor=Monitor(every=0))
     for communications in (4, 12):
         parts = pt.run(
-            method, MODEL, PRIOR, PARTS, communications=communications, evaluate_every=0, checkpoint=tmp_path / "a.npz"
+            method,
+            MODEL,
+            PRIOR,
+            PARTS,
+            communications=communications,
+            monitor=Monitor(every=0),
+            store=Checkpoint(tmp_path / "a.npz"),
         )
     np.testing.assert_array_equal(flat(parts.posterior.q), flat(whole.posterior.q))
 
@@ -97,7 +105,7 @@ def test_a_start_is_where_the_server_begins():
 def test_a_wild_answer_leaves_the_posterior_proper(monkeypatch):
     """A step has the size of the rate whatever the answer: the optimiser moves unconstrained coordinates."""
     monkeypatch.setattr(local, "client_update", faulty(improper))
-    result = pt.run(pt.methods.incremental_vi(), MODEL, PRIOR, PARTS, communications=9, evaluate_every=0)
+    result = pt.run(pt.methods.incremental_vi(), MODEL, PRIOR, PARTS, communications=9, monitor=Monitor(every=0))
     assert result.posterior.q.is_proper()
 
 

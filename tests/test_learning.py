@@ -24,8 +24,9 @@ from partita.results.history import History
 from partita.server.aggregation import Anticipating, Averaging, DoubleLoop, Incremental, ServerOptimiser, Shared
 from partita.server.learn import unmoved
 from partita.server.membership import join, leave
+from partita.server.monitor import Monitor
 from partita.server.state import init, with_learning
-from partita.storage.checkpoint import load, save
+from partita.storage.checkpoint import Checkpoint, load, save
 from support.steps import step
 
 GENERATOR = np.random.default_rng(0)
@@ -61,7 +62,7 @@ def optimum():
 
 def learned(how, names, model=LINEAR, parts=NUMBERS, prior=PRIOR, name="sequential", **options):
     settings = {"solver": pt.Conjugate()} if isinstance(model, pt.LinearRegression) else {}
-    options = {"tolerance": 1e-13, "rounds": 300, "progress": False, "evaluate_every": 10} | options
+    options = {"tolerance": 1e-13, "rounds": 300, "monitor": Monitor(every=10)} | options
     return pt.methods.fit(name, model, prior, parts, settings, learn=names, how=how, **options)
 
 
@@ -106,8 +107,8 @@ def test_other_schedules_lead_there_too(name, how):
     """Three clients, whose gradients are of different ages."""
     method = pt.methods.named(name, solver=pt.Conjugate(), damping=0.5, learn=["noise", "prior_scale"], how=how)
     speeds = [1.0, 1.3, 1.7] if name == "asynchronous" else None
-    options = {"tolerance": 1e-8, "rounds": 400, "evaluate_every": 0, "progress": False, "speeds": speeds}
-    found = pt.run(method, LINEAR, PRIOR, clients(Y, 3), **options)
+    options = {"tolerance": 1e-8, "rounds": 400, "monitor": Monitor(every=0)}
+    found = pt.run(method, LINEAR, PRIOR, engine=LocalEngine(clients(Y, 3), speeds), **options)
     assert found.status is pt.Status.CONVERGED
     expected = [optimum().alpha_ ** -0.5, optimum().lambda_ ** -0.5]
     np.testing.assert_allclose(list(found.posterior.hyper.values()), expected, rtol=1e-4)
@@ -144,7 +145,7 @@ class Silent(LocalEngine):
 def test_a_bound_that_nobody_knows_stops_a_step_and_not_the_run():
     method = pt.methods.named("sequential", solver=pt.Conjugate(), learn=["noise"])
     engine = Silent(clients(Y, 3))
-    options = {"tolerance": 1e-8, "rounds": 100, "evaluate_every": 0, "progress": False}
+    options = {"tolerance": 1e-8, "rounds": 100, "monitor": Monitor(every=0)}
     found = pt.run(method, LINEAR, PRIOR, engine=engine, **options)
     assert found.status is pt.Status.CONVERGED
     exact = learned("collapsed", ["noise"], parts=clients(Y, 3), tolerance=1e-8)
@@ -179,7 +180,7 @@ def test_in_single_precision_the_posterior_stays_prior_times_factors():
     rows = zip(np.split(np.float32(X), 4), np.split(np.float32(Y), 4), strict=True)
     parts = pt.federate([pt.Table(*part) for part in rows])
     model = pt.LinearRegression(jnp.float32(1.0))
-    options = {"tolerance": 1e-4, "rounds": 40, "evaluate_every": 0, "progress": False}
+    options = {"tolerance": 1e-4, "rounds": 40, "monitor": Monitor(every=0)}
     state = pt.methods.fit("sequential", model, single, parts, learn=["prior_scale"], **options).state
     whole = functools.reduce(operator.mul, (factor.natural for factor in state.factors), state.prior_now)
     assert float(state.hyper["prior_scale"]) > 10
@@ -245,7 +246,7 @@ def test_learning_never_lowers_the_bound(collapsed, names):
     seen: list[tuple[float, float]] = []
     method = pt.methods.named("sequential", learning=Watched(names, collapsed, seen=seen))
     prior = pt.FullGaussian.standard_normal(4, 0.2)
-    pt.run(method, model, prior, parts, tolerance=1e-8, rounds=60, evaluate_every=0, progress=False)
+    pt.run(method, model, prior, parts, tolerance=1e-8, rounds=60, monitor=Monitor(every=0))
     before, after = np.array(seen).T
     rounding = 1e-13 * abs(before[0])
     assert len(seen) > 3
@@ -259,7 +260,7 @@ def test_coordinate_ascent_steps_where_its_gradient_can_be_trusted():
     """In an asynchronous run q is far from its best for long, and a step at fixed q may lower the bound as q moves."""
     seen: list[tuple[float, float]] = []
     method = pt.methods.named("asynchronous", learning=Watched(["prior_scale"], False, seen=seen))
-    found = pt.run(method, LOGISTIC, PRIOR, clients(LABELS, 5), rounds=60, evaluate_every=0, progress=False)
+    found = pt.run(method, LOGISTIC, PRIOR, clients(LABELS, 5), rounds=60, monitor=Monitor(every=0))
     before, after = np.array(seen).T
     assert found.status is pt.Status.CONVERGED
     assert (after >= before - 1e-13 * abs(before)).all()
@@ -293,7 +294,13 @@ SPEEDS = np.linspace(1.0, 1.9, 10)
 def test_the_gradient_assembled_at_a_fixed_point_is_that_of_the_pooled_bound(method, speeds, rounds):
     model = pt.LogisticRegression(slope=1.3)
     found = pt.run(
-        method, model, PRIOR, CLASSES, rounds=rounds, tolerance=-1.0, evaluate_every=0, speeds=speeds, progress=False
+        method,
+        model,
+        PRIOR,
+        rounds=rounds,
+        tolerance=-1.0,
+        monitor=Monitor(every=0),
+        engine=LocalEngine(CLASSES, speeds),
     )
     state, above = found.state, ("slope", "prior_scales")
     summed = {name: jnp.asarray(column.sum(0)) for name, column in state.gradients.items()}
@@ -314,8 +321,7 @@ def test_it_is_the_gradient_of_the_collapsed_bound():
         CLASSES,
         rounds=12,
         tolerance=-1.0,
-        evaluate_every=0,
-        progress=False,
+        monitor=Monitor(every=0),
     )
     gradient = bound_gradient(PRIOR, found.state.posterior, found.state.hyper, {}, ("prior_scale",), 1.0)["prior_scale"]
     slope = (pooled_bound(np.exp(1e-4)) - pooled_bound(np.exp(-1e-4))) / 2e-4
@@ -339,14 +345,9 @@ def test_layers_of_a_network_have_scales_of_their_own():
         learn=["noise", "layer_scales"],
         how="coordinate",
     )
-    found = pt.run(method, model, prior, clients(Y, 2), rounds=4, progress=False)
+    found = pt.run(method, model, prior, clients(Y, 2), rounds=4)
     fixed = pt.run(
-        method=pt.Method(method.solver, start=start),
-        model=model,
-        prior=prior,
-        partition=clients(Y, 2),
-        rounds=4,
-        progress=False,
+        method=pt.Method(method.solver, start=start), model=model, prior=prior, partition=clients(Y, 2), rounds=4
     )
     assert found.free_energy > fixed.free_energy
     assert set(found.history["hyper"][-1]) == {"noise", "layer_scales"}
@@ -459,7 +460,7 @@ def test_a_huge_step_is_not_taken():
     """It leads to no noise at all; the run goes on with the one before, and says so."""
     far = Stochastic(("noise",), optax.sgd(1e3))
     method = pt.methods.named("sequential", solver=pt.Conjugate(), learning=far)
-    found = pt.run(method, LINEAR, PRIOR, clients(Y, 3), rounds=2, evaluate_every=0, progress=False)
+    found = pt.run(method, LINEAR, PRIOR, clients(Y, 3), rounds=2, monitor=Monitor(every=0))
     assert float(found.state.hyper["noise"]) == 1.0
     assert "half the squared gradient" in found.message
     assert "as they began (noise): the optimiser's steps" in found.message
@@ -471,7 +472,7 @@ def test_a_search_from_a_step_to_infinity_halves_it():
     far = Ascent(("prior_scale",), True, optax.sgd(100.0))
     method = pt.methods.named("sequential", solver=pt.Conjugate(), learning=far)
     prior = pt.FullGaussian.standard_normal(4, 0.01)
-    found = pt.run(method, LINEAR, prior, clients(Y, 3), rounds=6, evaluate_every=0, progress=False)
+    found = pt.run(method, LINEAR, prior, clients(Y, 3), rounds=6, monitor=Monitor(every=0))
     assert found.state.hyper["prior_scale"] > 1.0
 
 
@@ -496,8 +497,7 @@ def test_answers_that_never_settle_leave_a_collapsed_ascent_waiting_and_the_mess
             pt.MeanFieldGaussian.standard_normal(4, 0.1),
             clients(LABELS, 3),
             rounds=6,
-            evaluate_every=0,
-            progress=False,
+            monitor=Monitor(every=0),
         )
         for how in ("collapsed", "coordinate")
     )
@@ -520,7 +520,7 @@ def test_whoever_was_never_heard_is_named():
 
 def test_histories_have_the_values_step_by_step():
     method = pt.methods.named("sequential", solver=pt.Conjugate(), learn=["noise", "prior_scales"], how="stochastic")
-    found = pt.run(method, LINEAR, PRIOR, clients(Y, 3), rounds=3, evaluate_every=0, progress=False)
+    found = pt.run(method, LINEAR, PRIOR, clients(Y, 3), rounds=3, monitor=Monitor(every=0))
     state, engine = with_learning(init(PRIOR, 3), method.learning, LINEAR), LocalEngine(clients(Y, 3))
     for row in found.history:
         state, _ = step(method, LINEAR, engine, state)
@@ -555,7 +555,7 @@ def test_single_precision_stays_single_beside_a_model_in_double(tmp_path):
     rows = zip(np.array_split(np.float32(X), 3), np.array_split(np.float32(Y), 3), strict=True)
     parts = pt.federate([pt.Table(*part) for part in rows])
     method = pt.methods.named("sequential", solver=pt.Conjugate(), learn=["noise", "prior_scale"])
-    options = {"tolerance": 1e-5, "evaluate_every": 0, "progress": False, "checkpoint": tmp_path / "state"}
+    options = {"tolerance": 1e-5, "monitor": Monitor(every=0), "store": Checkpoint(tmp_path / "state")}
     for rounds in (4, 30):
         found = pt.run(method, pt.LinearRegression(1.0), single, parts, rounds=rounds, **options)
     held = (found.state.posterior, found.state.factors, found.state.hyper, found.state.learning[0].params)

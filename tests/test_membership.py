@@ -10,7 +10,7 @@ import partita as pt
 from partita.engines import LocalEngine
 from partita.server.membership import join, leave, retire
 from partita.server.state import init
-from support.problems import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER
+from support.problems import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER, assert_product
 from support.steps import step
 
 OTHERS = pt.Partition(PARTS.shards[:2], PARTS.names[:2], PARTS.sizes[:2])

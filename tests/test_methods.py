@@ -11,6 +11,8 @@ import pytest
 
 import partita as pt
 from partita.engines import local
+from partita.server.monitor import Monitor
+from partita.storage.checkpoint import Checkpoint
 from support.problems import FULL, MODEL, PARTS, PRIOR, SOLVER, exact, faulty, not_finite
 
 
@@ -26,7 +28,7 @@ from support.problems import FULL, MODEL, PARTS, PRIOR, SOLVER, exact, faulty, n
 )
 def test_with_a_conjugate_model_a_pass_is_the_exact_posterior_of_the_rows(method, parts):
     """`sec:optim:analytic`: whoever holds the rows, one answer of each is enough."""
-    result = pt.run(method, pt.LinearRegression(0.5), FULL, parts, rounds=1, evaluate_every=0)
+    result = pt.run(method, pt.LinearRegression(0.5), FULL, parts, rounds=1, monitor=Monitor(every=0))
     precision, mean = exact(parts)
     # sums of at most sixty products, and a solve with a condition number of about 2
     np.testing.assert_allclose(result.posterior.q.precision, precision, rtol=1e-12)
@@ -35,8 +37,8 @@ def test_with_a_conjugate_model_a_pass_is_the_exact_posterior_of_the_rows(method
 
 def test_global_vi_on_all_rows_is_the_fixed_point_that_sequential_pvi_reaches():
     """`prop:fixed-point`, on logistic regression with full covariance."""
-    together = pt.run(pt.methods.pooled(SOLVER), MODEL, FULL, PARTS.pooled(), evaluate_every=0)
-    apart = pt.run(pt.methods.sequential(SOLVER), MODEL, FULL, PARTS, tolerance=1e-14, evaluate_every=0)
+    together = pt.run(pt.methods.pooled(SOLVER), MODEL, FULL, PARTS.pooled(), monitor=Monitor(every=0))
+    apart = pt.run(pt.methods.sequential(SOLVER), MODEL, FULL, PARTS, tolerance=1e-14, monitor=Monitor(every=0))
     assert (together.status, apart.status) == (pt.Status.CONVERGED, pt.Status.CONVERGED)
     np.testing.assert_allclose(apart.posterior.q.precision, together.posterior.q.precision, rtol=1e-6)
     np.testing.assert_allclose(apart.posterior.mean, together.posterior.mean, rtol=1e-6)
@@ -117,7 +119,7 @@ def test_global_vi_takes_the_steps_of_adam_on_pooled_rows_for_every_number_of_cl
     prior = pt.MeanFieldGaussian.standard_normal(3, 1.5)
     start = pt.MeanFieldGaussian.tight(3, seed=clients)
     method = pt.methods.global_vi(learning_rate=0.05, start=start)
-    result = pt.run(method, MODEL, prior, parts, rounds=200, tolerance=0, evaluate_every=0)
+    result = pt.run(method, MODEL, prior, parts, rounds=200, tolerance=0, monitor=Monitor(every=0))
     mean, log_sd = pooled_ascent(parts, prior, start, 200, 0.05)
     np.testing.assert_allclose(result.posterior.mean, mean, rtol=0, atol=1e-10)
     np.testing.assert_allclose(jnp.log(result.posterior.sd), log_sd, rtol=0, atol=1e-10)
@@ -159,8 +161,8 @@ def weighted_step(parts, prior, start):
 def test_an_interrupted_global_vi_goes_on_with_its_optimisers_memory(tmp_path):
     method = pt.methods.global_vi(start=pt.MeanFieldGaussian.tight(3))
     whole = pt.run(method, MODEL, PRIOR, PARTS, rounds=20)
-    pt.run(method, MODEL, PRIOR, PARTS, rounds=7, checkpoint=tmp_path / "run.npz")
-    resumed = pt.run(method, MODEL, PRIOR, PARTS, rounds=20, checkpoint=tmp_path / "run.npz")
+    pt.run(method, MODEL, PRIOR, PARTS, rounds=7, store=Checkpoint(tmp_path / "run.npz"))
+    resumed = pt.run(method, MODEL, PRIOR, PARTS, rounds=20, store=Checkpoint(tmp_path / "run.npz"))
     np.testing.assert_array_equal(resumed.posterior.q.precision, whole.posterior.q.precision)
     np.testing.assert_array_equal(resumed.posterior.mean, whole.posterior.mean)
 
@@ -170,7 +172,7 @@ def client_answers(exponents):
     found = []
     for k, exponent in enumerate(exponents):
         # the prior's normaliser is a constant of the problem, so a power of a Gaussian is as good as a Gaussian
-        result = pt.run(pt.methods.alone(SOLVER), MODEL, PRIOR**exponent, PARTS.alone(k), evaluate_every=0)
+        result = pt.run(pt.methods.alone(SOLVER), MODEL, PRIOR**exponent, PARTS.alone(k), monitor=Monitor(every=0))
         found.append((result.posterior.q.precision_mean, result.posterior.q.precision))
     return np.array(found)
 
@@ -262,9 +264,15 @@ def test_a_pass_without_one_of_the_clients_is_not_complete(method, monkeypatch):
 
 
 def test_global_vi_converges_with_covariances_and_says_so():
-    pooled = pt.run(pt.methods.pooled(SOLVER), MODEL, FULL, PARTS.pooled(), evaluate_every=0)
+    pooled = pt.run(pt.methods.pooled(SOLVER), MODEL, FULL, PARTS.pooled(), monitor=Monitor(every=0))
     result = pt.run(
-        pt.methods.global_vi(learning_rate=0.05), MODEL, FULL, PARTS, rounds=1000, tolerance=1e-8, evaluate_every=0
+        pt.methods.global_vi(learning_rate=0.05),
+        MODEL,
+        FULL,
+        PARTS,
+        rounds=1000,
+        tolerance=1e-8,
+        monitor=Monitor(every=0),
     )
     assert result.status is pt.Status.CONVERGED
     assert result.posterior.q.kl(pooled.posterior.q) < 1e-7
@@ -291,7 +299,9 @@ def test_a_start_takes_the_precision_of_the_prior(name, tmp_path):
     settings = {"start": pt.MeanFieldGaussian.tight(3)} | ({} if name == "global_vi" else {"solver": SOLVER})
     checkpoint = tmp_path / "run.npz"
     for rounds in (1, 2):
-        result = pt.methods.fit(name, MODEL, single, pt.federate(data), settings, rounds=rounds, checkpoint=checkpoint)
+        result = pt.methods.fit(
+            name, MODEL, single, pt.federate(data), settings, rounds=rounds, store=Checkpoint(checkpoint)
+        )
     assert {leaf.dtype for leaf in jax.tree.leaves(result.state.factors)} == {np.dtype(np.float32)}
 
 

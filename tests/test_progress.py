@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import partita as pt
+from partita.server.monitor import Monitor
 from support.problems import MODEL, PARTS, PRIOR, SOLVER
 
 
@@ -29,14 +30,14 @@ def run(**settings):
 
 @pytest.mark.parametrize("progress", [None, False])
 def test_without_a_terminal_nothing_is_printed(progress, capfd):
-    run(progress=progress)
+    run(monitor=Monitor(progress=progress))
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(("progress", "terminal"), [(True, io.StringIO()), (True, Terminal()), (None, Terminal())])
 def test_asked_for_or_on_a_terminal_the_bar_shows_where_the_run_stands(progress, terminal, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stderr", terminal)
-    result = run(progress=progress, label="three hospitals")
+    result = run(monitor=Monitor(progress=progress, label="three hospitals"))
     shown = terminal.getvalue()
     assert "three hospitals" in shown
     assert "4/4" in shown
@@ -46,13 +47,13 @@ def test_asked_for_or_on_a_terminal_the_bar_shows_where_the_run_stands(progress,
 
 def test_a_terminal_stays_quiet_when_the_bar_is_switched_off(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
-    run(progress=False)
+    run()
     assert sys.stderr.getvalue() == ""
 
 
 def test_the_bar_counts_answers_when_the_budget_is_in_rounds(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     watching = pt.Method(SOLVER, pt.Synchronous(), pt.Backtracking(0.1, watch_free_energy=True))
-    pt.run(watching, MODEL, PRIOR, PARTS, rounds=2, evaluate_every=0)
+    pt.run(watching, MODEL, PRIOR, PARTS, rounds=2, monitor=Monitor(every=0))
     assert "6/6" in sys.stderr.getvalue()
     assert "free energy" not in sys.stderr.getvalue()

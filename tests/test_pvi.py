@@ -8,6 +8,7 @@ import partita as pt
 from partita.data import federate
 from partita.engines import LocalEngine, local
 from partita.server.bound import partition_free_energy
+from partita.server.monitor import Monitor
 from partita.server.state import init
 from support.problems import (
     AGGREGATIONS,
@@ -85,8 +86,8 @@ def test_every_schedule_converges_to_the_same_posterior(schedule):
     """`prop:fixed-point`: fixed points are stationary points of global VI; here there is only one."""
     turns, speeds = SCHEDULES[schedule]
     method = pt.Method(SOLVER, turns, pt.Damped(0.7))
-    result = pt.run(method, MODEL, PRIOR, PARTS, speeds=speeds, tolerance=1e-12, evaluate_every=0)
-    pooled = pt.run(pt.methods.pooled(SOLVER), MODEL, PRIOR, PARTS.pooled(), evaluate_every=0)
+    result = pt.run(method, MODEL, PRIOR, tolerance=1e-12, monitor=Monitor(every=0), engine=LocalEngine(PARTS, speeds))
+    pooled = pt.run(pt.methods.pooled(SOLVER), MODEL, PRIOR, PARTS.pooled(), monitor=Monitor(every=0))
     assert result.status is pt.Status.CONVERGED
     # each of three clients is within 1e-12 nats, which leaves √(2e-12) standard deviations for each of them
     assert result.posterior.q.kl(pooled.posterior.q) < 1e-10
@@ -134,9 +135,9 @@ def test_rounds_count_answers_and_communications_count_trials_too():
 
 
 def test_without_a_budget_a_run_has_a_hundred_rounds_and_an_infinite_one_lasts_until_convergence():
-    slow = pt.run(pt.methods.synchronous(SOLVER, damping=0.01), MODEL, PRIOR, PARTS, evaluate_every=0)
+    slow = pt.run(pt.methods.synchronous(SOLVER, damping=0.01), MODEL, PRIOR, PARTS, monitor=Monitor(every=0))
     assert (slow.status, len(slow.history)) == (pt.Status.BUDGET_SPENT, 100)
-    patient = pt.run(pt.methods.synchronous(SOLVER), MODEL, PRIOR, PARTS, rounds=np.inf, evaluate_every=0)
+    patient = pt.run(pt.methods.synchronous(SOLVER), MODEL, PRIOR, PARTS, rounds=np.inf, monitor=Monitor(every=0))
     assert patient.status is pt.Status.CONVERGED
 
 
@@ -172,7 +173,7 @@ def test_a_run_with_a_client_that_is_always_refused_goes_on_and_is_never_called_
     turns, speeds = SCHEDULES[schedule]
     monkeypatch.setattr(local, "client_update", faulty(not_finite))
     method = pt.Method(SOLVER, turns, pt.Damped(0.7))
-    result = pt.run(method, MODEL, PRIOR, PARTS, rounds=30, speeds=speeds, evaluate_every=0)
+    result = pt.run(method, MODEL, PRIOR, rounds=30, monitor=Monitor(every=0), engine=LocalEngine(PARTS, speeds))
     assert result.status is pt.Status.BUDGET_SPENT
     assert (result.state.residual < 1e-3).tolist() == [True, False, True]
     visits = [row["step"] for row in result.history if "client 1" in row["clients"]]
@@ -187,7 +188,7 @@ def test_history_has_a_row_for_every_step():
         return {"first mean": posterior.mean[0]}
 
     method, speeds = pt.methods.synchronous(SOLVER, damping=0.25), (1.0, 2.0, 4.0)
-    result = pt.run(method, MODEL, PRIOR, PARTS, rounds=3, metrics=metrics, speeds=speeds)
+    result = pt.run(method, MODEL, PRIOR, rounds=3, monitor=Monitor(metrics=metrics), engine=LocalEngine(PARTS, speeds))
     history, engine, state = result.history, LocalEngine(PARTS, speeds), init(PRIOR, 3)
     for row, q in zip(history, seen, strict=True):
         state, event = step(method, MODEL, engine, state)
@@ -208,12 +209,17 @@ def test_history_has_a_row_for_every_step():
 
 def test_free_energy_and_metrics_are_computed_every_so_many_steps_and_at_the_end():
     result = pt.run(
-        pt.methods.synchronous(SOLVER), MODEL, PRIOR, PARTS, rounds=5, evaluate_every=2, metrics=lambda _: {"one": 1.0}
+        pt.methods.synchronous(SOLVER),
+        MODEL,
+        PRIOR,
+        PARTS,
+        rounds=5,
+        monitor=Monitor(metrics=lambda _: {"one": 1.0}, every=2),
     )
     computed = [False, True, False, True, True]
     assert np.isfinite(result.history["free_energy"]).tolist() == computed
     assert np.isfinite(result.history["one"]).tolist() == computed
     assert result.free_energy == result.history["free_energy"][4]
-    never = pt.run(pt.methods.synchronous(SOLVER), MODEL, PRIOR, PARTS, rounds=2, evaluate_every=0)
+    never = pt.run(pt.methods.synchronous(SOLVER), MODEL, PRIOR, PARTS, rounds=2, monitor=Monitor(every=0))
     assert "free_energy" not in never.history.columns
     assert np.isnan(never.free_energy)

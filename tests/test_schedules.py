@@ -10,6 +10,7 @@ import partita as pt
 from partita.engines import LocalEngine, local
 from partita.engines.local import client_key
 from partita.local.client import client_update
+from partita.server.monitor import Monitor
 from partita.server.schedules import Turns
 from partita.server.state import init
 from support.problems import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER, faulty, not_finite
@@ -107,7 +108,12 @@ def test_asynchronous_answers_come_when_the_speeds_say_and_are_as_stale_as_that_
     # speeds are powers of two, so that times are exact and ties are ties
     expected = arrivals(speeds, 30)
     result = pt.run(
-        pt.methods.asynchronous(SOLVER, 0.1), MODEL, PRIOR, PARTS, communications=30, speeds=speeds, evaluate_every=0
+        pt.methods.asynchronous(SOLVER, 0.1),
+        MODEL,
+        PRIOR,
+        communications=30,
+        monitor=Monitor(every=0),
+        engine=LocalEngine(PARTS, speeds),
     )
     assert result.history["clients"].tolist() == [[f"client {k}"] for _, k in expected]
     np.testing.assert_array_equal(result.history["clock"], [time for time, _ in expected])
@@ -127,10 +133,9 @@ def test_asynchronous_speeds_of_one_to_ten_give_ten_times_the_answers():
         pt.methods.asynchronous(SOLVER, 0.1),
         MODEL,
         PRIOR,
-        PARTS,
         communications=84,
-        speeds=(1, 10, 10),
-        evaluate_every=0,
+        monitor=Monitor(every=0),
+        engine=LocalEngine(PARTS, (1, 10, 10)),
     )
     assert result.state.versions == (4, 40, 40)
     # ten steps of 0.1 make 1 to rounding
@@ -156,5 +161,7 @@ def test_an_asynchronous_answer_is_formed_against_the_posterior_that_was_sent():
 
 def test_only_asynchronous_answers_are_stale():
     for schedule, (turns, speeds) in SCHEDULES.items():
-        result = pt.run(pt.Method(SOLVER, turns, pt.Damped(0.1)), MODEL, PRIOR, PARTS, rounds=4, speeds=speeds)
+        result = pt.run(
+            pt.Method(SOLVER, turns, pt.Damped(0.1)), MODEL, PRIOR, rounds=4, engine=LocalEngine(PARTS, speeds)
+        )
         assert (result.history["staleness"].max() > 0) == (schedule == "asynchronous")

@@ -7,7 +7,8 @@ import pytest
 from partita import InputError, Method, RandomSubset, Synchronous, methods, run
 from partita.families.factor import Factor
 from partita.server.aggregation import StochasticLoop
-from partita.server.run import Status
+from partita.server.monitor import Monitor
+from partita.server.stopping import Status
 from support.row_each import CLIENTS, MODEL, PRIOR, ROWS, flat, one_row, plain
 
 
@@ -17,7 +18,7 @@ from support.row_each import CLIENTS, MODEL, PRIOR, ROWS, flat, one_row, plain
 def test_with_exact_moments_it_ends_where_the_double_loop_does(alpha, schedule):
     """Which is where power EP ends if it is damped (`test_double_loop`)."""
     method = Method(one_row(alpha), schedule, StochasticLoop(alpha, 0.5, 0.5))
-    result = run(method, MODEL, PRIOR, ROWS, rounds=500, tolerance=1e-16, evaluate_every=0, progress=False)
+    result = run(method, MODEL, PRIOR, ROWS, rounds=500, tolerance=1e-16, monitor=Monitor(every=0))
     assert result.status is Status.CONVERGED
     expected = plain(alpha, 1 / CLIENTS, 400)
     np.testing.assert_allclose(flat(result.state.posterior), flat(expected.state.posterior), rtol=1e-6, atol=1e-6)
@@ -30,7 +31,7 @@ def test_with_draws_it_stays_within_their_error():
     The evidence is lower by about 0.05, of which draws four times as many leave a quarter, with a noise of 0.03.
     """
     method = methods.snep(1.0, samples=200, step=0.3, outer=0.1)
-    result = run(method, MODEL, PRIOR, ROWS, rounds=300, seed=1, evaluate_every=0, progress=False)
+    result = run(method, MODEL, PRIOR, ROWS, rounds=300, seed=1, monitor=Monitor(every=0))
     reference = plain(1.0, 1 / CLIENTS, 400)
     assert result.log_evidence == pytest.approx(reference.log_evidence, abs=0.05 + 3 * 0.03)
     found, expected = result.state.posterior, reference.state.posterior

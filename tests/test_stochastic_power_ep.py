@@ -31,6 +31,7 @@ from partita.local.context import Prior
 from partita.results.history import History
 from partita.server.aggregation import Shared
 from partita.server.membership import retire
+from partita.server.monitor import Monitor
 from partita.server.state import init
 from partita.server.step import dispatch
 from partita.storage.checkpoint import load, save
@@ -72,7 +73,7 @@ def plain_sep(clients, order, damping):
 def test_its_steps_are_those_of_a_plain_implementation():
     prior = FullGaussian.standard_normal(2)
     method = methods.stochastic_power_ep(1.0, 0.3, order="fixed")
-    result = run(method, ProbitRegression(), prior, PARTS, rounds=3, progress=False)
+    result = run(method, ProbitRegression(), prior, PARTS, rounds=3)
     shift, precision = plain_sep(CLIENTS, [0, 1, 2] * 3, 0.3)
     np.testing.assert_allclose(result.state.posterior.precision_mean, shift, rtol=1e-9)
     np.testing.assert_allclose(result.state.posterior.precision, precision, rtol=1e-9)
@@ -87,12 +88,12 @@ def test_as_alpha_vanishes_it_is_mini_batch_global_vi(family):
     prior, model = family.standard_normal(2), LogisticRegression(GaussHermite(64))
     plain = FixedPoint(max_steps=1, back_off=False)
     stochastic = Method(plain, Sequential(), Shared(0.3), Prior(rescaled=True))
-    limit = run(stochastic, model, prior, PARTS, rounds=2, progress=False).state.posterior
+    limit = run(stochastic, model, prior, PARTS, rounds=2).state.posterior
     alphas = 10.0 ** -np.arange(2, 7)
     apart = []
     for alpha in alphas:
         method = methods.stochastic_power_ep(alpha, 0.3, order="fixed")
-        q = run(method, model, prior, PARTS, rounds=2, progress=False).state.posterior
+        q = run(method, model, prior, PARTS, rounds=2).state.posterior
         apart.append(np.sqrt(sum(np.sum((a - b) ** 2) for a, b in pairs(q, limit))))
     slopes = np.diff(np.log10(apart)) / np.diff(np.log10(alphas))
     np.testing.assert_allclose(slopes, 1, atol=0.01)
@@ -133,7 +134,7 @@ def test_as_alpha_vanishes_it_is_mini_batch_global_vi_for_a_mixture():
 
     def posterior(solver):
         method = Method(solver, Sequential(), Shared(0.1), Prior(rescaled=True))
-        return run(method, model, prior, parts, rounds=2, progress=False).state.posterior
+        return run(method, model, prior, parts, rounds=2).state.posterior
 
     limit = posterior(FixedPoint(max_steps=1, back_off=False))
     alphas = 10.0 ** -np.arange(2, 7)
@@ -146,7 +147,7 @@ def test_as_alpha_vanishes_it_is_mini_batch_global_vi_for_a_mixture():
 def test_the_posterior_is_the_prior_and_one_factor_as_often_as_there_are_clients(participants):
     prior = FullGaussian.standard_normal(2)
     method = methods.stochastic_power_ep(participants=participants)
-    state = run(method, LogisticRegression(), prior, PARTS, rounds=4, progress=False).state
+    state = run(method, LogisticRegression(), prior, PARTS, rounds=4).state
     assert all(a is b for a in state.factors for b in state.factors)
     for found, expected in pairs(state.posterior, prior * state.memory.factor.natural**3):
         np.testing.assert_allclose(found, expected, rtol=1e-12)
@@ -166,7 +167,7 @@ def test_its_evidence_is_exact_for_a_conjugate_model(alike, rows):
     exact = -(y @ np.linalg.solve(marginal, y) + np.linalg.slogdet(2 * np.pi * marginal)[1]) / 2
     method = methods.stochastic_power_ep(0.5, 0.5, participants=1 if alike else 3, rows=rows)
     prior, model = FullGaussian.standard_normal(1), LinearRegression(0.5)
-    result = run(method, model, prior, federate(tables), rounds=60, tolerance=-1, evaluate_every=0, progress=False)
+    result = run(method, model, prior, federate(tables), rounds=60, tolerance=-1, monitor=Monitor(every=0))
     assert result.log_evidence == pytest.approx(exact, abs=1e-8)
 
 
@@ -179,8 +180,7 @@ def test_what_the_server_keeps_does_not_grow_with_its_clients():
             FullGaussian.standard_normal(2),
             parts,
             communications=3,
-            evaluate_every=0,
-            progress=False,
+            monitor=Monitor(every=0),
         ).state
         arrays = {id(leaf): leaf.nbytes for leaf in jax.tree.leaves((state.posterior, state.factors, state.memory))}
         return sum(arrays.values())
@@ -226,11 +226,11 @@ def test_its_fixed_point_for_small_alpha_is_that_of_global_vi():
     """Clients of one size that all answer stand for themselves; the difference is a multiple of α."""
     prior, model = FullGaussian.standard_normal(2), LogisticRegression(GaussHermite(64))
     parts = federate([Table(x, y) for x, y in zip(np.split(X, 3), np.split(Y, 3), strict=True)])
-    best = run(methods.pooled(), model, prior, parts.pooled(), tolerance=1e-12, progress=False).state.posterior
+    best = run(methods.pooled(), model, prior, parts.pooled(), tolerance=1e-12).state.posterior
     apart = []
     for alpha in (1e-2, 1e-4):
         method = methods.stochastic_power_ep(alpha, 0.5, participants=3)
-        found = run(method, model, prior, parts, rounds=60, evaluate_every=0, progress=False).state.posterior
+        found = run(method, model, prior, parts, rounds=60, monitor=Monitor(every=0)).state.posterior
         apart.append(np.sqrt(sum(np.sum((a - b) ** 2) for a, b in pairs(found, best))))
     assert apart[0] / apart[1] == pytest.approx(100, rel=0.02)
 

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from partita.engines.base import EventLog
 from partita.engines.remote import Letter, Link, RemoteEngine
 from partita.engines.site import Site
 from partita.families import MeanFieldGaussian
@@ -31,10 +32,10 @@ from partita.results.history import History
 from partita.results.posterior import Posterior
 from partita.server.admission import Admission, divergence, ratios
 from partita.server.method import Method
+from partita.server.monitor import Monitor
+from partita.server.rules import Rules
 from partita.server.run import run
 from partita.server.state import State
-from partita.server.step import Rules
-from partita.server.store import Journal
 from partita_experiments import config
 from partita_experiments.problem import Setting, prepare, solver
 
@@ -220,7 +221,7 @@ def attackers(end: Remembering, bounds: Admission) -> dict[str, Any]:
     return ends | {"labels flipped": with_flipped_labels(end.site)}
 
 
-class Witness(Journal):
+class Witness(EventLog):
     """Keeps the largest of what the bounds are about that honest answers reach."""
 
     def __init__(self) -> None:
@@ -250,7 +251,7 @@ class Witness(Journal):
         self.most |= {name: max(self.most[name], value) for name, value in seen.items()}
 
 
-class Noted(Journal):
+class Noted(EventLog):
     """Counts what became of answers that could not be read, or that nobody waited for."""
 
     def __init__(self) -> None:
@@ -278,7 +279,7 @@ class Bench:
         self.rows = dict(zip(clients.names, clients.sizes, strict=True))
         self.attacker = clients.names[plan.attacker]
 
-    def go(self, ends: dict[str, Any], bounds: Admission, journal: Journal | None = None) -> dict[str, Any]:
+    def go(self, ends: dict[str, Any], bounds: Admission, journal: EventLog | None = None) -> dict[str, Any]:
         """The held-out NLPD after a run with these clients, and how many of the attacker's answers were refused."""
         noted = Noted()
         rows = {name: self.rows[name] for name in ends}
@@ -287,11 +288,11 @@ class Bench:
             self.setting.model,
             self.setting.prior,
             engine=RemoteEngine(Neighbours(ends), rows, noted),
-            journal=journal,
             rounds=self.plan.rounds,
-            evaluate_every=0,
             rules=Rules(deadline=1.0, quorum=0.5, admission=bounds),
-            progress=False,
+            monitor=Monitor(every=0),
+            store=journal,
+            requests=journal,
         )
         refused = noted.count + collections.Counter(name for row in result.history for name in row["refused"])
         nlpd = self.setting.metrics(Posterior(self.setting.model, result.posterior.q))["nll"]

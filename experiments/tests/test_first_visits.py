@@ -7,7 +7,8 @@ import partita as pt
 from partita.engines import local
 from partita.io import wire
 from partita.local.client import client_update
-from partita.server.step import Rules
+from partita.server.monitor import Monitor
+from partita.server.rules import Rules
 from partita_experiments import first_visits
 from partita_experiments.first_visits import FirstVisits
 
@@ -36,7 +37,7 @@ def visits(monkeypatch, tmp_path):
 
 
 def run(engine, method, seed=0):
-    return pt.run(method, NETWORK, PRIOR, engine=engine, rules=Rules(), rounds=2, seed=seed, evaluate_every=0)
+    return pt.run(method, NETWORK, PRIOR, engine=engine, rules=Rules(), rounds=2, seed=seed, monitor=Monitor(every=0))
 
 
 def numbers(result):

@@ -44,8 +44,9 @@ from partita.results import metrics
 from partita.server import aggregation
 from partita.server.aggregation import Backtracking, Damped
 from partita.server.method import Method
-from partita.server.run import Status, run
+from partita.server.run import run
 from partita.server.schedules import Asynchronous, RandomSubset, Sequential, Synchronous
+from partita.server.stopping import Status
 
 __version__ = "0.1.0"
 

@@ -16,8 +16,9 @@ from partita.families.factor import Factor
 from partita.io import wire
 from partita.io.wire import Message
 from partita.server.admission import Admission
+from partita.server.monitor import Monitor
+from partita.server.rules import Rules
 from partita.server.state import init
-from partita.server.step import Rules
 from partita.storage.ledger import Ledger
 from support.remote_runs import METHODS, MODEL, PARTS, PRIOR, assert_product, sites
 from support.remote_runs import serve as serve_under
@@ -206,7 +207,7 @@ def test_an_old_message_sent_again_is_late_and_counts_once(tmp_path):
 
     method, ledger = METHODS["synchronous"], Ledger(tmp_path / "ledger")
     result = serve_under(method, Weather(hostile(method, again)), ledger, admission=BOUNDS, until=30.0)
-    honest = pt.run(method, MODEL, PRIOR, PARTS, evaluate_every=0)
+    honest = pt.run(method, MODEL, PRIOR, PARTS, monitor=Monitor(every=0))
     np.testing.assert_allclose(result.posterior.q.precision, honest.posterior.q.precision, rtol=1e-10)
     noted = events(ledger, NAME)
     assert noted[0] == ("accepted", "")
@@ -391,6 +392,6 @@ def test_the_antisymmetric_part_of_a_precision_which_no_check_sees_is_dropped(tm
 
     method, ledger = METHODS["synchronous"], Ledger(tmp_path / "ledger")
     result = serve_under(method, Weather(hostile(method, twisted)), ledger, admission=BOUNDS)
-    honest = pt.run(method, MODEL, PRIOR, PARTS, evaluate_every=0)
+    honest = pt.run(method, MODEL, PRIOR, PARTS, monitor=Monitor(every=0))
     np.testing.assert_allclose(result.posterior.q.precision, honest.posterior.q.precision, rtol=1e-9)
     np.testing.assert_allclose(result.posterior.mean, honest.posterior.mean, rtol=1e-9)

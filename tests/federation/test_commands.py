@@ -96,7 +96,7 @@ def test_a_client_that_retires_by_command_is_divided_out(study):
     serve(study, federation, Weather(there))
     assert partita("federation", "retire", study, "west").exit_code == 0
     after = serve(study, federation, Weather(there))
-    assert after.state.gone.tolist() == [False, True]
+    assert after.state.inactive.tolist() == [False, True]
     assert not after.state.factors[1].natural.precision.any()
     events = Ledger(study / LEDGER)._db.execute("SELECT event FROM events WHERE name = 'west'").fetchall()
     assert ("retire",) in events

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.server.store import Journal
+from partita.engines.base import EventLog
+from partita.server.monitor import Monitor
 from support.problems import MODEL, PARTS, PRIOR, SOLVER
 
 pytest.importorskip("distributed")
@@ -68,13 +69,13 @@ def test_a_worker_killed_at_work_is_replaced(cluster):
         return {}
 
     steps = 0
-    there = pt.run(method, MODEL, PRIOR, engine=engine, rounds=40, metrics=kill)
+    there = pt.run(method, MODEL, PRIOR, engine=engine, rounds=40, monitor=Monitor(metrics=kill))
     here = pt.run(method, MODEL, PRIOR, PARTS, rounds=40)
     assert steps > 7
     np.testing.assert_allclose(there.posterior.mean, here.posterior.mean, rtol=1e-8)
 
 
-class Notes(Journal):
+class Notes(EventLog):
     """Keeps what was noted of answers."""
 
     def __init__(self):
@@ -91,7 +92,7 @@ def test_a_synchronous_round_of_a_hundred_clients_loses_nobody(cluster):
     parts = pt.split(pt.Table(x, y), pt.splits.equal_random(500, 100))
     method, notes = METHODS["synchronous"], Notes()
     engine = DaskEngine(cluster, parts, notes)
-    there = pt.run(method, MODEL, PRIOR, engine=engine, journal=notes, rounds=1)
+    there = pt.run(method, MODEL, PRIOR, engine=engine, rounds=1, store=notes, requests=notes)
     here = pt.run(method, MODEL, PRIOR, parts, rounds=1)
     (step,) = there.history
     assert sorted(step["clients"]) == sorted(parts.names)

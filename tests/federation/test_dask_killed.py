@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import partita as pt
+from partita.server.monitor import Monitor
 from support.problems import MODEL, PARTS, PRIOR, SOLVER
 from support.processes import until
 
@@ -25,6 +26,7 @@ jax.config.update("jax_enable_x64", True)
 from distributed import Client
 import partita as pt
 from partita.engines.dask import DaskEngine
+from partita.server.monitor import Monitor
 from partita.storage.ledger import Ledger
 from support.problems import MODEL, PARTS, PRIOR, SOLVER
 
@@ -32,14 +34,15 @@ METHOD = pt.methods.synchronous(SOLVER)
 ledger = Ledger(sys.argv[2])
 with Client(sys.argv[1]) as client:
     engine = DaskEngine(client, PARTS, ledger)
-    result = pt.run(METHOD, MODEL, PRIOR, engine=engine, journal=ledger, rounds=40, evaluate_every=0, progress=False)
+    kept = {"store": ledger, "requests": ledger}
+    result = pt.run(METHOD, MODEL, PRIOR, engine=engine, rounds=40, monitor=Monitor(every=0), **kept)
 result.posterior.save(sys.argv[3])
 """
 
 
 @pytest.fixture(scope="module")
 def here():
-    return pt.run(METHOD, MODEL, PRIOR, PARTS, rounds=40, evaluate_every=0)
+    return pt.run(METHOD, MODEL, PRIOR, PARTS, rounds=40, monitor=Monitor(every=0))
 
 
 @pytest.mark.slow
@@ -54,7 +57,7 @@ def test_a_worker_killed_at_work_is_replaced(cluster, here):
     thread = threading.Thread(target=kill)
     engine = DaskEngine(cluster, PARTS)
     thread.start()
-    there = pt.run(METHOD, MODEL, PRIOR, engine=engine, rounds=40, evaluate_every=0)
+    there = pt.run(METHOD, MODEL, PRIOR, engine=engine, rounds=40, monitor=Monitor(every=0))
     thread.join()
     assert killed
     np.testing.assert_allclose(there.posterior.mean, here.posterior.mean, rtol=1e-8)

@@ -9,6 +9,7 @@ import pytest
 import partita as pt
 from partita.engines import LocalEngine
 from partita.io.wire import unpack
+from partita.server.monitor import Monitor
 from partita.server.state import init
 from partita.server.step import dispatch, receive
 from partita.storage.ledger import Ledger
@@ -20,7 +21,7 @@ from support.weather import Fragile, Fuse, Killed, Weather
 def test_in_fair_weather_it_is_the_run_in_one_process(name, tmp_path):
     method = METHODS[name]
     there = serve(method, Weather(sites(method)), Ledger(tmp_path / "ledger"))
-    here = pt.run(method, MODEL, PRIOR, PARTS, evaluate_every=0, tolerance=1e-12)
+    here = pt.run(method, MODEL, PRIOR, PARTS, tolerance=1e-12, monitor=Monitor(every=0))
     np.testing.assert_allclose(there.posterior.q.precision, here.posterior.q.precision, rtol=1e-14)
     np.testing.assert_allclose(there.posterior.mean, here.posterior.mean, rtol=1e-12)
     assert there.status is here.status is pt.Status.CONVERGED
@@ -171,7 +172,7 @@ def test_who_is_gone_for_good_may_be_let_go_while_the_server_waits(gone, tmp_pat
     result = serve(method, link, ledger, quorum=1.0)
     assert link.asked
     assert result.status is pt.Status.CONVERGED
-    assert result.state.left == tuple(gone)
+    assert result.state.inactive_names == tuple(gone)
     assert link.time < 100.0
     assert np.isfinite(result.history.rows[-1]["residual"])
     assert np.isfinite(result.history.rows[-1]["reported_free_energy"])

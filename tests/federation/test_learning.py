@@ -15,7 +15,8 @@ from partita.federation.client import Client
 from partita.federation.rehearse import Rehearsal
 from partita.federation.serve import serve as serve_folder
 from partita.io.wire import unpack
-from partita.server.step import Rules
+from partita.server.monitor import Monitor
+from partita.server.rules import Rules
 from partita.storage.ledger import Ledger
 from support.clinic_files import TOML, clinic, write
 from support.remote_runs import MODEL, PARTS, PRIOR, serve, sites
@@ -41,7 +42,7 @@ def test_it_is_the_run_in_one_process(which, tmp_path):
     method = METHODS[which]
     link = Weather(sites(method))
     there = serve(method, link, Ledger(tmp_path / "ledger"))
-    here = pt.run(method, MODEL, PRIOR, PARTS, evaluate_every=0, tolerance=1e-12)
+    here = pt.run(method, MODEL, PRIOR, PARTS, tolerance=1e-12, monitor=Monitor(every=0))
     np.testing.assert_allclose(values(there), values(here), rtol=1e-12)
     np.testing.assert_allclose(there.posterior.mean, here.posterior.mean, rtol=1e-10)
     assert not np.allclose(values(there), 1.0, atol=0.1)
@@ -59,7 +60,7 @@ def test_clients_in_single_precision_answer_though_the_server_has_double(tmp_pat
     pairs = zip(PARTS.names, PARTS.shards, strict=True)
     link = Weather({name: Site(name, recipe, prior, single(shard)) for name, shard in pairs})
     engine = RemoteEngine(link, dict(zip(PARTS.names, PARTS.sizes, strict=True)))
-    options = {"rounds": 40, "evaluate_every": 0, "progress": False}
+    options = {"rounds": 40, "monitor": Monitor(every=0)}
     limits = Rules(deadline=10.0, until=5000.0)
     there = pt.run(method, MODEL, prior, engine=engine, rules=limits, tolerance=1e-5, **options)
     here = pt.run(method, MODEL, PRIOR, PARTS, tolerance=1e-9, **options)
@@ -95,7 +96,7 @@ def test_numbers_are_those_of_one_process_on_dask():
 
     method = METHODS["synchronous", "coordinate"]
     about = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
-    options = {"rounds": 20, "evaluate_every": 0, "progress": False}
+    options = {"rounds": 20, "monitor": Monitor(every=0)}
     with distributed.LocalCluster(**about) as local, distributed.Client(local) as cluster:
         there = pt.run(method, MODEL, PRIOR, engine=DaskEngine(cluster, PARTS), **options)
     here = pt.run(method, MODEL, PRIOR, PARTS, **options)

@@ -19,6 +19,7 @@ from partita.federation.rehearse import Rehearsal
 from partita.federation.rows import read
 from partita.federation.serve import LEDGER, serve
 from partita.io import wire
+from partita.server.monitor import Monitor
 from partita.storage.ledger import Ledger
 from support.clinic_files import COLUMNS, TOML, clinic, write
 from support.weather import Weather
@@ -44,7 +45,7 @@ def in_one_process(federation):
     parts = pt.federate([agreed.encode(frame) for frame in frames], names=federation.clients)
     model = federation.built_model(len(agreed.names))
     prior = federation.built_prior(model, len(agreed.names))
-    return pt.run(federation.built_method(), model, prior, parts, rounds=8, evaluate_every=0)
+    return pt.run(federation.built_method(), model, prior, parts, rounds=8, monitor=Monitor(every=0))
 
 
 def test_it_is_the_run_in_one_process(clinics, tmp_path):
@@ -256,7 +257,7 @@ def test_a_client_that_comes_late_is_taken_in_and_counts_as_any_other(method, cl
     parts = pt.federate([agreed.encode(frame) for frame in frames])
     model = federation.built_model(len(agreed.names))
     prior = federation.built_prior(model, len(agreed.names))
-    here = pt.run(federation.built_method(), model, prior, parts, rounds=300, tolerance=1e-9, evaluate_every=0)
+    here = pt.run(federation.built_method(), model, prior, parts, rounds=300, tolerance=1e-9, monitor=Monitor(every=0))
     np.testing.assert_allclose(there.posterior.mean, here.posterior.mean, atol=1e-5)
     np.testing.assert_allclose(there.posterior.sd, here.posterior.sd, rtol=1e-4)
 

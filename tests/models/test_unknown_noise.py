@@ -9,6 +9,7 @@ import scipy.stats as st
 
 import partita as pt
 from partita.checks import check_model
+from partita.server.monitor import Monitor
 
 GENERATOR = np.random.default_rng(0)
 N, D = 50, 3
@@ -59,7 +60,7 @@ METHODS = {
 
 def pvi(method, prior, rounds):
     """The posterior after so many rounds: no residual, of which the last are rounding, ends the run before."""
-    result = pt.run(method, MODEL, prior, PARTS, rounds=rounds, tolerance=-1.0, evaluate_every=0)
+    result = pt.run(method, MODEL, prior, PARTS, rounds=rounds, tolerance=-1.0, monitor=Monitor(every=0))
     assert result.status is pt.Status.BUDGET_SPENT
     return result.posterior.q
 
@@ -84,7 +85,7 @@ def test_what_independence_costs():
         coefficients=pt.FullGaussian.standard_normal(D, wide**-0.5), precision=pt.Gamma.from_shape_rate(SHAPE, RATE)
     )
     q = pt.run(
-        pt.methods.sequential(EXACT), MODEL, prior, PARTS, rounds=12, tolerance=1e-30, evaluate_every=0
+        pt.methods.sequential(EXACT), MODEL, prior, PARTS, rounds=12, tolerance=1e-30, monitor=Monitor(every=0)
     ).posterior.q
     mean = np.linalg.lstsq(X, Y)[0]
     a, b = SHAPE + (N - D) / 2, RATE + np.sum((Y - X @ mean) ** 2) / 2
@@ -124,7 +125,7 @@ def test_the_normal_gamma_of_many_rows_is_exact_in_single_precision(rows):
     single = [np.float32(value) for value in (np.zeros(D), np.eye(D), SHAPE, RATE)]
     prior = pt.NormalGamma.from_parameters(*single)
     parts = pt.split(pt.Table(x, y), pt.splits.equal_random(rows, 3))
-    result = pt.run(pt.methods.sequential(pt.Conjugate()), MODEL, prior, parts, rounds=2, progress=False)
+    result = pt.run(pt.methods.sequential(pt.Conjugate()), MODEL, prior, parts, rounds=2)
     q = result.posterior.q
     assert q.rate.dtype == jnp.float32
     x, y = np.float64(x), np.float64(y)
@@ -160,7 +161,7 @@ def test_the_scale_of_the_coefficients_is_learned_beside_unknown_noise():
         best = grid[np.argmax([pooled_bound(scale) for scale in grid])]
     three = pt.split(pt.Table(X, Y), pt.splits.equal_random(N, 3))
     settings = {"solver": pt.FixedPoint()}
-    options = {"rounds": 300, "tolerance": 1e-10, "progress": False}
+    options = {"rounds": 300, "tolerance": 1e-10}
     result = pt.methods.fit("sequential", MODEL, PRODUCT, three, settings, learn=["prior_scale"], **options)
     assert result.status is pt.Status.CONVERGED
     assert float(result.posterior.hyper["prior_scale"]) == pytest.approx(best, abs=1e-3)

@@ -19,6 +19,7 @@ from partita import (
     run,
 )
 from partita.engines import LocalEngine
+from partita.server.monitor import Monitor
 from partita.server.state import init
 from support import reference
 from support.steps import step
@@ -68,7 +69,9 @@ def test_mean_field_reaches_its_optimum_when_damped(schedule):
     prior = MeanFieldGaussian.standard_normal(3)
     method = Method(NEWTON, schedule, Damped(0.5))
     # errors shrink by 0.81 a round, so those of 1e-17 nats that are left are of 1e-9 in natural parameters
-    result = run(method, MODEL, prior, PARTS, rounds=500, tolerance=1e-17, speeds=SPEEDS, evaluate_every=0)
+    result = run(
+        method, MODEL, prior, rounds=500, tolerance=1e-17, monitor=Monitor(every=0), engine=LocalEngine(PARTS, SPEEDS)
+    )
     assert result.status is Status.CONVERGED
     assert_equal(result.state.posterior, optimum(natural(prior), CLIENTS, NOISE), 1e-8)
 

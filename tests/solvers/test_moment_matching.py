@@ -26,6 +26,7 @@ from partita.errors import InputError
 from partita.families.factor import Factor
 from partita.local.objective import Problem
 from partita.local.solvers import Outcome
+from partita.server.monitor import Monitor
 from support.small_problems import FAMILIES, KEY, X, Y, problem, solve
 
 ROWS = Table(X[:6, :2], Y[:6])
@@ -38,7 +39,7 @@ def test_with_a_row_each_clients_end_where_power_ep_by_sites_does(alpha):
     prior, model = FullGaussian.standard_normal(2, 1.5), LogisticRegression()
     parts = federate([Table(ROWS.x[n : n + 1], ROWS.y[n : n + 1]) for n in range(6)])
     method = Method(MomentMatching(alpha, GRID))
-    result = run(method, model, prior, parts, tolerance=-1.0, rounds=25, progress=False)
+    result = run(method, model, prior, parts, tolerance=-1.0, rounds=25)
     sites = solve(PowerEP(alpha, tolerance=1e-20), problem(prior, model=model, x=ROWS.x, y=ROWS.y), KEY)
     np.testing.assert_allclose(result.state.posterior.precision, sites.q.precision, rtol=1e-7, atol=1e-8)
     np.testing.assert_allclose(result.state.posterior.mean, sites.q.mean, rtol=1e-7)
@@ -96,7 +97,7 @@ def test_as_alpha_vanishes_it_is_the_damped_fixed_point_for_a_mixture(family):
 
     def posterior(solver):
         method = Method(solver, Sequential(), Damped(0.3))
-        return run(method, model, prior, parts, rounds=2, progress=False).state.posterior
+        return run(method, model, prior, parts, rounds=2).state.posterior
 
     limit = posterior(FixedPoint(max_steps=1, back_off=False))
     alphas = 10.0 ** -np.arange(2, 7)
@@ -139,7 +140,7 @@ def test_a_run_in_which_nobody_finds_moments_ends_and_says_so():
     prior = MeanFieldGaussian.standard_normal(1)
     model = LogDensity(lambda theta, y: 3 * jnp.sum(theta**2))
     parts = federate([np.array([3.0]), np.array([1.0])])
-    result = run(Method(MomentMatching()), model, prior, parts, rounds=50, evaluate_every=0, progress=False)
+    result = run(Method(MomentMatching()), model, prior, parts, rounds=50, monitor=Monitor(every=0))
     assert result.status is Status.IMPROPER
     assert "Nobody's tilted density has moments" in result.message
     assert Outcome.NO_MOMENTS.sentence in result.message

@@ -24,6 +24,7 @@ from partita.families.factor import Factor
 from partita.families.gaussian import Moments
 from partita.local.client import HELD_BACK
 from partita.local.objective import Problem
+from partita.server.monitor import Monitor
 from partita.server.state import init
 from support.steps import step
 
@@ -119,7 +120,7 @@ def test_from_a_wide_prior_four_draws_a_visit_neither_fail_nor_overshoot():
     """Where weights differ most. Matched, some draws have no moments, and others claim far too much precision."""
     model, prior = LogDensity(mixture, expectation=Grid(20)), MeanFieldGaussian.standard_normal(1, 2.0)
     parts = federate(np.split(np.random.default_rng(2).normal(0.8, 1.2, 12), 4))
-    exact = run(Method(MomentMatching(rule=Grid(40))), model, prior, parts, rounds=20, evaluate_every=0, progress=False)
+    exact = run(Method(MomentMatching(rule=Grid(40))), model, prior, parts, rounds=20, monitor=Monitor(every=0))
 
     def visited(step_size):
         """What the precision of q is to the exact one, visit after visit, and how many answers failed."""

@@ -29,6 +29,7 @@ from partita.families.factor import Factor
 from partita.local.solvers import Outcome
 from partita.local.solvers.power_ep import LEAST, Sites, tilted
 from partita.numerics.compiled import Compiled
+from partita.server.monitor import Monitor
 from support.small_problems import FAMILIES, KEY, X, Y, problem, solve
 
 MODELS = {
@@ -227,7 +228,7 @@ def test_rows_without_a_proper_site_are_skipped_counted_and_shown():
     bad[[3, 8], 0] = 9
     good = np.delete(np.arange(40), [3, 8])
     parts = federate([Table(bad, Y)], names=["ward"])
-    result = run(methods.power_ep(), Unknowable(), prior, parts, rounds=1, evaluate_every=0, progress=False)
+    result = run(methods.power_ep(), Unknowable(), prior, parts, rounds=1, monitor=Monitor(every=0))
     assert result.history.rows[0]["skipped"] == {"ward": 2}
     assert "2 rows of ward have no proper site" in result.message
     without = solve(PowerEP(0.5), problem(prior, x=X[good], y=Y[good]), KEY)
@@ -305,7 +306,7 @@ def test_clients_end_where_one_client_with_all_rows_does(schedule, family):
     solver = PowerEP(0.7, tolerance=1e-20, points=48)
     method = dataclasses.replace(methods.power_ep(0.7, schedule), solver=solver)
     # KL of almost equal members is rounding, of either sign: no tolerance, so that all rounds are run
-    result = run(method, model, prior, parts, tolerance=-1.0, rounds=80, evaluate_every=0, progress=False)
+    result = run(method, model, prior, parts, tolerance=-1.0, rounds=80, monitor=Monitor(every=0))
     pooled = solve(solver, problem(prior, model=model), KEY)
     mean, covariance = full_moments(pooled.q)
     found_mean, found_covariance = full_moments(result.state.posterior)
@@ -404,11 +405,15 @@ def test_clients_that_ran_out_of_passes_are_not_taken_for_a_fixed_point():
     x = common + 0.1 * generator.normal(size=(30, 3))
     parts = federate([Table(x[part], Y[:30][part]) for part in (slice(0, 10), slice(10, 20), slice(20, 30))])
     prior = MeanFieldGaussian.standard_normal(3, 2.0)
-    short = run(methods.power_ep(1.0, passes=1), LogisticRegression(), prior, parts, rounds=40, evaluate_every=0)
+    short = run(
+        methods.power_ep(1.0, passes=1), LogisticRegression(), prior, parts, rounds=40, monitor=Monitor(every=0)
+    )
     assert short.status is Status.BUDGET_SPENT
     assert "3 clients" in short.message
     assert Outcome.STEP_LIMIT.sentence in short.message
-    whole = run(methods.power_ep(1.0, passes=1000), LogisticRegression(), prior, parts, rounds=40, evaluate_every=0)
+    whole = run(
+        methods.power_ep(1.0, passes=1000), LogisticRegression(), prior, parts, rounds=40, monitor=Monitor(every=0)
+    )
     assert whole.status is Status.CONVERGED
 
 

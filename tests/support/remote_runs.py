@@ -8,7 +8,8 @@ import numpy as np
 import partita as pt
 from partita.engines.remote import RemoteEngine
 from partita.engines.site import Site
-from partita.server.step import Rules
+from partita.server.monitor import Monitor
+from partita.server.rules import Rules
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(40, 2))
@@ -42,11 +43,11 @@ def serve(method, link, ledger, **rules):
         MODEL,
         PRIOR,
         engine=engine,
-        journal=ledger,
         rules=limits,
-        evaluate_every=0,
         tolerance=1e-12,
-        progress=False,
+        monitor=Monitor(every=0),
+        store=ledger,
+        requests=ledger,
     )
 
 

@@ -13,6 +13,7 @@ from partita import (
     federate,
     run,
 )
+from partita.server.monitor import Monitor
 
 CLIENTS, COLUMNS = 4, 6
 _generator = np.random.default_rng(0)
@@ -29,7 +30,7 @@ def one_row(alpha, points=48):
 
 def plain(alpha, damping, rounds):
     method = Method(one_row(alpha), Synchronous(), Damped(damping))
-    return run(method, MODEL, PRIOR, ROWS, rounds=rounds, tolerance=1e-16, evaluate_every=0, progress=False)
+    return run(method, MODEL, PRIOR, ROWS, rounds=rounds, tolerance=1e-16, monitor=Monitor(every=0))
 
 
 def flat(q, axis=0):

@@ -1,6 +1,6 @@
 """Steps of a run, one at a time."""
 
-from partita import server
+from partita.server import step as server
 
 
 def step(method, model, engine, state, *arguments, **settings):

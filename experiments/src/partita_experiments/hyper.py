@@ -30,6 +30,7 @@ from partita.models import LinearRegression, LogisticRegression, Model
 from partita.numerics.compiled import Compiled
 from partita.server.bound import divergence
 from partita.server.method import Method
+from partita.server.monitor import Monitor
 from partita.server.run import Result
 from partita.server.run import run as run_method
 from partita_experiments.datasets import diabetes
@@ -108,7 +109,6 @@ def logistic(quick: bool) -> tuple[Bound, dict[How, Result]]:
             how=how,
             tolerance=1e-6 if quick else 1e-9,
             rounds=rounds,
-            progress=False,
         )
         for how in WAYS
     }
@@ -118,9 +118,7 @@ def logistic(quick: bool) -> tuple[Bound, dict[How, Result]]:
 def assembled(model: Model, prior: Family, parts: Partition) -> float:
     """dF/d log scale at PVI's fixed point, from what the clients have sent."""
     still = Stochastic(("prior_scale",), optax.set_to_zero())
-    state = run_method(
-        Method(Newton(), learning=still), model, prior, parts, rounds=6, evaluate_every=0, progress=False
-    ).state
+    state = run_method(Method(Newton(), learning=still), model, prior, parts, rounds=6, monitor=Monitor(every=0)).state
     return float(bound_gradient(prior, state.posterior, state.hyper, {}, ("prior_scale",), 1.0)["prior_scale"])
 
 
@@ -162,8 +160,7 @@ def linear(quick: bool) -> list[dict[str, Any]]:
             how=how,
             tolerance=1e-6 if quick else 1e-12,
             rounds=3 if quick else 500,
-            evaluate_every=10,
-            progress=False,
+            monitor=Monitor(every=10),
         )
         hyper = {name: float(value) for name, value in result.posterior.hyper.items()}
         about = (result.free_energy, result.state.communications, result.history.rows[-1]["seconds"], hyper["noise"])

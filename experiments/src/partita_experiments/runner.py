@@ -27,8 +27,11 @@ from partita.engines.local import cores
 from partita.errors import InputError
 from partita.io.atomic import write_text
 from partita.methods import NAMED, fit, named
-from partita.server.run import Result, check_rows
-from partita.server.step import Rules
+from partita.server.monitor import Monitor
+from partita.server.rules import Rules
+from partita.server.run import Result
+from partita.server.run import run as run_method
+from partita.storage.checkpoint import Checkpoint
 from partita_experiments.config import Experiment, Problem, Run, file_name
 from partita_experiments.first_visits import FirstVisits
 from partita_experiments.problem import Setting, optimiser, prepare, solver, solver_settings
@@ -275,8 +278,7 @@ def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, A
     budget: dict[str, Any] = {
         "communications": run.communications,
         "seed": cell.seed,
-        "metrics": setting.metrics,
-        "progress": False,
+        "monitor": Monitor(setting.metrics, run.evaluate_every, progress=False),
     }
     if run.method == "alone":
         data = (setting.model, setting.prior, setting.clients)
@@ -288,18 +290,15 @@ def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, A
         return rows, [result.status.value for result in results], sum(map(_seconds, results))
     pooled, method = run.method == "pooled", named(run.method, **settings)
     clients = setting.clients.pooled() if pooled else setting.clients
-    check_rows(setting.model, setting.prior, clients)
     speeds = None if pooled else setting.speeds
     checkpoint = cell.path(plan.folder).with_suffix(f".{plan.digest(cell)}.npz")
-    result = run(
+    result = run_method(
         method,
         setting.model,
         setting.prior,
         engine=FirstVisits(clients, speeds, plan.folder / "first-visits", plan.clients_digest(cell)),
         rules=Rules(),
-        evaluate_every=run.evaluate_every,
-        checkpoint=checkpoint,
-        checkpoint_every=max(1, run.communications // (20 * method.answers(len(clients)))),
+        store=Checkpoint(checkpoint, max(1, run.communications // (20 * method.answers(len(clients))))),
         **budget,
     )
     checkpoint.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from partita import datasets, methods, metrics
 from partita.cli.figure import draw
 from partita.data import Partition, beta_kappa, split
 from partita.data.table import Table
+from partita.engines import LocalEngine
 from partita.families import Family, FullGaussian, MeanFieldGaussian
 from partita.local.solvers import Newton
 from partita.models import LogisticRegression
@@ -24,6 +25,7 @@ from partita.results.posterior import Posterior
 from partita.server.aggregation import check_damping
 from partita.server.bound import partition_free_energy
 from partita.server.method import Method
+from partita.server.monitor import Monitor
 from partita.server.run import Result, run
 
 SPLITS = {"A": (0.0, 0.0), "B": (0.7, -3.0)}
@@ -89,7 +91,12 @@ class Demo:
         idle = Newton(max_steps=0)
         for parts in (self.pooled, self.clients):
             run(
-                methods.synchronous(idle), self.model, self.prior, parts, rounds=1, metrics=self.metrics, progress=False
+                methods.synchronous(idle),
+                self.model,
+                self.prior,
+                parts,
+                rounds=1,
+                monitor=Monitor(metrics=self.metrics),
             )
 
     def fit(self, name: str, method: Method, parts: Partition, communications: int, every: int = 1) -> Result:
@@ -98,13 +105,10 @@ class Demo:
             method,
             self.model,
             self.prior,
-            parts,
             communications=communications,
             seed=self.settings.seed,
-            speeds=self.speeds if len(parts) > 1 else None,
-            metrics=self.metrics,
-            evaluate_every=every,
-            label=TITLES[name],
+            monitor=Monitor(metrics=self.metrics, every=every, label=TITLES[name]),
+            engine=LocalEngine(parts, self.speeds if len(parts) > 1 else None),
         )
 
     def free_energy(self, q: Family) -> float:
@@ -162,7 +166,7 @@ def _figures(result: Result) -> dict[str, Any]:
 def _alone(demo: Demo) -> dict[str, dict[str, Any]]:
     rows = []
     for k in range(len(demo.clients)):
-        result = run(methods.alone(), demo.model, demo.prior, demo.clients.alone(k), rounds=1, evaluate_every=0)
+        result = run(methods.alone(), demo.model, demo.prior, demo.clients.alone(k), rounds=1, monitor=Monitor(every=0))
         seconds = result.history.rows[-1]["seconds"]
         free_energy = demo.free_energy(result.posterior.q)
         measured = demo.metrics(result.posterior)

@@ -57,8 +57,22 @@ class Failure(NamedTuple):
     """Whether asking again is of no use."""
 
 
+class EventLog:
+    """What happened to messages, apart from the state; this one forgets it."""
+
+    def note(self, name: str, event: str, text: str = "") -> None:
+        """Something that happened to a client's answer, and left the state as it was."""
+
+    def carried(self, size: int) -> None:
+        """So many bytes of arrays were sent or received."""
+
+
 class Engine(abc.ABC):
     """Where do clients run? Takes tasks without blocking, and hands out what comes back."""
+
+    @abc.abstractmethod
+    def check(self, recipe: Recipe, prior: Family) -> None:
+        """Raises an `InputError` that names the client whose rows cannot be used, where rows can be seen from here."""
 
     @abc.abstractmethod
     def bind(self, recipe: Recipe, prior: Family) -> None:

@@ -8,13 +8,13 @@ import jax
 import numpy as np
 
 from partita.data.shard import Partition
+from partita.engines.base import EventLog
 from partita.engines.remote import Letter, Link, RemoteEngine
 from partita.engines.site import Site
 from partita.errors import InputError
 from partita.families import Family
 from partita.io.wire import Message, pack, unpack
 from partita.local.client import Recipe
-from partita.server.store import Journal
 
 try:
     from distributed import Client, Future, Worker, WorkerPlugin
@@ -75,10 +75,10 @@ class DaskLink(Link):
 class DaskEngine(RemoteEngine):
     """Clients spread over a cluster's workers: the same numbers as in one process."""
 
-    def __init__(self, cluster: Client, partition: Partition, journal: Journal | None = None) -> None:
+    def __init__(self, cluster: Client, partition: Partition, log: EventLog | None = None) -> None:
         self.cluster, self.partition = cluster, partition
         rows = dict(zip(partition.names, partition.sizes, strict=True))
-        super().__init__(DaskLink(cluster, {}), rows, journal)
+        super().__init__(DaskLink(cluster, {}), rows, log)
 
     def bind(self, recipe: Recipe, prior: Family) -> None:
         """Gives every client its rows with the method, the model and the prior."""

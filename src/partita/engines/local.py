@@ -44,9 +44,14 @@ class LocalEngine(Engine):
         usable = np.isfinite(self.speeds) & (self.speeds > 0)
         if self.speeds.shape != (len(partition),) or not usable.all():
             raise InputError(f"{len(partition)} clients need as many positive speeds, not {self.speeds.tolist()}.")
+        self._places = {name: place for place, name in enumerate(partition.names)}
+        """By name: a run may know the clients in another order."""
         self._pool = ThreadPoolExecutor(threads or cores())
         self._pending: list[Pending] = []
         self._now = 0.0
+
+    def check(self, recipe: Recipe, prior: Family) -> None:
+        check_rows(recipe.model, prior, self.partition)
 
     def bind(self, recipe: Recipe, prior: Family) -> None:
         self.recipe = recipe
@@ -54,7 +59,7 @@ class LocalEngine(Engine):
     def submit(self, task: Task) -> None:
         if any(pending.task == task.id for pending in self._pending):
             return
-        due = task.sent + 1 / float(self.speeds[task.client])
+        due = task.sent + 1 / float(self.speeds[self._places[task.name]])
         heapq.heappush(self._pending, Pending(due, task.client, task.id, self._pool.submit(self.answer, task)))
 
     def next(self, timeout: float = np.inf) -> Answer | None:
@@ -103,13 +108,33 @@ class LocalEngine(Engine):
 
     def answer(self, task: Task) -> Reply:
         """What the client makes of a task."""
-        k = task.client
-        key, rows = client_key(task.seed, k, task.version), self.partition.shards[k]
-        return client_update(self.recipe, task.prior, task.posterior, task.factor, rows, self.share(k), key, task.hyper)
+        place = self._places[task.name]
+        key, rows, share = (
+            client_key(task.seed, task.client, task.version),
+            self.partition.shards[place],
+            self.share(place),
+        )
+        return client_update(self.recipe, task.prior, task.posterior, task.factor, rows, share, key, task.hyper)
 
-    def share(self, client: int) -> float:
-        """The part of all rows that a client has."""
-        return self.partition.sizes[client] / self.partition.rows
+    def share(self, place: int) -> float:
+        """The part of all rows that the client at a place of the partition has."""
+        return self.partition.sizes[place] / self.partition.rows
+
+
+def check_rows(model: Model, prior: Family, partition: Partition) -> None:
+    """Raises an `InputError` that names the client whose data cannot be used."""
+    for shard, name, size in zip(partition.shards, partition.names, partition.sizes, strict=True):
+        try:
+            model.check(jax.tree.map(lambda leaf, size=size: np.asarray(leaf)[:size], shard.data))
+        except InputError as error:
+            raise InputError(f"{name}: {error}.") from None
+    shard = partition.shards[0]
+    try:
+        jax.eval_shape(lambda q: model.ell(q, shard.data, shard.weights, jax.random.key(0)), prior)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"The prior does not fit the data: {str(error).splitlines()[0]}") from error
 
 
 def cores() -> int:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool
 
-from partita.engines.base import Answer, Engine, Failure, Task
+from partita.engines.base import Answer, Engine, EventLog, Failure, Task
 from partita.engines.site import BINDING, UNBOUND, ell_message, read_ell, read_reply, update_message
 from partita.errors import InputError
 from partita.families import Family
@@ -20,7 +20,6 @@ from partita.hyper.values import Hyper
 from partita.io.digest import digest
 from partita.io.wire import Message
 from partita.local.client import Recipe
-from partita.server.store import Journal
 
 _LOG = logging.getLogger("partita")
 
@@ -61,10 +60,10 @@ class RemoteEngine(Engine):
         self,
         link: Link,
         rows: Mapping[str, int],
-        journal: Journal | None = None,
+        log: EventLog | None = None,
         patience: float = 600.0,
     ) -> None:
-        self.link, self.journal = link, journal or Journal()
+        self.link, self.log = link, log or EventLog()
         self.rows = rows
         """How many rows each client has; there may be more of them by and by."""
         self.patience = patience
@@ -76,6 +75,9 @@ class RemoteEngine(Engine):
         self._failed: dict[str, str] = {}
         """Why each client last failed."""
         self._come: collections.deque[Answer | Failure] = collections.deque()
+
+    def check(self, recipe: Recipe, prior: Family) -> None:
+        """Nothing: clients check their own rows."""
 
     def bind(self, recipe: Recipe, prior: Family) -> None:
         self._factor, self._binding = Factor.one(prior), digest(recipe, prior)
@@ -135,13 +137,13 @@ class RemoteEngine(Engine):
     def _post(self, name: str, message: Message) -> None:
         message = Message(message.header | {BINDING: self._binding}, message.arrays)
         if name in self.link.present():
-            self.journal.carried(message.size)
+            self.log.carried(message.size)
         self.link.post(name, message)
 
     def _poll(self, timeout: float) -> Letter | None:
         letter = self.link.poll(timeout)
         if letter is not None and letter.message is not None:
-            self.journal.carried(letter.message.size)
+            self.log.carried(letter.message.size)
         return letter
 
     def _read(self, letter: Letter) -> None:
@@ -156,7 +158,7 @@ class RemoteEngine(Engine):
         named = message.words("task", "")
         answered, _ = self._under_way.get(named, (None, 0.0))
         if answered is None or answered.name != letter.name:
-            self.journal.note(letter.name, "late", f"an answer to task {named!r}, which is not awaited from it")
+            self.log.note(letter.name, "late", f"an answer to task {named!r}, which is not awaited from it")
             return
         if header.get("kind") == "error":
             self._fail(answered, message.words("reason", "failed"))
@@ -182,7 +184,7 @@ class RemoteEngine(Engine):
 
     def _fail(self, task: Task, reason: str, event: str = "failed", final: bool = False) -> None:
         self.cancel(task.id)
-        self.journal.note(task.name, event, reason)
+        self.log.note(task.name, event, reason)
         if self._failed.get(task.name) != reason:
             _LOG.warning("%s %s", task.name, reason)
         self._failed[task.name] = reason

@@ -12,8 +12,9 @@ from partita.federation.config import Federation
 from partita.io.archive import load_posterior
 from partita.models import Model
 from partita.server.bound import partition_free_energy
+from partita.server.monitor import Monitor
+from partita.server.rules import Rules
 from partita.server.run import Result, run
-from partita.server.step import Rules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +47,7 @@ class Rehearsal:
             rounds=self.federation.run.rounds,
             tolerance=self.federation.run.tolerance,
             seed=self.federation.seed,
-            evaluate_every=0,
-            progress=False,
+            monitor=Monitor(every=0),
         )
 
     def free_energy(self, q: Family) -> float:

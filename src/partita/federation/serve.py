@@ -11,8 +11,9 @@ from partita.engines.remote import Link, RemoteEngine
 from partita.federation.config import Federation
 from partita.federation.reception import Attended, Reception
 from partita.io import atomic
+from partita.server.monitor import Monitor
+from partita.server.rules import Rules
 from partita.server.run import Result, run
-from partita.server.step import Rules
 from partita.storage.ledger import Ledger
 
 LEDGER = "ledger.sqlite"
@@ -42,13 +43,13 @@ def serve(folder: Path, federation: Federation, link: Link) -> Result:
         model,
         prior,
         engine=engine,
-        journal=ledger,
+        store=ledger,
+        requests=ledger,
         rules=rules,
         rounds=about.rounds,
         tolerance=about.tolerance,
         seed=federation.seed,
-        evaluate_every=0,
-        progress=False,
+        monitor=Monitor(every=0, progress=False),
     )
     write_result(folder, result, agreed, None if federation.network else agreed.names)
     ledger.say("ended", {"status": result.status.value, "message": result.message})

@@ -71,7 +71,7 @@ def standing(folder: Path, name: str, clients: tuple[str, ...]) -> Standing:
     try:
         db.execute("BEGIN")
         about = {key: json.loads(value) for key, value in db.execute("SELECT key, value FROM about")}
-        rows = db.execute("SELECT name, version, residual, gone FROM clients ORDER BY k").fetchall()
+        rows = db.execute("SELECT name, versions, residual, inactive FROM clients ORDER BY k").fetchall()
         busy = {client for (client,) in db.execute("SELECT client FROM tasks WHERE reply IS NULL")}
         history = [json.loads(row) for (row,) in db.execute("SELECT row FROM history ORDER BY place")]
         events = db.execute("SELECT time, name, event, text FROM events ORDER BY place").fetchall()
@@ -92,7 +92,7 @@ def standing(folder: Path, name: str, clients: tuple[str, ...]) -> Standing:
         ended=(about.get("ended") or {}).get("message", ""),
         step=int(last.get("step", 0)),
         rounds=float(last.get("rounds", 0.0)),
-        communications=int(about.get("numbers", {}).get("communications", 0)),
+        communications=int(about.get("state", {}).get("communications", 0)),
         free_energy=_finite(reported[-1]) if reported else None,
         residual=_finite(last.get("residual")),
         traffic=about.get("traffic", 0),

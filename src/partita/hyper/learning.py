@@ -108,13 +108,13 @@ class Learning(eqx.Module):
         return self.optimiser.init(u)
 
     @property
-    def waits(self) -> bool:
-        """Whether an answer counts only where it was formed with the hyperparameters as they are now."""
+    def needs_current(self) -> bool:
+        """Whether an answer's residual counts only where it was formed with the current hyperparameters."""
         return True
 
     @property
     @abc.abstractmethod
-    def waiting(self) -> str:
+    def why_unmoved(self) -> str:
         """Why ε may never move though everybody answers, with the remedy."""
 
     @abc.abstractmethod
@@ -142,7 +142,7 @@ class Ascent(Learning):
     optimiser: optax.GradientTransformation = eqx.field(static=True, default=QUASI_NEWTON)
 
     @property
-    def waiting(self) -> str:
+    def why_unmoved(self) -> str:
         if self.collapsed:
             return 'answers did not settle within the tolerance; learn with how="coordinate", or raise the tolerance'
         return 'answers did not come nearer to the posterior than there is to gain; learn with how="stochastic"'
@@ -178,11 +178,11 @@ class Stochastic(Learning):
     optimiser: optax.GradientTransformation = eqx.field(static=True, default=RESILIENT)
 
     @property
-    def waits(self) -> bool:
+    def needs_current(self) -> bool:
         return False
 
     @property
-    def waiting(self) -> str:
+    def why_unmoved(self) -> str:
         return "the optimiser's steps led to no proper posterior; take smaller ones"
 
     def update(self, standing: Standing, memory: PyTree) -> Moved:

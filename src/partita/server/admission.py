@@ -174,6 +174,16 @@ def _times(value: float, other: float) -> float:
     return value / other if math.isfinite(value) and other > 0 else 0.0 if value == 0 else INFINITE
 
 
+class Admitted(NamedTuple):
+    """What was made of answers beside the bounds."""
+
+    taken: Taken
+    refusals: dict[int, Refusal]
+    """The clients beyond a bound."""
+    divided: set[int]
+    """Those of them whose factor, aggregated before, was divided out."""
+
+
 def admit(
     aggregation: Aggregation,
     admission: Admission,
@@ -182,11 +192,11 @@ def admit(
     judged: Collection[int],
     held: Collection[int],
     free_energy: FreeEnergy,
-) -> tuple[Taken, dict[int, Refusal], set[int]]:
-    """Takes changes in without those of clients beyond a bound, the worst first; with the refusals.
+) -> Admitted:
+    """Aggregates changes without those of clients beyond a bound; the worst goes first, since it makes others look odd.
 
     Of factors that are held already, those to be judged that are beyond a bound beside what others have said since, as
-    may be found of the first answers of a sequential run, are divided out; last come those clients.
+    may be found of the first answers of a sequential run, are divided out.
     """
     deltas, judged, held = dict(deltas), set(judged), set(held)
     refusals, divided = dict[int, Refusal](), set[int]()
@@ -195,7 +205,7 @@ def admit(
         new = set(deltas) - set(taken.refusals)
         beyond = admission.worst(holdings, taken.holdings, (judged - set(deltas)) | new, held | new)
         if beyond is None:
-            return taken, refusals, divided
+            return Admitted(taken, refusals, divided)
         k, refusal = beyond
         if k in new:
             refusals[k] = refusal

@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 import equinox as eqx
 import jax
+import numpy as np
 
 from partita.data.shard import Partition
 from partita.engines.base import Engine
@@ -20,8 +21,8 @@ def free_energy(method: Method, engine: Engine, state: State, q: Family) -> floa
 
     A client that has left has no rows any more; its factor, which stays, speaks for it.
     """
-    at = (state.seed, method.temperature, state.left, state.hyper)
-    stay = [factor for factor, gone in zip(state.factors, state.gone, strict=True) if gone]
+    at = (state.seed, method.temperature, state.inactive_names, state.hyper)
+    stay = [state.factors[k] for k in np.flatnonzero(state.inactive)]
     said = sum(float(factor.expected_log(q)) for factor in stay)
     return global_free_energy(engine, state.prior_now, q, *at) + method.temperature * said
 
@@ -32,7 +33,7 @@ def global_free_energy(
     q: Family,
     seed: int,
     temperature: float = 1.0,
-    left: Collection[str] = (),
+    without: Collection[str] = (),
     hyper: Hyper | None = None,
 ) -> float:
     """F(q) = Σ_k ell_k(q) − KL(q ‖ p), which equals Σ F_m + log Z_q where q = p · Π t_m (`prop:local-fe-global-fe`).
@@ -40,7 +41,7 @@ def global_free_energy(
     With a temperature the divergence has that weight: what tempered clients climb together. The rows of clients that
     have left do not count. Hyperparameters are the model's own unless given.
     """
-    return engine.ell(q, jax.random.key(seed), left, hyper) - temperature * float(divergence(q, prior))
+    return engine.ell(q, jax.random.key(seed), without, hyper) - temperature * float(divergence(q, prior))
 
 
 def partition_free_energy(model: Model, partition: Partition, prior: Family, q: Family, seed: int) -> float:

@@ -30,7 +30,7 @@ def learn(
     The factors stay and q moves with the prior, so that it is still p(θ | ε) · Π t_m. What clients answered before is
     then of another problem, and their residuals say nothing any more.
     """
-    present = ~state.gone
+    present = state.active
     reported = all(np.isfinite(column[present]).all() for column in state.gradients.values())
     heard = np.isfinite(state.ell[present]).all()
     if not (reported and heard):
@@ -75,8 +75,8 @@ def learn(
 def unmoved(learning: Learning, state: State) -> str:
     """Why hyperparameters are still as they began, with the remedy."""
     known = [np.isfinite(column).reshape(len(column), -1).all(1) for column in (state.ell, *state.gradients.values())]
-    silent = [name for k, name in enumerate(state.names) if not state.gone[k] and not all(heard[k] for heard in known)]
-    reason = learning.waiting
+    silent = [name for k, name in enumerate(state.names) if state.active[k] and not all(heard[k] for heard in known)]
+    reason = learning.why_unmoved
     if silent:
         reason = (
             f"no answer of {', '.join(silent)} could be taken in, without which the bound is not known: let them leave"

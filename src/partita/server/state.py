@@ -1,12 +1,18 @@
-"""What the server knows, and the free energy there: a value that steps make another of, and never change."""
+"""What the server knows: a value that steps make another of, and never change.
+
+A field is declared here and nowhere else. Its kind (`tree`, `per_client`, `number`, `described`, `apart`) says how it
+is stored and what becomes of it when a client joins; checkpoint, ledger and membership follow from that.
+"""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int, PyTree
 
-from partita.engines import Task
+from partita.engines.base import Task
 from partita.errors import InputError
 from partita.families import Family
 from partita.families.factor import Factor
@@ -15,7 +21,43 @@ from partita.hyper.values import Hyper, at_prior, begin, of_model, positive, unc
 from partita.local.client import Reply
 from partita.models import Model
 from partita.server.aggregation import Aggregation, Damped, Holdings
-from partita.server.refusal import Refusal
+from partita.server.refusal import Refusal, refusals, written
+
+
+class Kind(NamedTuple):
+    """How a field of `State` is stored, and what a client that joins finds in it."""
+
+    stored: str
+    """As a "tree" of arrays, a "column" with a number a client, a "number", or a "description" that JSON can hold."""
+    first: Any = None
+    """For a column: the value before a client's first answer."""
+    describe: Callable[[Any], Any] = lambda value: value
+    restore: Callable[[Any], Any] = lambda value: value
+
+
+def tree(**settings: Any) -> Any:
+    """A pytree of arrays."""
+    return dataclasses.field(metadata={"kind": Kind("tree")}, **settings)
+
+
+def per_client(first: float | bool, **settings: Any) -> Any:
+    """An array with an entry a client, or a pytree of such arrays; `first` before a client's first answer."""
+    return dataclasses.field(metadata={"kind": Kind("column", first)}, **settings)
+
+
+def number(**settings: Any) -> Any:
+    """A number."""
+    return dataclasses.field(metadata={"kind": Kind("number")}, **settings)
+
+
+def described(describe: Callable[[Any], Any], restore: Callable[[Any], Any], **settings: Any) -> Any:
+    """Anything that JSON can hold once it is described."""
+    return dataclasses.field(metadata={"kind": Kind("description", None, describe, restore)}, **settings)
+
+
+def apart() -> Any:
+    """What is shared among clients and tasks, and stored in a way of its own."""
+    return dataclasses.field(metadata={"kind": Kind("apart")})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,57 +67,63 @@ class State:
     Where the aggregation keeps the product, `posterior == prior_now · Π factors` after every step.
     """
 
-    names: tuple[str, ...]
+    names: tuple[str, ...] = described(list, tuple)
     """The clients."""
-    prior: Family
+    prior: Family = tree()
     """The prior as it was given: where its scale is learned, p(θ | ε) is another."""
-    posterior: Family
-    factors: tuple[Factor, ...]
-    versions: tuple[int, ...]
-    """How many of each client's answers were taken in; with client and seed it gives the client's random key."""
-    residual: Float[np.ndarray, " m"]
-    """KL(q_k ‖ q) at each client's last answer; infinite before the first."""
-    age: Int[np.ndarray, " m"]
+    posterior: Family = tree()
+    factors: tuple[Factor, ...] = apart()
+    """t_m of every client. Stored once where several are one object, as before anybody has answered."""
+    versions: Int[np.ndarray, " m"] = per_client(0)
+    """How many of each client's answers made its factor; with client and seed it gives the client's random key."""
+    residual: Float[np.ndarray, " m"] = per_client(np.inf)
+    """KL(q_k ‖ q) at each client's last answer."""
+    age: Int[np.ndarray, " m"] = per_client(0)
     """How many turns ago each client last answered."""
-    ell: Float[np.ndarray, " m"]
-    """Each client's expected log-likelihood under the last posterior it was sent; −∞ before its first answer."""
-    outcome: Int[np.ndarray, " m"]
-    """Why each client's solver stopped at its last answer (`Outcome`); 0 before the first."""
-    gone: Bool[np.ndarray, " m"]
+    ell: Float[np.ndarray, " m"] = per_client(-np.inf)
+    """Each client's expected log-likelihood under the last posterior it was sent."""
+    outcome: Int[np.ndarray, " m"] = per_client(0)
+    """Why each client's solver stopped at its last answer (`Outcome`)."""
+    inactive: Bool[np.ndarray, " m"] = per_client(False)
     """Which clients take no part any more."""
-    in_flight: tuple[Task, ...]
+    in_flight: tuple[Task, ...] = apart()
     """Tasks that are not answered yet."""
-    arrived: tuple[tuple[Task, Reply], ...]
-    """Answers that wait for others, to be taken in together."""
-    seed: int
-    keeps_product: bool = True
+    arrived: tuple[tuple[Task, Reply], ...] = apart()
+    """Answers that wait for others, to be aggregated together."""
+    seed: int = number()
+    keeps_product: bool = number(default=True)
     """Whether the aggregation keeps the product; a factor can then be judged by itself, and divided out."""
-    memory: PyTree = None
+    memory: PyTree = tree(default=None)
     """What the aggregation remembers."""
-    hyper: Hyper = dataclasses.field(default_factory=dict)
+    hyper: Hyper = tree(default_factory=dict)
     """The hyperparameters ε that are learned."""
-    gradients: Mapping[str, Float[np.ndarray, "m ..."]] = dataclasses.field(default_factory=dict)
-    """Each client's last ∇_ε of its expected log-likelihood, at the posterior it was sent; NaN before its first."""
-    learning: PyTree = None
+    gradients: Mapping[str, Float[np.ndarray, "m ..."]] = per_client(np.nan, default_factory=dict)
+    """Each client's last ∇_ε of its expected log-likelihood, at the posterior it was sent."""
+    learning: PyTree = tree(default=None)
     """What the way of learning ε remembers."""
-    turn: int = 0
-    updates: int = 0
+    turn: int = number(default=0)
+    updates: int = number(default=0)
     """How many times the posterior has changed."""
-    answers: int = 0
-    communications: int = 0
+    answers: int = number(default=0)
+    communications: int = number(default=0)
     """One per client and pair of messages."""
-    gradient_steps: int = 0
-    synchronous_steps: int = 0
+    gradient_steps: int = number(default=0)
+    synchronous_steps: int = number(default=0)
     """The same, where clients that work at the same time count as the slowest of them (`fig:fmnist_homo_pvi_steps`)."""
-    clock: float = 0.0
+    clock: float = number(default=0.0)
     """Simulated time."""
-    refused: Mapping[int, Refusal] = dataclasses.field(default_factory=dict)
+    refused: Mapping[int, Refusal] = described(written, refusals, default_factory=dict)
     """The clients whose answers were refused since one was last taken in, the latest first."""
 
     @property
-    def left(self) -> tuple[str, ...]:
+    def active(self) -> Bool[np.ndarray, " m"]:
+        """Which clients take part."""
+        return ~self.inactive
+
+    @property
+    def inactive_names(self) -> tuple[str, ...]:
         """The names of clients that take no part any more."""
-        return tuple(name for name, gone in zip(self.names, self.gone, strict=True) if gone)
+        return tuple(self.names[k] for k in np.flatnonzero(self.inactive))
 
     @property
     def prior_now(self) -> Family:
@@ -87,9 +135,76 @@ class State:
         """What the aggregation sees of it."""
         return Holdings(self.posterior, dict(enumerate(self.factors)), self.memory)
 
+    @property
+    def worst_residual(self) -> float:
+        """The largest residual of the clients that take part."""
+        return float(self.residual[self.active].max(initial=0.0))
+
     def settled(self, tolerance: float) -> bool:
-        """Whether the last answer of everybody who takes part lay within so many nats of the posterior."""
-        return bool(np.all((self.residual <= tolerance) | self.gone))
+        """Whether the last answer of every active client lay within so many nats of the posterior."""
+        return self.worst_residual <= tolerance
+
+    def holding(self, holdings: Holdings) -> "State":
+        """The state with other holdings; another posterior counts as an update."""
+        factors = tuple(holdings.factors[k] for k in range(len(holdings.factors)))
+        changed = holdings.posterior is not self.posterior
+        held = {"posterior": holdings.posterior, "factors": factors, "memory": holdings.memory}
+        return dataclasses.replace(self, **held, updates=self.updates + changed)
+
+    def changed(self, client: int, **values: Any) -> "State":
+        """The state with other numbers of one client."""
+        columns = {name: getattr(self, name).copy() for name in values}
+        for name, value in values.items():
+            columns[name][client] = value
+        return dataclasses.replace(self, **columns)
+
+    def with_tasks(self, in_flight: Sequence[Task], arrived: Sequence[tuple[Task, Reply]]) -> "State":
+        """The state in which these tasks are under way, and these answers wait."""
+        return dataclasses.replace(self, in_flight=tuple(in_flight), arrived=tuple(arrived))
+
+
+def fields_of(stored: str) -> Iterator[tuple[str, Kind]]:
+    """The fields of `State` that are stored so, with their kinds."""
+    for field in dataclasses.fields(State):
+        kind = field.metadata.get("kind")
+        if kind is not None and kind.stored == stored:
+            yield field.name, kind
+
+
+def stored_trees(state: State) -> dict[str, PyTree]:
+    """The fields that are stored as arrays, by name."""
+    return {name: getattr(state, name) for stored in ("tree", "column") for name, _ in fields_of(stored)}
+
+
+def stored_values(state: State) -> dict[str, Any]:
+    """The fields that are stored as JSON, by name."""
+    return {
+        name: kind.describe(getattr(state, name))
+        for stored in ("number", "description")
+        for name, kind in fields_of(stored)
+    }
+
+
+def restored(like: State, trees: Mapping[str, PyTree], values: Mapping[str, Any], **others: Any) -> State:
+    """The state whose fields were stored."""
+    described = {name: kind.restore(values[name]) for name, kind in fields_of("description")}
+    numbers = {name: values[name] for name, _ in fields_of("number")}
+    return dataclasses.replace(like, **trees, **numbers, **described, **others)
+
+
+def unanswered_columns(clients: int, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Every column for so many clients that have not answered yet; `like` has those that are pytrees."""
+    like = like or {}
+
+    def full(first: Any, shape: tuple[int, ...]) -> np.ndarray:
+        return np.full((clients, *shape), first)
+
+    return {
+        name: jax.tree.map(lambda leaf, kind=kind: full(kind.first, leaf.shape[1:]), like[name])
+        if name in like
+        else full(kind.first, ())
+        for name, kind in fields_of("column")
+    }
 
 
 def init(prior: Family, clients: int | Sequence[str], seed: int = 0, aggregation: Aggregation | None = None) -> State:
@@ -106,22 +221,17 @@ def init(prior: Family, clients: int | Sequence[str], seed: int = 0, aggregation
         prior=prior,
         posterior=holdings.posterior,
         factors=tuple(holdings.factors[k] for k in range(len(names))),
-        versions=(0,) * len(names),
-        residual=np.full(len(names), np.inf),
-        age=np.zeros(len(names), int),
-        ell=np.full(len(names), -np.inf),
-        outcome=np.zeros(len(names), int),
-        gone=np.zeros(len(names), bool),
         in_flight=(),
         arrived=(),
         seed=seed,
         keeps_product=aggregation.keeps_product,
         memory=holdings.memory,
+        **unanswered_columns(len(names), {"gradients": {}}),
     )
 
 
 def with_learning(state: State, learning: Learning, model: Model) -> State:
-    """An initial state whose hyperparameters are to be learned."""
+    """A state whose hyperparameters are to be learned, from where they are in the model and the prior."""
     hyper = begin(model, state.prior, learning.names)
     unheard = {name: np.full((len(state.names), *value.shape), np.nan) for name, value in of_model(hyper).items()}
     memory = learning.init(unconstrained(hyper, positive(model, learning.names)))

@@ -1,33 +1,31 @@
-"""What keeps a run from being lost: told of every state on the way, and asked for the last one."""
+"""What keeps a run from being lost, and what may be asked of it from outside; by default nothing."""
 
 from partita.results.history import History
 from partita.server.aggregation import Aggregation
 from partita.server.state import State
 
 
-class Journal:
-    """Keeps nothing. What does keep something says here what it is told."""
+class Store:
+    """Keeps states; this one keeps nothing."""
 
     def load(self, fresh: State) -> tuple[State, History]:
         """Where to begin: the last state kept and its history, or a fresh state."""
         return fresh, History()
 
     def keep(self, state: State) -> None:
-        """A state within a step: tasks have been sent, or an answer has come."""
+        """Keeps a state within a step: tasks have been sent, or an answer has arrived."""
 
     def close(self, state: State, history: History, last: bool) -> None:
-        """The state after a step, with the history to which the step has added a row; `last` when the run is over."""
+        """Keeps the state after a step, and the history with the row that the step has added; `last` at the end."""
 
-    def note(self, name: str, event: str, text: str = "") -> None:
-        """Something that happened to a client's answer, and left the state as it was."""
 
-    def carried(self, size: int) -> None:
-        """So many bytes of arrays were sent or received."""
+class Requests:
+    """Changes of membership that were asked for from outside, between steps; here there are none."""
 
-    def asked(self) -> bool:
-        """Whether something has been asked for from outside."""
+    def pending(self) -> bool:
+        """Whether something has been asked for."""
         return False
 
-    def amend(self, state: State, aggregation: Aggregation) -> State:
-        """The state with what has been asked for from outside since the last step."""
+    def apply(self, state: State, aggregation: Aggregation) -> State:
+        """The state with what has been asked for; the same object where nothing was."""
         return state

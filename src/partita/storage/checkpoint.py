@@ -1,46 +1,23 @@
 """State to and from disk: one file, written atomically, without pickle."""
 
-import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any
 
-from partita.engines import Task
+from partita.engines.base import Task
 from partita.errors import InputError
 from partita.io.archive import read, write
 from partita.io.wire import equal, flatten, unflatten
 from partita.results.history import History
-from partita.server.refusal import refusals, written
-from partita.server.state import State
-from partita.server.store import Journal
+from partita.server.state import State, restored, stored_trees, stored_values
+from partita.server.store import Store
 
-_FORMAT = 7
-_ARRAYS = (
-    "prior",
-    "posterior",
-    "residual",
-    "age",
-    "ell",
-    "outcome",
-    "gone",
-    "memory",
-    "hyper",
-    "gradients",
-    "learning",
-)
-_NUMBERS = (
-    "seed",
-    "turn",
-    "updates",
-    "answers",
-    "communications",
-    "gradient_steps",
-    "synchronous_steps",
-    "clock",
-)
+_FORMAT = 8
+_TASK = ("id", "client", "version", "updates", "sent")
+"""What is written of a task beside its arrays."""
 
 
-class Checkpoint(Journal):
+class Checkpoint(Store):
     """One file, written every so many steps and at the end. A run goes on from it when it exists."""
 
     def __init__(self, path: str | os.PathLike[str], every: int = 10) -> None:
@@ -63,21 +40,15 @@ def save(path: str | os.PathLike[str], state: State, history: History) -> None:
     """
     factors, held = _distinct([*state.factors, *(task.factor for task in state.in_flight)])
     posteriors, sent = _distinct([task.posterior for task in state.in_flight])
-    arrays = flatten({name: getattr(state, name) for name in _ARRAYS})
+    arrays = flatten(stored_trees(state))
     arrays |= flatten({"factor": factors, "sent": posteriors, "sent_hyper": [task.hyper for task in state.in_flight]})
     about = {
         "format": _FORMAT,
-        "names": list(state.names),
-        "versions": list(state.versions),
-        "refused": written(state.refused),
+        "state": stored_values(state),
         "held": held,
         "sent": sent,
-        "in_flight": [
-            {"id": task.id, "client": task.client, "version": task.version, "updates": task.updates, "sent": task.sent}
-            for task in state.in_flight
-        ],
+        "in_flight": [{name: getattr(task, name) for name in _TASK} for task in state.in_flight],
         "history": history.rows,
-        **{name: getattr(state, name) for name in _NUMBERS},
     }
     write(path, arrays, about)
 
@@ -89,47 +60,38 @@ def load(path: str | os.PathLike[str], like: State) -> tuple[State, History]:
         raise InputError(
             f"{path} has format {about.get('format')} where this version reads {_FORMAT}: start anew elsewhere."
         )
-    if about["names"] != list(like.names) or about["seed"] != like.seed:
+    values = about["state"]
+    if values["names"] != list(like.names) or values["seed"] != like.seed:
         raise InputError(f"{path} belongs to a run with other clients or another seed: choose another checkpoint file.")
-    template = {name: getattr(like, name) for name in _ARRAYS}
     if {key for key in arrays if key.startswith("['hyper']")} != set(flatten({"hyper": like.hyper})):
         raise InputError(f"{path} belongs to a run that learns other hyperparameters: choose another checkpoint file.")
-    filled = unflatten(arrays, template, str(path))
-    if not equal(filled["prior"], like.prior):
+    trees = unflatten(arrays, stored_trees(like), str(path))
+    if not equal(trees["prior"], like.prior):
         raise InputError(f"{path} belongs to a run with another prior: choose another checkpoint file.")
-    held, sent, about_tasks = about["held"], about["sent"], about["in_flight"]
+    held, sent, tasks = about["held"], about["sent"], about["in_flight"]
     lists = {
         "factor": [like.factors[0]] * (max(held) + 1),
         "sent": [like.posterior] * (max(sent, default=-1) + 1),
-        "sent_hyper": [like.hyper] * len(about_tasks),
+        "sent_hyper": [like.hyper] * len(tasks),
     }
     shared = unflatten(arrays, lists, str(path))
     factors = [shared["factor"][place] for place in held]
-    posteriors = [shared["sent"][place] for place in sent]
-    tasks = [
+    common = {"prior": trees["prior"], "seed": like.seed}
+    in_flight = [
         Task(
             name=like.names[task["client"]],
-            prior=filled["prior"],
-            posterior=posterior,
+            posterior=shared["sent"][place],
             factor=factor,
             hyper=hyper,
-            seed=like.seed,
+            **common,
             **task,
         )
-        for task, posterior, factor, hyper in zip(
-            about_tasks, posteriors, factors[len(like.names) :], shared["sent_hyper"], strict=True
+        for task, place, factor, hyper in zip(
+            tasks, sent, factors[len(like.names) :], shared["sent_hyper"], strict=True
         )
     ]
-    numbers = {name: about[name] for name in _NUMBERS}
-    state = dataclasses.replace(
-        like,
-        **filled,
-        **numbers,
-        factors=tuple(factors[: len(like.names)]),
-        versions=tuple(about["versions"]),
-        refused=refusals(about["refused"]),
-        in_flight=tuple(tasks),
-    )
+    of_clients = tuple(factors[: len(like.names)])
+    state = restored(like, trees, values, factors=of_clients, in_flight=tuple(in_flight))
     return state, History(about["history"])
 
 

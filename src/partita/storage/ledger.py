@@ -4,7 +4,6 @@ A client whose answer was lost so is asked again. Others may read the file while
 """
 
 import contextlib
-import dataclasses
 import functools
 import json
 import operator
@@ -18,7 +17,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from partita.engines.base import Task
+from partita.engines.base import EventLog, Task
 from partita.errors import InputError, unknown
 from partita.families.factor import Factor
 from partita.hyper.values import of_model, prior_at
@@ -26,37 +25,56 @@ from partita.io.wire import SHOWN, Message, equal, flatten, legible, pack, unfla
 from partita.local.client import Info, Reply
 from partita.results.history import History
 from partita.server.aggregation import Aggregation
-from partita.server.membership import join, leave, retire
-from partita.server.refusal import refusals, written
-from partita.server.state import State
-from partita.server.store import Journal
+from partita.server.membership import CHANGES
+from partita.server.state import State, fields_of, restored, stored_values, unanswered_columns
+from partita.server.store import Requests, Store
 
-_FORMAT = 6
-_SCHEMA = """
-CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE arrays (key TEXT PRIMARY KEY, value BLOB NOT NULL);
-CREATE TABLE clients (
-    k INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, version INTEGER NOT NULL, residual REAL NOT NULL,
-    age INTEGER NOT NULL, ell REAL NOT NULL, outcome INTEGER NOT NULL, gone INTEGER NOT NULL);
-CREATE TABLE factors (k INTEGER PRIMARY KEY, factor BLOB NOT NULL);
-CREATE TABLE posteriors (updates INTEGER PRIMARY KEY, posterior BLOB NOT NULL);
-CREATE TABLE tasks (
-    id TEXT PRIMARY KEY, place INTEGER NOT NULL, client INTEGER NOT NULL, version INTEGER NOT NULL,
-    updates INTEGER NOT NULL, sent REAL NOT NULL, factor BLOB, info TEXT, reply BLOB);
-CREATE TABLE history (place INTEGER PRIMARY KEY, row TEXT NOT NULL);
-CREATE TABLE events (
-    place INTEGER PRIMARY KEY, time REAL NOT NULL, name TEXT NOT NULL, event TEXT NOT NULL, text TEXT NOT NULL);
-CREATE TABLE requests (place INTEGER PRIMARY KEY, name TEXT NOT NULL, what TEXT NOT NULL);
-"""
+_FORMAT = 7
+_SQL = {"f": "REAL", "i": "INTEGER", "b": "INTEGER"}
+"""How SQLite calls kinds of numbers."""
+_TREES = [name for name, _ in fields_of("tree") if name not in ("prior", "posterior")]
+"""Fields that are written when they change. The prior does not, and the posterior is mostly the factors' product."""
+
+
+def _columns(state: State) -> dict[str, np.ndarray]:
+    """The fields with a number a client; those that are pytrees are written like other trees."""
+    found = {name: getattr(state, name) for name, _ in fields_of("column")}
+    return {name: column for name, column in found.items() if isinstance(column, np.ndarray)}
+
+
+def _trees(state: State) -> dict[str, Any]:
+    """The fields that are written as a whole."""
+    columns = {name: getattr(state, name) for name, _ in fields_of("column") if name not in _columns(state)}
+    return {name: getattr(state, name) for name in _TREES} | columns
+
+
+def _schema(state: State) -> list[str]:
+    """The tables; that of clients has the columns of the state."""
+    columns = ", ".join(f"{name} {_SQL[column.dtype.kind]} NOT NULL" for name, column in _columns(state).items())
+    return [
+        "CREATE TABLE arrays (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
+        f"CREATE TABLE clients (k INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, {columns})",
+        "CREATE TABLE factors (k INTEGER PRIMARY KEY, factor BLOB NOT NULL)",
+        "CREATE TABLE posteriors (updates INTEGER PRIMARY KEY, posterior BLOB NOT NULL)",
+        "CREATE TABLE tasks (id TEXT PRIMARY KEY, place INTEGER NOT NULL, client INTEGER NOT NULL, version INTEGER "
+        "NOT NULL, updates INTEGER NOT NULL, sent REAL NOT NULL, factor BLOB, info TEXT, reply BLOB)",
+    ]
+
+
+_ALWAYS = (
+    "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "CREATE TABLE history (place INTEGER PRIMARY KEY, row TEXT NOT NULL)",
+    "CREATE TABLE events (place INTEGER PRIMARY KEY, time REAL NOT NULL, name TEXT NOT NULL, event TEXT NOT NULL, "
+    "text TEXT NOT NULL)",
+    "CREATE TABLE requests (place INTEGER PRIMARY KEY, name TEXT NOT NULL, what TEXT NOT NULL)",
+)
+"""Tables that there are before a run has begun."""
 _CACHE = 131_072
 """How many KiB of memory the data base may use."""
-_CHANGES = {"leave": leave, "retire": retire, "join": join}
-_TREES = ("memory", "hyper", "gradients", "learning")
-_NUMBERS = ("turn", "updates", "answers", "communications", "gradient_steps", "synchronous_steps", "clock")
 
 
-class Ledger(Journal):
-    """A journal in a file. What has not changed since the last state is not written again."""
+class Ledger(Store, Requests, EventLog):
+    """A store, an event log and requests in one file. What has not changed is not written again."""
 
     def __init__(self, path: str | os.PathLike[str], durable: bool = True) -> None:
         self.path = Path(path)
@@ -75,15 +93,16 @@ class Ledger(Journal):
 
         with self._transaction() as db:
             if not db.execute("SELECT name FROM sqlite_master WHERE name = 'about'").fetchone():
-                for statement in _SCHEMA.strip().split(";")[:-1]:
+                for statement in _ALWAYS:
                     db.execute(statement)
                 self._write(db, "format", _FORMAT)
 
     def load(self, fresh: State) -> tuple[State, History]:
         self._first = fresh.factors
         with self._transaction() as db:
-            if not db.execute("SELECT key FROM arrays WHERE key = 'prior'").fetchone():
-                self._write(db, "seed", fresh.seed)
+            if not db.execute("SELECT name FROM sqlite_master WHERE name = 'arrays'").fetchone():
+                for statement in _schema(fresh):
+                    db.execute(statement)
                 db.execute("INSERT INTO arrays VALUES ('prior', ?)", [_packed(fresh.prior)])
                 self._differences(db, fresh)
                 self._kept = fresh
@@ -129,19 +148,19 @@ class Ledger(Journal):
 
     def request(self, name: str, change: Literal["leave", "retire", "join"]) -> None:
         """Asks the server, which may be another process, for a change of a client's membership at its next step."""
-        if change not in _CHANGES:
-            raise unknown("change of membership", change, _CHANGES)
+        if change not in CHANGES:
+            raise unknown("change of membership", change, CHANGES)
         with self._transaction() as db:
             db.execute("INSERT INTO requests VALUES (NULL, ?, ?)", [name, change])
 
-    def asked(self) -> bool:
+    def pending(self) -> bool:
         return self._db.execute("SELECT place FROM requests LIMIT 1").fetchone() is not None
 
-    def amend(self, state: State, aggregation: Aggregation) -> State:
+    def apply(self, state: State, aggregation: Aggregation) -> State:
         wanted = self._db.execute("SELECT place, name, what FROM requests ORDER BY place").fetchall()
         for place, name, change in wanted:
             try:
-                state, text = _CHANGES[change](state, name, aggregation), ""
+                state, text = CHANGES[change](state, name, aggregation), ""
             except InputError as error:
                 text = str(error)
             with self._transaction() as db:
@@ -172,24 +191,37 @@ class Ledger(Journal):
     def _differences(self, db: sqlite3.Connection, state: State) -> None:
         """Writes what sets a state apart from the one kept last."""
         kept = self._kept
-        known = [] if kept is None else _clients(kept)
-        rows = [row for k, row in enumerate(_clients(state)) if known[k : k + 1] != [row]]
-        db.executemany("INSERT OR REPLACE INTO clients VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        self._clients(db, state)
         held = () if kept is None else kept.factors
         for k, factor in enumerate(state.factors):
             if not any(factor is known for known in (*held[k : k + 1], *self._first[k : k + 1])):
                 _put(db, k, _packed(factor))
-        for name in _TREES:
-            if kept is None or getattr(kept, name) is not getattr(state, name):
-                row = [name, _packed(getattr(state, name))]
-                db.execute("INSERT OR REPLACE INTO arrays VALUES (?, ?)", row)
+        before = {} if kept is None else _trees(kept)
+        for name, tree in _trees(state).items():
+            if name not in before or before[name] is not tree:
+                db.execute("INSERT OR REPLACE INTO arrays VALUES (?, ?)", [name, _packed(tree)])
         self._tasks(db, state)
         self._posteriors(db, state)
-        numbers = {name: getattr(state, name) for name in _NUMBERS} | {"refused": written(state.refused)}
-        for key, value in (("numbers", numbers), ("traffic", self._traffic)):
+        for key, value in (("state", stored_values(state)), ("traffic", self._traffic)):
             if self._counted.get(key) != value:
                 self._write(db, key, value)
                 self._counted[key] = value
+
+    def _clients(self, db: sqlite3.Connection, state: State) -> None:
+        """Writes the numbers of clients for whom one has changed."""
+        columns, known = _columns(state), {} if self._kept is None else _columns(self._kept)
+        new = np.ones(len(state.names), bool)
+        for name, column in known.items():
+            new[: len(column)] &= columns[name][: len(column)] == column
+        if known:
+            size = len(next(iter(known.values())))
+            new[:size] = ~new[:size]
+        marks = ", ".join("?" * (2 + len(columns)))
+        rows = [
+            [k, state.names[k], *(column[k].item() for column in columns.values())]
+            for k in np.flatnonzero(new).tolist()
+        ]
+        db.executemany(f"INSERT OR REPLACE INTO clients VALUES ({marks})", rows)
 
     def _tasks(self, db: sqlite3.Connection, state: State) -> None:
         """Writes what has become of tasks; one whose factor is still its client's does without a copy of it."""
@@ -229,13 +261,6 @@ def _put(db: sqlite3.Connection, k: int, factor: bytes) -> None:
         db.execute("INSERT OR REPLACE INTO factors VALUES (?, ?)", [k, factor])
 
 
-def _clients(state: State) -> list[tuple[int | float | str, ...]]:
-    """What is known of each client, but for its factor."""
-    numbers = (state.residual, state.age, state.ell, state.outcome)
-    columns = (*(column.tolist() for column in numbers), map(int, state.gone))
-    return list(zip(range(len(state.names)), state.names, state.versions, *columns, strict=True))
-
-
 def _tasks(state: State) -> dict[str, tuple[Task, Reply | None]]:
     """The tasks that are not done with by their ids, with the answers that have come; those under way come first."""
     waiting: dict[str, tuple[Task, Reply | None]] = {task.id: (task, None) for task in state.in_flight}
@@ -259,10 +284,9 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
             raise InputError(f"{source} has format {about['format']} where this version reads {_FORMAT}: start anew.")
         arrays = dict(db.execute("SELECT key, value FROM arrays"))
         blobs = dict(db.execute("SELECT updates, posterior FROM posteriors"))
-        clients = db.execute(
-            "SELECT name, version, residual, age, ell, outcome, gone, factor "
-            "FROM clients LEFT JOIN factors USING (k) ORDER BY k"
-        ).fetchall()
+        names = list(_columns(like))
+        selected = db.execute(f"SELECT {', '.join(names)} FROM clients ORDER BY k").fetchall()
+        factors = dict(db.execute("SELECT k, factor FROM factors"))
         tasks = db.execute(
             "SELECT id, client, version, updates, sent, factor, info, reply FROM tasks ORDER BY place"
         ).fetchall()
@@ -272,55 +296,50 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
     finally:
         if db.in_transaction:
             db.execute("ROLLBACK")
-    if about["seed"] != like.seed:
+    values = about["state"]
+    if values["seed"] != like.seed:
         raise InputError(f"{source} belongs to a run with another seed: choose another ledger.")
     prior = unflatten(unpack(arrays["prior"]).arrays, like.prior, source)
     if not equal(prior, like.prior):
         raise InputError(f"{source} belongs to a run with another prior: choose another ledger.")
-    names, versions, residual, age, ell, outcome, gone, factors = map(list, zip(*clients, strict=True))
-    one = Factor.one(prior)
-    first = (*like.factors, *[one] * (len(names) - len(like.factors)))
-    held = tuple(
-        begun if factor is None else unflatten(unpack(factor).arrays, one, source)
-        for begun, factor in zip(first, factors, strict=True)
-    )
     if set(unpack(arrays["hyper"]).arrays) != set(flatten(like.hyper)):
         raise InputError(f"{source} belongs to a run that learns other hyperparameters: choose another ledger.")
-    numbers = about["numbers"]
-    gradients = {key: np.zeros((len(names), *column.shape[1:])) for key, column in like.gradients.items()}
-    likes = {"gradients": gradients, **{name: getattr(like, name) for name in _TREES if name != "gradients"}}
-    trees = {name: unflatten(unpack(arrays[name]).arrays, likes[name], source) for name in _TREES}
+    kinds = _columns(like)
+    columns = {
+        name: np.array(column, kinds[name].dtype)
+        for name, column in zip(names, zip(*selected, strict=True), strict=True)
+    }
+    fitting = _trees(like) | {
+        name: column for name, column in unanswered_columns(len(selected), _trees(like)).items() if name not in columns
+    }
+    trees = {name: unflatten(unpack(arrays[name]).arrays, tree, source) for name, tree in fitting.items()}
+    one = Factor.one(prior)
+    first = (*like.factors, *[one] * (len(selected) - len(like.factors)))
+    held = tuple(
+        unflatten(unpack(factors[k]).arrays, one, source) if k in factors else begun for k, begun in enumerate(first)
+    )
     posteriors = {n: unflatten(unpack(blob).arrays, (prior, like.hyper), source) for n, blob in blobs.items()}
-    if numbers["updates"] not in posteriors:
+    if values["updates"] not in posteriors:
         product = functools.reduce(operator.mul, (t.natural for t in held), prior_at(prior, trees["hyper"]))
-        posteriors[numbers["updates"]] = product, trees["hyper"]
+        posteriors[values["updates"]] = product, trees["hyper"]
 
     def task(id: str, client: int, version: int, updates: int, sent: float, factor: bytes | None) -> Task:
         own = held[client] if factor is None else unflatten(unpack(factor).arrays, one, source)
         posterior, hyper = posteriors[updates]
-        return Task(id, client, names[client], prior, posterior, own, version, like.seed, updates, sent, hyper)
+        name = values["names"][client]
+        return Task(id, client, name, prior, posterior, own, version, like.seed, updates, sent, hyper)
 
     def reply(info: str, blob: bytes) -> Reply:
         delta, gradient = unflatten(unpack(blob).arrays, (one, of_model(like.hyper)), source)
         return Reply(delta, Info(**json.loads(info)), gradient)
 
-    state = dataclasses.replace(
+    state = restored(
         like,
-        names=tuple(names),
-        prior=prior,
-        posterior=posteriors[numbers["updates"]][0],
+        trees | columns | {"prior": prior, "posterior": posteriors[values["updates"]][0]},
+        values,
         factors=held,
-        versions=tuple(versions),
-        residual=np.array(residual),
-        age=np.array(age, int),
-        ell=np.array(ell),
-        outcome=np.array(outcome, int),
-        gone=np.array(gone, bool),
         in_flight=tuple(task(*row[:6]) for row in tasks if row[7] is None),
         arrived=tuple((task(*row[:6]), reply(row[6], row[7])) for row in tasks if row[7] is not None),
-        refused=refusals(numbers["refused"]),
-        **trees,
-        **{name: numbers[name] for name in _NUMBERS},
     )
     return state, History(rows)
 

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import equinox as eqx
-from jaxtyping import Array, Float, PyTree
+import numpy as np
+from jaxtyping import Array, Bool, Float, PyTree
 
 from partita.errors import InputError
 from partita.families import Family
@@ -79,6 +80,10 @@ class Aggregation(eqx.Module):
             )
         rest = holdings.posterior / holdings.factors[client].natural
         return holdings._replace(posterior=rest, factors={**holdings.factors, client: Factor.one(rest)})
+
+    def resumed(self, holdings: Holdings, heard: Bool[np.ndarray, " m"]) -> PyTree:
+        """The memory with which it goes on from another aggregation's holdings; both keep the product."""
+        return None
 
     def without_estimate(self, holdings: Holdings, client: int) -> Holdings:
         """The holdings without what was only estimated of a client that has left, or whose answer was refused."""

@@ -1,0 +1,137 @@
+"""What is looked at while a run goes on: free energy, metrics, a progress bar, and whatever callbacks do."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from partita.engines.base import Engine
+from partita.errors import InputError
+from partita.hyper.values import model_at
+from partita.local.solvers import Outcome
+from partita.models import Model
+from partita.results.history import History
+from partita.results.posterior import Posterior
+from partita.server.bound import divergence, global_free_energy
+from partita.server.method import Method
+from partita.server.progress import Progress
+from partita.server.state import State
+from partita.server.step import Event
+from partita.server.stopping import Budget
+
+Metrics = Callable[[Posterior], Mapping[str, float]]
+Callback = Callable[[State, Mapping[str, Any]], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Monitor:
+    """What is evaluated during a run, and who is told of it."""
+
+    metrics: Metrics | None = None
+    """A function of the posterior that returns numbers by name, which become columns of the history."""
+    every: int = 1
+    """After how many steps free energy and metrics are computed, and at the end; 0 for never.
+
+    The free energy is then what clients have reported with their last answers, which costs nothing and is stale.
+    """
+    progress: bool | None = None
+    """Whether a progress bar is shown; where there is a terminal when None."""
+    label: str = "PVI"
+    """What the progress bar is called."""
+    callbacks: tuple[Callback, ...] = ()
+    """Called after every step with the state and the new row of the history; what they raise ends the run."""
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise InputError(f"Metrics are computed every step at most, or never (0), not every {self.every}.")
+
+    @contextlib.contextmanager
+    def watch(
+        self, method: Method, model: Model, engine: Engine, budget: Budget, history: History
+    ) -> Iterator["Watch"]:
+        """What makes the rows of a run's history."""
+        with Progress(self.label, min(budget.answers, budget.communications), self.progress) as bar:
+            yield Watch(self, method, model, engine, budget, history, bar)
+
+
+class Watch:
+    """Makes the rows of one run's history."""
+
+    def __init__(
+        self,
+        monitor: Monitor,
+        method: Method,
+        model: Model,
+        engine: Engine,
+        budget: Budget,
+        history: History,
+        bar: Progress,
+    ) -> None:
+        self.monitor, self.method, self.model, self.engine, self.budget = monitor, method, model, engine, budget
+        self.bar = bar
+        self._seconds = history.rows[-1]["seconds"] if len(history) else 0.0
+        self._started = time.perf_counter()
+
+    def free_energy(self, state: State) -> float:
+        """F of the prior, with which a run is compared; NaN where the free energy is never computed."""
+        if not self.monitor.every:
+            return float("nan")
+        return global_free_energy(self.engine, state.prior, state.prior, state.seed, without=state.inactive_names)
+
+    def row(self, state: State, event: Event, last: bool) -> dict[str, Any]:
+        """The history's row after a step; on the last one everything is computed that is computed at all."""
+        row = _counts(state, event) | {"temperature": float(self.method.temperature)}
+        if self.monitor.every and (last or state.turn % self.monitor.every == 0):
+            at = (state.seed, 1.0, state.inactive_names, state.hyper)
+            row["free_energy"] = global_free_energy(self.engine, state.prior_now, state.posterior, *at)
+            found = self.monitor.metrics(posterior_of(self.model, state)) if self.monitor.metrics else {}
+            row |= {name: float(value) for name, value in found.items()}
+        elif not self.monitor.every and (known := np.isfinite(state.ell))[state.active].all():
+            apart = float(divergence(state.posterior, state.prior_now))
+            row["reported_free_energy"] = state.ell[known].sum() - apart
+        if self.method.solver.estimates_evidence:
+            evidence = self.method.aggregation.log_evidence(state.prior_now, state.holdings)
+            row |= {} if evidence is None else {"log_evidence": evidence}
+        row["seconds"] = self._seconds + time.perf_counter() - self._started
+        fewer = self.budget.answers < self.budget.communications
+        self.bar.update(state.answers if fewer else state.communications, row)
+        return row
+
+    def tell(self, state: State, row: Mapping[str, Any]) -> None:
+        """Calls the callbacks."""
+        for callback in self.monitor.callbacks:
+            callback(state, row)
+
+
+def posterior_of(model: Model, state: State) -> Posterior:
+    """The posterior as a user holds it, with the hyperparameters learned in their places."""
+    return Posterior(model_at(model, state.hyper), state.posterior, state.hyper)
+
+
+def _counts(state: State, event: Event) -> dict[str, Any]:
+    """What a step did, as a row of the history."""
+    names = state.names
+    return {
+        "step": state.turn,
+        "communications": state.communications,
+        "rounds": state.answers / len(names),
+        "gradient_steps": state.gradient_steps,
+        "synchronous_steps": state.synchronous_steps,
+        "clock": state.clock,
+        "clients": [names[k] for k in event.clients],
+        "staleness": event.staleness,
+        "residual": state.worst_residual,
+        "damping": event.damping,
+        **({"hyper": {name: np.asarray(value).tolist() for name, value in state.hyper.items()}} if state.hyper else {}),
+        "refused": {names[k]: refusal.sentence for k, refusal in event.refusals.items()},
+        "unanswered": {names[k]: reason for k, reason in event.unanswered.items()},
+        "skipped": {names[k]: rows for k, reply in event.replies.items() if (rows := int(reply.info.skipped))},
+        "unsolved": {
+            names[k]: outcome.sentence
+            for k, reply in event.replies.items()
+            if (outcome := Outcome(int(reply.info.outcome))) is not Outcome.CONVERGED
+        },
+    }

@@ -1,0 +1,144 @@
+"""When does a run end, and how? Algorithm 1's "until convergence", budgets, and what tells that a run fails."""
+
+import enum
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from partita.errors import InputError
+from partita.local.solvers import Outcome
+from partita.results.history import History
+from partita.server.method import Method
+from partita.server.refusal import Reason
+from partita.server.state import State
+
+ROUNDS = 100.0
+"""How many rounds a run has that was given no budget."""
+
+
+class Status(enum.Enum):
+    """How a run ended."""
+
+    CONVERGED = "converged"
+    COMPLETE = "complete"
+    BUDGET_SPENT = "budget spent"
+    IMPROPER = "improper"
+    DIVERGED = "diverged"
+    STALLED = "stalled"
+    TIMED_OUT = "timed out"
+
+
+class Ending(NamedTuple):
+    """A run's status, and a sentence about it."""
+
+    status: Status
+    message: str
+
+
+class Budget(NamedTuple):
+    """When a run ends at the latest; trials of a damping take communications without answers."""
+
+    communications: float
+    answers: float
+    passes: float
+    """The number of answers after which a method of few passes is complete."""
+
+    @classmethod
+    def of(cls, method: Method, state: State, clients: int, rounds: float | None, communications: float | None) -> Self:
+        """What a run may spend from a state on; a round is as many answers as there are clients."""
+        if communications is None and rounds is None:
+            rounds = ROUNDS
+        passes = np.inf if method.passes is None else method.passes * clients
+        answers = float(np.minimum(passes, np.inf if rounds is None else rounds * clients))  # keeps NaN, to be refused
+        spendable = np.inf if communications is None else communications
+        if not (spendable > 0 and answers > 0):
+            raise InputError("The budget is empty: allow at least one communication.")
+        return cls(state.communications + spendable, state.answers + answers, state.answers + passes)
+
+    def spent(self, state: State) -> bool:
+        """Whether it is used up."""
+        return state.communications >= self.communications or state.answers >= self.answers
+
+
+_REFUSED: Mapping[Reason, Ending] = {
+    Reason.NOT_FINITE: Ending(Status.DIVERGED, "Look at that client's rows and at the model."),
+    Reason.IMPROPER: Ending(Status.IMPROPER, "Damp more, or backtrack."),
+    Reason.IMPROPER_STEP: Ending(Status.IMPROPER, "Lower it."),
+    Reason.NO_MOMENTS: Ending(Status.IMPROPER, "Damp more, or backtrack."),
+    Reason.LOWER_FREE_ENERGY: Ending(Status.STALLED, "Start elsewhere, or let clients solve less far."),
+    **dict.fromkeys((Reason.INCOMPLETE_ROUND, Reason.LEFT_OUT), Ending(Status.STALLED, "Look at the aggregation.")),
+    **dict.fromkeys(
+        (Reason.DEFICIT, Reason.CHANGE, Reason.DOMINANCE, Reason.PROMINENCE),
+        Ending(Status.STALLED, "Widen the bounds on answers, or look at the clients' rows."),
+    ),
+}
+"""How a run ends in which everybody's answers are refused, and what helps."""
+
+
+class Stopping:
+    """The stopping rule: a run has converged when every client's last answer lies within `tolerance` nats of q.
+
+    A falling free energy is what tells divergence, since precisions may stay positive. What it needs of the history it
+    keeps, so that a step costs the same however long a run is.
+    """
+
+    def __init__(self, budget: Budget, tolerance: float, first: float, history: History) -> None:
+        self.budget, self.tolerance, self.first, self.history = budget, tolerance, first, history
+        self.latest = self.best = first
+        for row in history:
+            self.observe(row)
+
+    def observe(self, row: Mapping[str, Any]) -> None:
+        """Takes note of a row of the history."""
+        if "free_energy" in row:
+            self.latest = row["free_energy"]
+            self.best = max(self.best, self.latest)
+
+    def ending(self, state: State) -> Ending | None:
+        """How the run has ended, if it has."""
+        return self._failed(state) or self._converged(state) or self._spent(state)
+
+    def _failed(self, state: State) -> Ending | None:
+        active = set(np.flatnonzero(state.active).tolist())
+        if not active:
+            return Ending(Status.STALLED, "Everybody has left. Let somebody join.")
+        if active <= set(state.refused):
+            k, refusal = next(iter(state.refused.items()))
+            status, remedy = _REFUSED[refusal.reason]
+            name = state.names[k]
+            return Ending(status, f"No answer could be taken in: that of {name} {refusal.sentence}. {remedy}")
+        if len(self.history) and not self.latest > self.first - 10 * (1 + abs(self.first)) and not np.isnan(self.first):
+            return Ending(Status.DIVERGED, f"The free energy ran away to {self.latest:.6g}. {_slower(state)}")
+        if np.all(state.outcome[state.active] == Outcome.NO_MOMENTS):
+            return Ending(Status.IMPROPER, "Nobody's tilted density has moments that could be matched.")
+        return None
+
+    def _converged(self, state: State) -> Ending | None:
+        if not state.settled(self.tolerance):
+            return None
+        return Ending(Status.CONVERGED, f"Every client's answer lies within {self.tolerance:g} nats of the posterior.")
+
+    def _spent(self, state: State) -> Ending | None:
+        if not self.budget.spent(state):
+            return None
+        if state.answers >= self.budget.passes:
+            refused = sorted({name for _, name, _ in self.history.refusals})
+            if refused:
+                answered = f"what {', '.join(refused)} answered was refused"
+                return Ending(Status.STALLED, f"The only pass is over, and {answered}.")
+            return Ending(Status.COMPLETE, "Every client has answered as often as the method asks.")
+        if self.best - self.latest > (self.best - self.first) / 2:
+            fell = f"The free energy fell from {self.best:.6g} to {self.latest:.6g}."
+            return Ending(Status.DIVERGED, f"{fell} {_slower(state)}")
+        worst = state.worst_residual
+        if state.hyper and np.isinf(worst):
+            spent = "The budget is spent before all have answered to hyperparameters as they are."
+            return Ending(Status.BUDGET_SPENT, spent)
+        nats = "nats, or of half the squared gradient in hyperparameters," if state.hyper else "nats"
+        return Ending(Status.BUDGET_SPENT, f"The budget is spent with a residual of {worst:.3g} {nats} left.")
+
+
+def _slower(state: State) -> str:
+    """The remedy for a free energy that falls."""
+    return "Damp more, or learn hyperparameters in smaller steps." if state.hyper else "Damp more."
