@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from typing import Any
 
-import jax
-
 
 class InputError(ValueError):
     """Something handed to partita cannot be used; nothing was changed."""
@@ -23,6 +21,8 @@ def unknown(kind: str, name: object, known: Iterable[object]) -> InputError:
 
 def check_part(what: str, value: Any) -> None:
     """Raises an `InputError` unless a number is above 0 and at most 1; one that is traced was looked at before."""
+    import jax  # here, since the command line needs errors before it needs JAX
+
     if isinstance(value, jax.core.Tracer):
         return
     try:
