@@ -43,31 +43,14 @@ def test_no_help_imports_anything_that_computes():
     assert [line for line in done.stdout.splitlines() if not line.endswith("[]")] == []
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_help_shows_a_text_for_every_parameter(words, monkeypatch):
-    """What it renders, not what was declared: typer before 0.26 loses the help of arguments with click 8.5."""
-    monkeypatch.setenv("COLUMNS", "400")
-    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 400)
-    shown = CliRunner().invoke(app, [*words, "--help"]).output
-    rows = [line for line in shown.splitlines() if line.startswith("│")]
-    for parameter in COMMANDS[words].params:
-        line = next(line for line in rows if label(parameter) in line.split())
-        text = declared(words, parameter.name)
-        assert text
-        assert text in line
-
-
-def label(parameter):
-    """How a parameter's row begins: an option by its name, an argument by its own."""
-    return parameter.opts[0] if parameter.param_type_name == "option" else parameter.name
-
-
-def declared(words, name):
-    """The help of a parameter as the function behind the command declares it."""
-    callback = COMMANDS[words].callback
-    if name == "help":
-        return "Show this message and exit."
-    return inspect.signature(callback).parameters[name].annotation.__metadata__[0].help
+@pytest.mark.parametrize("words", [words for words, command in COMMANDS.items() if command.callback], ids=" ".join)
+def test_help_shows_a_text_for_every_parameter(words):
+    """What is shown, not what was declared: typer before 0.26 loses the help of arguments with click 8.5."""
+    shown = " ".join(CliRunner().invoke(app, [*words, "--help"], terminal_width=200).output.split())
+    for name, parameter in inspect.signature(COMMANDS[words].callback).parameters.items():
+        text = parameter.annotation.__metadata__[0].help
+        assert text, name
+        assert text in shown
 
 
 def test_names_of_the_package_are_those_it_declares():

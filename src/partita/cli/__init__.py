@@ -16,6 +16,7 @@ _STUDIES = ("ep", "hyper")
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich takes longer to import than all the rest of the help
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Partitioned variational inference: many owners of data fit one Bayesian model without pooling their rows.",
