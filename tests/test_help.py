@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import partita as pt
 from partita.cli import app
 
-HEAVY = ("jax", "equinox", "numpy", "scipy", "matplotlib", "flwr")
+HEAVY = ("jax", "equinox", "numpy", "scipy", "matplotlib", "flwr", "rich")
 
 
 def commands(command=None, path=()):

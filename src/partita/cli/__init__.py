@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+import typer.core
 
 from partita.cli.federation import client, federation, result, resume, server, status
 from partita.errors import InputError
@@ -13,10 +14,13 @@ from partita.errors import InputError
 _STUDIES = ("ep", "hyper")
 """Experiments that are no table of methods: modules of their own."""
 
+typer.core.HAS_RICH = False
+"""Help is plain text: rich takes longer to import than all the rest of it, and typer would escape brackets for it."""
+
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # rich takes longer to import than all the rest of the help
+    rich_markup_mode=None,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Partitioned variational inference: many owners of data fit one Bayesian model without pooling their rows.",
