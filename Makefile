@@ -1,7 +1,7 @@
 # `make test` is the README's test command without the installation.
 PYTHON ?= .venv/bin/python
 
-.PHONY: install test slow lint bench demo
+.PHONY: install test slow lint versions bench demo
 
 install:
 	python3 -m venv .venv && .venv/bin/pip install -e '.[test,lint]' -e ./experiments
@@ -16,6 +16,10 @@ lint:
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
+
+# The oldest and the newest versions that are supported; PYTHONS are interpreters, by default those on the path.
+versions:
+	$(PYTHON) tests/versions.py $(PYTHONS)
 
 bench:
 	$(PYTHON) benchmarks/global_vi_adult.py

@@ -1,11 +1,10 @@
-"""The errors a user's mistake can cause: one sentence that names the culprit and the remedy."""
+"""The errors a user's mistake can cause: one sentence that names the culprit and the remedy.
 
-import contextlib
-import sys
-from collections.abc import Iterable, Iterator
+All are `InputError`s. Nothing was changed when one is raised.
+"""
+
+from collections.abc import Iterable
 from typing import Any
-
-import jax
 
 
 class InputError(ValueError):
@@ -17,29 +16,39 @@ class InputError(ValueError):
         """The same without anything of a client's rows, for the server to read; None where that was not seen to."""
 
 
-def unknown(kind: str, name: object, known: Iterable[object]) -> InputError:
+class SettingsError(InputError):
+    """A setting, a name, or a combination of parts of a method is invalid."""
+
+
+class DataError(InputError):
+    """Rows, columns or a division of them cannot be used."""
+
+
+class MissingExtraError(InputError):
+    """A package is needed that is not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} is not installed: pip install 'partita[{extra}]'.")
+
+
+class DamagedFileError(InputError):
+    """A file or a message is missing, damaged, or of another run."""
+
+
+class FederationError(InputError):
+    """A federation cannot be set up, or cannot go on."""
+
+
+def unknown(kind: str, name: object, known: Iterable[object]) -> SettingsError:
     """The error for a name that is not one of those known."""
     choices = ", ".join(str(choice) for choice in known)
-    return InputError(f"There is no {kind} named {name!r}: choose one of {choices}.")
-
-
-@contextlib.contextmanager
-def exit_with_sentence(program: str) -> Iterator[None]:
-    """Ends a command where the user made a mistake: one sentence on stderr, and exit code 2."""
-    try:
-        yield
-    except InputError as error:
-        sentence = str(error)
-    except OSError as error:
-        sentence = f"{error.filename or 'a file'} cannot be used ({error.strerror}): choose another place."
-    else:
-        return
-    print(f"{program}: {sentence}", file=sys.stderr)
-    sys.exit(2)
+    return SettingsError(f"There is no {kind} named {name!r}: choose one of {choices}.")
 
 
 def check_part(what: str, value: Any) -> None:
-    """Raises an `InputError` unless a number is above 0 and at most 1; one that is traced was looked at before."""
+    """Raises a `SettingsError` unless a number is above 0 and at most 1; one that is traced was checked before."""
+    import jax
+
     if isinstance(value, jax.core.Tracer):
         return
     try:
@@ -47,4 +56,4 @@ def check_part(what: str, value: Any) -> None:
     except (TypeError, ValueError):
         within = False
     if not within:
-        raise InputError(f"The {what} is a number above 0 and at most 1, not {value}.")
+        raise SettingsError(f"The {what} is a number above 0 and at most 1, not {value}.")

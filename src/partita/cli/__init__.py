@@ -4,13 +4,18 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+import typer.core
 
 from partita.cli.federation import client, federation, result, resume, server, status
 from partita.errors import exit_with_sentence
 
+typer.core.HAS_RICH = False
+"""Help is plain text: rich takes longer to import than all the rest of it, and typer would escape brackets for it."""
+
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Partitioned variational inference: many owners of data fit one Bayesian model without pooling their rows.",

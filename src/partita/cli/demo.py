@@ -179,7 +179,7 @@ def _write(demo: Demo, results: dict[str, Result], figures: dict[str, dict[str, 
     folder, posterior = demo.settings.output, results["sequential"].posterior
     files = {name: folder / file for name, file in _FILES.items()}
     posterior.save(files["posterior"], demo.names)
-    with files["summary"].open("w", newline="") as file:
+    with files["summary"].open("w", newline="", encoding="utf-8") as file:
         rows = posterior.summary(demo.names)
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table as Grid
 
 from partita.errors import InputError
 
@@ -137,6 +134,9 @@ def status(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show how a federation stands: its clients, free energy, residual, traffic."""
+    from rich.console import Console
+    from rich.live import Live
+
     from partita.cli.standing import show
     from partita.federation.config import load
     from partita.federation.status import Standing, standing, to_json
@@ -170,6 +170,9 @@ def result(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Show the posterior of a federation whose run has ended, and draw it."""
+    from rich.console import Console
+    from rich.table import Table as Grid
+
     from partita.federation.result import MOST, draw, summary
 
     rows = summary(folder)

@@ -64,7 +64,7 @@ def hand(folder: Path) -> list[Path]:
             if not (folder / "keys" / name).exists():
                 make_key(folder / "keys", name)
             shutil.copy(folder / "ca.crt", handed / "ca.crt")
-            atomic.write_text(handed / "keys" / name, (folder / "keys" / name).read_text(), PRIVATE)
+            atomic.write_text(handed / "keys" / name, (folder / "keys" / name).read_text(encoding="utf-8"), PRIVATE)
         written.append(handed)
     return written
 

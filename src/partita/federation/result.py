@@ -50,7 +50,7 @@ def fitted(folder: str | os.PathLike[str]) -> Fitted:
 def summary(folder: Path) -> list[dict[str, Any]]:
     """The posterior's parameters with mean, standard deviation and interval; None where there is no such number."""
     _result(folder)
-    with (folder / "summary.csv").open(newline="") as file:
+    with (folder / "summary.csv").open(newline="", encoding="utf-8") as file:
         return [{name: _number(value) for name, value in row.items()} for row in csv.DictReader(file)]
 
 
@@ -79,7 +79,7 @@ def draw(folder: Path, rows: list[dict[str, Any]]) -> Path:
 
 def _result(folder: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads((folder / "result.json").read_text()))
+        return dict(json.loads((folder / "result.json").read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise InputError(f"There is no result in {folder} yet: `partita status {folder}` says how it stands.") from None
 

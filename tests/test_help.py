@@ -1,0 +1,77 @@
+"""Help: quick, since it loads nothing that computes, and complete."""
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import partita as pt
+from partita.cli import app
+
+HEAVY = ("jax", "equinox", "numpy", "scipy", "matplotlib", "flwr", "rich")
+
+
+def commands(command=None, path=()):
+    """Every command and group, with the words that call it."""
+    command = command or typer.main.get_command(app)
+    yield path, command
+    for name, child in getattr(command, "commands", {}).items():
+        yield from commands(child, (*path, name))
+
+
+COMMANDS = dict(commands())
+
+ASK_ALL = f"""
+import sys
+from typer.testing import CliRunner
+from partita.cli import app
+for words in {list(COMMANDS)}:
+    done = CliRunner().invoke(app, [*words, "--help"])
+    assert done.exit_code == 0 and "Usage" in done.output, words
+    print(*words, sorted(set({HEAVY}) & set(sys.modules)))
+"""
+
+
+def test_no_help_imports_anything_that_computes():
+    done = subprocess.run([sys.executable, "-c", ASK_ALL], capture_output=True, text=True, check=True)
+    assert len(done.stdout.splitlines()) == len(COMMANDS)
+    assert [line for line in done.stdout.splitlines() if not line.endswith("[]")] == []
+
+
+@pytest.mark.parametrize("words", [words for words, command in COMMANDS.items() if command.callback], ids=" ".join)
+def test_help_shows_a_text_for_every_parameter(words):
+    """What is shown, not what was declared: typer before 0.26 loses the help of arguments with click 8.5."""
+    shown = " ".join(CliRunner().invoke(app, [*words, "--help"], terminal_width=200).output.split())
+    for name, parameter in inspect.signature(COMMANDS[words].callback).parameters.items():
+        text = parameter.annotation.__metadata__[0].help
+        assert text, name
+        assert text in shown
+
+
+def test_names_of_the_package_are_those_it_declares():
+    """`__all__`, what type checkers see, and what is imported on demand are the same names."""
+    block = next(node for node in ast.parse(Path(pt.__file__).read_text()).body if isinstance(node, ast.If))
+    seen = [alias.name for node in block.body for alias in node.names]
+    assert sorted(seen) == sorted(pt.__all__)
+    assert set(pt.__all__) <= set(dir(pt))
+    for node in block.body:
+        for alias in node.names:
+            module = __import__(node.module, fromlist=[alias.name])
+            assert getattr(pt, alias.name) is getattr(module, alias.name)
+
+
+def test_modules_are_attributes_without_an_import_of_their_own():
+    program = "import partita as pt; pt.families.Gamma, pt.splits.by_column; from partita import *; run, methods.fit"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_an_unknown_name_is_an_attribute_error_that_names_it():
+    with pytest.raises(AttributeError, match="'partita' has no attribute 'LogisticRegresion'"):
+        _ = pt.LogisticRegresion
+    with pytest.raises(ImportError, match="LogisticRegresion"):
+        from partita import LogisticRegresion  # noqa: F401
