@@ -3,7 +3,9 @@
 All are `InputError`s. Nothing was changed when one is raised.
 """
 
-from collections.abc import Iterable
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -45,9 +47,24 @@ def unknown(kind: str, name: object, known: Iterable[object]) -> SettingsError:
     return SettingsError(f"There is no {kind} named {name!r}: choose one of {choices}.")
 
 
+@contextlib.contextmanager
+def exit_with_sentence(program: str) -> Iterator[None]:
+    """Ends a command where the user made a mistake: one sentence on stderr, and exit code 2."""
+    try:
+        yield
+    except InputError as error:
+        sentence = str(error)
+    except OSError as error:
+        sentence = f"{error.filename or 'a file'} cannot be used ({error.strerror}): choose another place."
+    else:
+        return
+    print(f"{program}: {sentence}", file=sys.stderr)
+    sys.exit(2)
+
+
 def check_part(what: str, value: Any) -> None:
     """Raises a `SettingsError` unless a number is above 0 and at most 1; one that is traced was checked before."""
-    import jax
+    import jax  # here, since the command line needs errors before it needs JAX
 
     if isinstance(value, jax.core.Tracer):
         return

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import optax
 
 from partita.data.shard import Partition
-from partita.errors import InputError, unknown
+from partita.errors import SettingsError, unknown
 from partita.expectations import Grid, MonteCarlo
 from partita.families import Family
 from partita.hyper import learning
@@ -289,7 +289,7 @@ def named(name: str, **settings: Any) -> Method:
     common = {setting: value for setting, value in settings.items() if setting not in own}
     names, how = common.pop("learn", ()), common.pop("how", "coordinate")
     if isinstance(names, str) or (names and "learning" in common):
-        raise InputError(f"Hyperparameters to learn are a list of names, without other learning, not {names!r}.")
+        raise SettingsError(f"Hyperparameters to learn are a list of names, without other learning, not {names!r}.")
     if names:
         common["learning"] = learning.named(how, tuple(names))
     return dataclasses.replace(method, **common)
@@ -315,7 +315,7 @@ def fit(
     """
     method = named(name, learn=learn, how=how, **settings or {})
     if (client is not None) != (name == "alone"):
-        raise InputError('"alone" needs the name of a client, and no other method takes one.')
+        raise SettingsError('"alone" needs the name of a client, and no other method takes one.')
     if client is not None:
         if client not in partition.names:
             raise unknown("client", client, partition.names)

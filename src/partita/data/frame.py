@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partita.errors import InputError
+from partita.errors import DataError
 
 
 class Frame(NamedTuple):
@@ -29,9 +29,9 @@ class Frame(NamedTuple):
         levels = {name: tuple(str(level) for level in declared) for name, declared in (levels or {}).items()}
         for name, declared in levels.items():
             if name not in kept or kept[name].dtype.kind != "U":
-                raise InputError(f"Levels are declared for {name!r}, which is not a column of texts: declare none.")
+                raise DataError(f"Levels are declared for {name!r}, which is not a column of texts: declare none.")
             if len(set(declared)) < len(declared):
-                raise InputError(f"The levels declared for {name!r} repeat one: declare each once.")
+                raise DataError(f"The levels declared for {name!r} repeat one: declare each once.")
         return cls(kept, y, levels)
 
     @property
@@ -65,10 +65,10 @@ def permuted(rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _column(name: str, values: np.ndarray, rows: int) -> np.ndarray:
     if values.shape != (rows,):
-        raise InputError(f"Column {name!r} has the shape {values.shape} beside {rows} responses: give one value a row.")
+        raise DataError(f"Column {name!r} has the shape {values.shape} beside {rows} responses: give one value a row.")
     if values.dtype.kind in "biuf":
         return values.astype(float)
     if values.dtype.kind == "U" or all(isinstance(value, str) for value in values):
         return values.astype(str)
     other = next(value for value in values if not isinstance(value, str))
-    raise InputError(f"Column {name!r} holds {other!r} in an array of {values.dtype}: give floats only or texts only.")
+    raise DataError(f"Column {name!r} holds {other!r} in an array of {values.dtype}: give floats only or texts only.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from partita.data.table import Table
-from partita.errors import InputError
+from partita.errors import DataError
 
 if TYPE_CHECKING:
     from partita.data.frame import Frame
@@ -77,7 +77,7 @@ class Summary(NamedTuple):
             if len(columns) < len(contents["columns"]):
                 raise ValueError("a column appears twice")
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise InputError(f"This is not a summary of columns ({error!r}): send what Summary.to_dict made.") from None
+            raise DataError(f"This is not a summary of columns ({error!r}): send what Summary.to_dict made.") from None
         return cls(columns)
 
 
@@ -105,13 +105,13 @@ class Encoding(NamedTuple):
         """Raises an `InputError` where rows of such a summary cannot be encoded so."""
         if tuple(summary.columns) != self.columns:
             columns = f"{', '.join(summary.columns)}, where {', '.join(self.columns)} were agreed on"
-            raise InputError(f"The columns are {columns}: give the same in the same order.")
+            raise DataError(f"The columns are {columns}: give the same in the same order.")
         for name, column in summary.columns.items():
             if isinstance(column, Counts) != (name in self.levels):
-                raise InputError(f"Column {name!r} is of another kind than was agreed on: give it that kind.")
+                raise DataError(f"Column {name!r} is of another kind than was agreed on: give it that kind.")
             new = sorted(set(column.counts) - set(self.levels[name])) if isinstance(column, Counts) else []
             if new:
-                raise InputError(f"Column {name!r} has the category {new[0]!r}, which nobody had in round 0.")
+                raise DataError(f"Column {name!r} has the category {new[0]!r}, which nobody had in round 0.")
 
     def to_dict(self) -> dict[str, Any]:
         """The encoding as lists, texts and numbers, for JSON."""
@@ -131,16 +131,16 @@ class Encoding(NamedTuple):
             if any(scale.shape != (len(found.names) - 1,) for scale in scales):
                 raise ValueError("its columns and scales do not match")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"This is not an encoding ({error!r}): send what Encoding.to_dict made.") from None
+            raise DataError(f"This is not an encoding ({error!r}): send what Encoding.to_dict made.") from None
         return found
 
     def encode(self, frame: "Frame") -> Table:
         """An intercept, then numbers and one-hot codes, all standardised; a missing number becomes the mean."""
         for column in (*self.columns, *frame.columns):
             if column not in frame.columns:
-                raise InputError(f"Column {column!r} is missing from the frame: give the columns that were summarised.")
+                raise DataError(f"Column {column!r} is missing from the frame: give the columns that were summarised.")
             if column not in self.columns:
-                raise InputError(f"Column {column!r} was not summarised: drop it, or summarise all frames with it.")
+                raise DataError(f"Column {column!r} was not summarised: drop it, or summarise all frames with it.")
         features = [
             _one_hot(column, _texts(column, frame.columns[column]), self.levels[column])
             if column in self.levels
@@ -170,11 +170,11 @@ def merge(summaries: Iterable[Summary]) -> Summary:
     """The summary of all rows: Chan's parallel formula in rational arithmetic, so that the order does not matter."""
     summaries = tuple(summaries)
     if not summaries:
-        raise InputError("There is no summary to merge: give those of one client or more.")
+        raise DataError("There is no summary to merge: give those of one client or more.")
     first, *others = summaries
     for other in others:
         if tuple(other.columns) != tuple(first.columns):
-            raise InputError(
+            raise DataError(
                 f"One client summarises the columns {', '.join(other.columns)} and another {', '.join(first.columns)}: "
                 "give all frames the same columns in the same order."
             )
@@ -234,11 +234,11 @@ def _merged(name: str, columns: list[Moments | Counts]) -> Moments | Counts:
     moments = [column for column in columns if isinstance(column, Moments)]
     counts = [column for column in columns if isinstance(column, Counts)]
     if moments and counts:
-        raise InputError(f"Column {name!r} is numeric at one client and categorical at another: give it one kind.")
+        raise DataError(f"Column {name!r} is numeric at one client and categorical at another: give it one kind.")
     if moments:
         return _merged_moments(moments)
     if len({column.declared for column in counts}) > 1:
-        raise InputError(f"Clients declare different levels for column {name!r}: declare the same, or none.")
+        raise DataError(f"Clients declare different levels for column {name!r}: declare the same, or none.")
     total: Counter[str] = Counter()
     for column in counts:
         total.update(column.counts)
@@ -273,10 +273,10 @@ def _column(contents: Mapping[str, Any]) -> Moments | Counts:
 def _numbers(name: str, values: np.ndarray) -> np.ndarray:
     if values.dtype.kind != "f":
         text = next((value for value in values.tolist() if not _is_number(value)), values[0] if len(values) else "")
-        raise InputError(f"Column {name!r} has the text {str(text)!r} where a number is expected: give floats.")
+        raise DataError(f"Column {name!r} has the text {str(text)!r} where a number is expected: give floats.")
     wrong = np.abs(values) > LARGEST
     if wrong.any():
-        raise InputError(f"Column {name!r} has the value {values[wrong][0]}: give finite numbers, NaN where missing.")
+        raise DataError(f"Column {name!r} has the value {values[wrong][0]}: give finite numbers, NaN where missing.")
     return values
 
 
@@ -291,7 +291,7 @@ def _is_number(value: object) -> bool:
 def _texts(name: str, values: np.ndarray) -> np.ndarray:
     if values.dtype.kind != "U":
         value = values[0] if len(values) else values.dtype
-        raise InputError(f"Column {name!r} has the value {value} where a category is expected: give texts.")
+        raise DataError(f"Column {name!r} has the value {value} where a category is expected: give texts.")
     return values
 
 
@@ -299,7 +299,7 @@ def _one_hot(name: str, values: np.ndarray, levels: tuple[str, ...]) -> np.ndarr
     position = {level: i for i, level in enumerate(levels)}
     unknown = next((value for value in values.tolist() if value not in position), None)
     if unknown is not None:
-        raise InputError(
+        raise DataError(
             f"Column {name!r} has the category {unknown!r}, which was neither declared nor seen in round 0: "
             "declare it in the frame's levels."
         )

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from partita.data.table import Table
-from partita.errors import InputError
+from partita.errors import DataError
 
 
 class Shard(eqx.Module):
@@ -62,22 +62,22 @@ def federate(
     Sizes are rounded up to the nearest of `buckets` lengths, chosen so that little is padded; None pads nothing.
     """
     if not len(clients):
-        raise InputError("There are no clients: give the data of at least one.")
+        raise DataError("There are no clients: give the data of at least one.")
     names = [f"client {k}" for k in range(len(clients))] if names is None else list(names)
     if len(names) != len(clients) or len(set(names)) != len(names):
-        raise InputError(f"{len(clients)} clients need as many different names, not {names}.")
+        raise DataError(f"{len(clients)} clients need as many different names, not {names}.")
     sizes = [_rows(data, name) for data, name in zip(clients, names, strict=True)]
     _same_widths(clients, names)
     clients = [_floating(data) for data in clients]
     if weights is None:
         weights = [np.ones(size) for size in sizes]
     if len(weights) != len(clients):
-        raise InputError(f"{len(clients)} clients need as many vectors of weights, not {len(weights)}.")
+        raise DataError(f"{len(clients)} clients need as many vectors of weights, not {len(weights)}.")
     if buckets is not None and buckets < 1:
-        raise InputError(f"There is at least one bucket of lengths, not {buckets}.")
+        raise DataError(f"There is at least one bucket of lengths, not {buckets}.")
     for name, size, weight in zip(names, sizes, weights, strict=True):
         if len(weight) != size or not (np.isfinite(weight).all() and (np.asarray(weight) >= 0).all()):
-            raise InputError(f"{name}: its {size} rows need as many finite weights from 0 up.")
+            raise DataError(f"{name}: its {size} rows need as many finite weights from 0 up.")
     lengths = _bucket_lengths(sizes, buckets)
     shards = [
         _pad(data, weight, size, min(length for length in lengths if length >= size))
@@ -89,9 +89,9 @@ def federate(
 def _rows(data: PyTree, name: str) -> int:
     lengths = {len(leaf) for leaf in jax.tree.leaves(data)}
     if len(lengths) != 1:
-        raise InputError(f"{name}: its arrays have different numbers of rows, {sorted(lengths)}.")
+        raise DataError(f"{name}: its arrays have different numbers of rows, {sorted(lengths)}.")
     if lengths == {0}:
-        raise InputError(f"{name} is empty: leave it out, or give it at least one row.")
+        raise DataError(f"{name} is empty: leave it out, or give it at least one row.")
     return lengths.pop()
 
 
@@ -99,7 +99,7 @@ def _same_widths(clients: Sequence[PyTree], names: Sequence[str]) -> None:
     shapes = [[np.shape(leaf)[1:] for leaf in jax.tree.leaves(data)] for data in clients]
     for name, shape in zip(names, shapes, strict=True):
         if shape != shapes[0]:
-            raise InputError(
+            raise DataError(
                 f"{name} has columns of shape {shape} where {names[0]} has {shapes[0]}: give all clients the same."
             )
 

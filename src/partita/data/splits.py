@@ -9,7 +9,7 @@ from jaxtyping import Float, Int, PyTree
 from scipy.cluster.vq import kmeans2
 
 from partita.data.shard import Partition, federate
-from partita.errors import InputError
+from partita.errors import DataError
 
 Indices = list[Int[np.ndarray, " n"]]
 
@@ -37,11 +37,11 @@ def beta_kappa(y: np.ndarray, clients: int = 10, beta: float = 0.0, kappa: float
     """
     y = np.asarray(y)
     if not np.isin(y, (0, 1)).all():
-        raise InputError("The β–κ split needs labels 0 and 1.")
+        raise DataError("The β–κ split needs labels 0 and 1.")
     if clients < 2 or clients % 2:
-        raise InputError(f"The β–κ split needs an even number of clients, not {clients}.")
+        raise DataError(f"The β–κ split needs an even number of clients, not {clients}.")
     if not 0 <= beta < 1:
-        raise InputError(f"β lies in [0, 1), not at {beta}.")
+        raise DataError(f"β lies in [0, 1), not at {beta}.")
     positives, negatives = np.flatnonzero(y == 1), np.flatnonzero(y == 0)
     half = clients // 2
     small, large = math.floor(len(y) / clients * (1 - beta)), math.floor(len(y) / clients * (1 + beta))
@@ -54,7 +54,7 @@ def beta_kappa(y: np.ndarray, clients: int = 10, beta: float = 0.0, kappa: float
         dealt = [positive_small] * half + [left + (k < extra) for k in range(half)]
     counts = list(zip(sizes, dealt, strict=True))
     if small < 1 or any(not 0 <= p <= size for size, p in counts):
-        raise InputError(f"β = {beta} and κ = {kappa} ask for more labels than there are: bring κ nearer to 0.")
+        raise DataError(f"β = {beta} and κ = {kappa} ask for more labels than there are: bring κ nearer to 0.")
     taken_positive, taken_negative, indices = 0, 0, []
     for size, p in counts:
         some = positives[taken_positive : taken_positive + p]
@@ -87,4 +87,4 @@ def by_column(values: np.ndarray) -> tuple[Indices, list[str]]:
 
 def _enough(rows: int, parts: int) -> None:
     if not 1 <= parts <= rows:
-        raise InputError(f"{rows} rows cannot be divided into {parts} parts with at least one row each.")
+        raise DataError(f"{rows} rows cannot be divided into {parts} parts with at least one row each.")

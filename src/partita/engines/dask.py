@@ -11,7 +11,7 @@ from partita.data.shard import Partition
 from partita.engines.base import EventLog
 from partita.engines.remote import Letter, Link, RemoteEngine
 from partita.engines.site import Site
-from partita.errors import InputError
+from partita.errors import MissingExtraError
 from partita.families import Family
 from partita.io.wire import Message, pack, unpack
 from partita.local.client import Recipe
@@ -19,7 +19,7 @@ from partita.local.client import Recipe
 try:
     from distributed import Client, Future, Worker, WorkerPlugin
 except ImportError:
-    raise InputError("Dask is not installed: pip install 'partita[dask]'.") from None
+    raise MissingExtraError("Dask", "dask") from None
 
 FETCH = 300.0
 """Seconds that an answer may take from a worker to here."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.engines.remote import Letter, Link
-from partita.errors import InputError
+from partita.errors import FederationError, InputError, MissingExtraError
 from partita.io.wire import HEADER, SHOWN, Message, view
 
 try:
@@ -20,7 +20,7 @@ try:
     from flwr.app import Message as Envelope
     from flwr.serverapp import Grid
 except ImportError:
-    raise InputError("Flower is not installed: pip install 'partita[flower]'.") from None
+    raise MissingExtraError("Flower", "flower") from None
 
 PULL = 0.2
 """Seconds between two looks for answers."""
@@ -58,7 +58,7 @@ def from_records(records: RecordDict, largest: int = LARGEST) -> Message:
         arrays = {str(name): view(str(name), array.dtype, array.shape, array.data) for name, array in found.items()}
         about = json.loads(header)
     except Exception as error:
-        raise InputError(f"This is not a message of partita's, or is too long: {str(error)[:SHOWN]}.") from None
+        raise FederationError(f"This is not a message of partita's, or is too long: {str(error)[:SHOWN]}.") from None
     return Message(about if isinstance(about, dict) else {}, arrays)
 
 
@@ -179,7 +179,7 @@ class FlowerLink(Link):
         failed = self._failed.pop(identity, None)
         found = next((envelope for envelope in pulled if envelope.metadata.reply_to_message_id == identity), None)
         if failed is not None and found is not None and found.has_error():
-            raise InputError(f"This is not a message of partita's: Flower cannot open it ({failed}).")
+            raise FederationError(f"This is not a message of partita's: Flower cannot open it ({failed}).")
         return found
 
     def _believed(self, node: int, claimed: str) -> bool:

@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from partita.data.shard import Partition, Shard
 from partita.engines.base import Answer, Engine, Task
-from partita.errors import InputError
+from partita.errors import InputError, SettingsError
 from partita.families import Family
 from partita.hyper.values import Hyper, model_at
 from partita.local.client import Recipe, Reply, client_update
@@ -43,7 +43,7 @@ class LocalEngine(Engine):
         self.speeds = np.ones(len(partition)) if speeds is None else np.asarray(speeds, float)
         usable = np.isfinite(self.speeds) & (self.speeds > 0)
         if self.speeds.shape != (len(partition),) or not usable.all():
-            raise InputError(f"{len(partition)} clients need as many positive speeds, not {self.speeds.tolist()}.")
+            raise SettingsError(f"{len(partition)} clients need as many positive speeds, not {self.speeds.tolist()}.")
         self._places = {name: place for place, name in enumerate(partition.names)}
         """By name: a run may know the clients in another order."""
         self._pool = ThreadPoolExecutor(threads or cores())
@@ -127,14 +127,14 @@ def check_rows(model: Model, prior: Family, partition: Partition) -> None:
         try:
             model.check(jax.tree.map(lambda leaf, size=size: np.asarray(leaf)[:size], shard.data))
         except InputError as error:
-            raise InputError(f"{name}: {error}.") from None
+            raise SettingsError(f"{name}: {error}.") from None
     shard = partition.shards[0]
     try:
         jax.eval_shape(lambda q: model.ell(q, shard.data, shard.weights, jax.random.key(0)), prior)
     except (TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"The prior does not fit the data: {str(error).splitlines()[0]}") from error
+        raise SettingsError(f"The prior does not fit the data: {str(error).splitlines()[0]}") from error
 
 
 def cores() -> int:

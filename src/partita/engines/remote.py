@@ -13,7 +13,7 @@ from jaxtyping import Bool
 
 from partita.engines.base import Answer, Engine, EventLog, Failure, Task
 from partita.engines.site import BINDING, UNBOUND, ell_message, read_ell, read_reply, update_message
-from partita.errors import InputError
+from partita.errors import FederationError, InputError
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.hyper.values import Hyper
@@ -166,14 +166,14 @@ class RemoteEngine(Engine):
         if header.get("kind") == "unbound":
             self._other.add(letter.name)
             if self._other >= set(self.names):
-                raise InputError(f"Every client {UNBOUND}")
+                raise FederationError(f"Every client {UNBOUND}")
             self._fail(answered, UNBOUND, final=True)
             return
         try:
             if header.get("kind") != "update":
-                raise InputError(message.words("reason", "It is something else than an answer."))
+                raise FederationError(message.words("reason", "It is something else than an answer."))
             if header.get("version") != answered.version:
-                raise InputError(f"It answers another version of the factor than {answered.version}.")
+                raise FederationError(f"It answers another version of the factor than {answered.version}.")
             reply = read_reply(message, self._factor, answered.hyper)
         except InputError as error:
             self.tell(answered, f"cannot be read: {error}")

@@ -11,7 +11,7 @@ import numpy as np
 from partita.data.shard import Shard
 from partita.engines.base import Task
 from partita.engines.local import client_key, shard_ell
-from partita.errors import InputError
+from partita.errors import FederationError, InputError
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.hyper.values import Hyper, begin, model_at, of_model
@@ -70,7 +70,7 @@ class Site:
             ell = shard_ell(model_at(self.recipe.model, hyper), q, self.shard, key)
             return Message({**about, "kind": "ell", "ell": float(ell)}, {})
         if kind != "update":
-            raise InputError(f"A message of kind {kind!r} is not known: use the same version as the server.")
+            raise FederationError(f"A message of kind {kind!r} is not known: use the same version as the server.")
         factor = unflatten(_under("t", message), self._factor, "The message")
         key = client_key(header["seed"], header["client"], header["version"])
         reply = client_update(self.recipe, self.prior, q, factor, self.shard, header["share"], key, hyper)
@@ -103,12 +103,12 @@ def read_reply(message: Message, like: Factor, hyper: Hyper) -> Reply:
     gradient = unflatten(_under("e", message), of_model(hyper), "The answer")
     info = message.header.get("info")
     if not isinstance(info, dict) or set(info) != set(_NUMBERS):
-        raise InputError("The answer lacks the numbers that go with it.")
+        raise FederationError("The answer lacks the numbers that go with it.")
     if len(message.arrays) != len(jax.tree.leaves((delta, gradient))):
-        raise InputError("The answer holds more than a change of a factor.")
+        raise FederationError("The answer holds more than a change of a factor.")
     for name, value in info.items():
         if not _NUMBERS[name](value):
-            raise InputError(f"The answer's {name} is not what it should be.")
+            raise FederationError(f"The answer's {name} is not what it should be.")
     finite = info["finite"] and all(np.isfinite(array).all() for array in message.arrays.values())
     return Reply(delta, Info(**{**info, "finite": finite}), gradient)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.families import Family
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Expectation(eqx.Module):
         self, model: "Model", mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
     ) -> Float[Array, " n"]:
         """The same, given mean and variance of each row's Gaussian linear predictor."""
-        raise InputError(
+        raise SettingsError(
             f"{type(self).__name__} does not work on the linear predictor: "
             "use GaussHermite, or Analytic where there is a closed form."
         )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.expectations.base import Derivatives, Expectation
 from partita.families import Family, Gaussian
 from partita.families.base import Theta
@@ -106,10 +106,10 @@ class Grid(Expectation):
     def nodes(self, q: Family, key: Key[Array, ""]) -> tuple[Theta, Float[Array, " s"]]:
         """Values of θ, and the logarithms of their masses, that stand for q."""
         if not isinstance(q, Gaussian):
-            raise InputError(f"A grid is laid over a Gaussian, not over a {type(q).__name__}: use MonteCarlo.")
+            raise SettingsError(f"A grid is laid over a Gaussian, not over a {type(q).__name__}: use MonteCarlo.")
         size = sum(leaf.size for leaf in jax.tree.leaves(q.precision_mean))
         if size > DIMENSIONS:
-            raise InputError(f"A grid over {size} parameters is too large, {DIMENSIONS} at most: use MonteCarlo.")
+            raise SettingsError(f"A grid over {size} parameters is too large, {DIMENSIONS} at most: use MonteCarlo.")
         nodes, masses = np.polynomial.hermite_e.hermegauss(self.points)
         grid = np.stack(np.meshgrid(*[nodes] * size, indexing="ij"), axis=-1).reshape(-1, size)
         log_masses = np.log(masses / masses.sum())

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.expectations.base import Expectation
 from partita.families import Family
 from partita.families.base import Sampler, Theta
@@ -33,7 +33,7 @@ class Sampled(Expectation):
 
     def __check_init__(self) -> None:
         if self.samples < 1:
-            raise InputError(f"There is at least one sample, not {self.samples}.")
+            raise SettingsError(f"There is at least one sample, not {self.samples}.")
 
     @property
     def deterministic(self) -> bool:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Bool, Float, Key, PyTree
 
-from partita.errors import InputError
+from partita.errors import SettingsError
 
 Theta: TypeAlias = Any
 """One value of the parameters, or a batch of values."""
@@ -188,7 +188,7 @@ class Family(eqx.Module):
 
     def precision_range(self, other: Self) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Its precision over that of another, proper, member: the least and the greatest ratio in any direction."""
-        raise InputError(f"A {type(self).__name__} has no precision in every direction: check changes by KL alone.")
+        raise SettingsError(f"A {type(self).__name__} has no precision in every direction: check changes by KL alone.")
 
     def has_scale(self) -> bool:
         """Whether it can be `stretched`, in some of its coordinates at least."""
@@ -196,13 +196,13 @@ class Family(eqx.Module):
 
     def stretched(self, scale: Theta) -> Self:
         """The member whose θ lies `scale` times as far from its mean, coordinate by coordinate."""
-        raise InputError(f"A {type(self).__name__} has no scale to be learned: give the prior a Gaussian family.")
+        raise SettingsError(f"A {type(self).__name__} has no scale to be learned: give the prior a Gaussian family.")
 
     def fitting(self, other: Self, name: str) -> Self:
         """The member, called `name`, in the precision of another; it must be proper, and of its family and shape."""
         _same(other, self)
         if not self.is_proper():
-            raise InputError(f"The {name} is improper: give it finite natural parameters and positive precision.")
+            raise SettingsError(f"The {name} is improper: give it finite natural parameters and positive precision.")
         return jax.tree.map(lambda a, b: a.astype(b.dtype), self, other)
 
     def one(self) -> Self:
@@ -268,7 +268,7 @@ def positive(values: ArrayLike, name: str) -> Float[Array, "..."]:
         return array
     allowed = jnp.isfinite(array) & (array > 0)
     if not allowed.all():
-        raise InputError(f"The {name} is to be a finite number above 0, not {array[~allowed][0]:g}.")
+        raise SettingsError(f"The {name} is to be a finite number above 0, not {array[~allowed][0]:g}.")
     return array
 
 
@@ -279,7 +279,7 @@ def _ravel(tree: PyTree) -> Float[Array, " p"]:
 def _same(first: Any, second: Any) -> tuple[Any, Any]:
     """Two members, plain; they must be of one family and shape."""
     if type(first) is not type(second):
-        raise InputError(
+        raise SettingsError(
             f"A {type(first).__name__} cannot be combined with a {type(second).__name__}: "
             "give prior and factors one family."
         )
@@ -287,7 +287,7 @@ def _same(first: Any, second: Any) -> tuple[Any, Any]:
     shapes = [[leaf.shape for leaf in jax.tree.leaves(family)] for family in (first, second)]
     trees: list[Any] = [jax.tree.structure(family) for family in (first, second)]
     if shapes[0] != shapes[1] or trees[0] != trees[1]:
-        raise InputError(
+        raise SettingsError(
             f"Two {type(first).__name__} members of different shape cannot be combined: {shapes[0]} and {shapes[1]}."
         )
     return first, second

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import jax.scipy as jsp
 from jaxtyping import Array, ArrayLike, Bool, Float, Key
 
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.families.base import Family, positive
 from partita.families.gamma import Gamma
 from partita.families.stirling import fisher_excess
@@ -27,7 +27,7 @@ class Dirichlet(Family):
         """The member with these α, one per category."""
         concentration = positive(concentration, "concentration of a Dirichlet")
         if concentration.ndim == 0 or concentration.shape[-1] < 2:
-            raise InputError(f"A Dirichlet has two categories at least, not the shape {concentration.shape}.")
+            raise SettingsError(f"A Dirichlet has two categories at least, not the shape {concentration.shape}.")
         return cls(concentration - 1)
 
     @property

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import jax.scipy as jsp
 from jaxtyping import Array, ArrayLike, Bool, Float, Key
 
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.families.base import Family, positive
 from partita.families.stirling import LOG_ROOT_2PI, fisher_excess, log_excess, log_gap, remainder, remainder_slope
 
@@ -51,7 +51,7 @@ class Gamma(Family):
         try:
             shape, rate = jnp.broadcast_arrays(shape, rate)
         except ValueError:
-            raise InputError(
+            raise SettingsError(
                 f"Shapes {shape.shape} and rates {rate.shape} of a gamma do not fit: give arrays of one size."
             ) from None
         return cls(shape - 1, rate)

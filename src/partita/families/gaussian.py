@@ -12,7 +12,7 @@ import jax.scipy as jsp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.families.base import Family, Theta, floating
 from partita.numerics.noise import standard_normal
 
@@ -404,4 +404,4 @@ def _zeros(like: Theta | int) -> Theta:
 
 def _needs_vector(theta: Theta) -> None:
     if not isinstance(theta, jax.Array) or theta.ndim != 1:
-        raise InputError("A linear predictor needs a family over one vector of coefficients, not over a pytree.")
+        raise SettingsError("A linear predictor needs a family over one vector of coefficients, not over a pytree.")

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Key
 
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.families.base import Family, floating, positive
 from partita.families.gamma import Gamma
 from partita.families.gamma import Moments as GammaMoments
@@ -63,7 +63,7 @@ class NormalGamma(Family):
         mean = floating(mean)
         covariance = jnp.asarray(covariance, mean.dtype)
         if mean.ndim != 1 or covariance.shape != (mean.size, mean.size):
-            raise InputError(f"A mean of shape {mean.shape} and a covariance of {covariance.shape} do not fit.")
+            raise SettingsError(f"A mean of shape {mean.shape} and a covariance of {covariance.shape} do not fit.")
         gamma = Gamma.from_shape_rate(
             positive(shape, "shape of a normal–gamma").astype(mean.dtype),
             positive(rate, "rate of a normal–gamma").astype(mean.dtype),

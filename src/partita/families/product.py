@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.families.base import Family, Theta
 
 
@@ -19,7 +19,7 @@ class Product(Family):
     def __init__(self, components: dict[str, Family] | None = None, **named: Family) -> None:
         self.components = {**(components or {}), **named}
         if not self.components:
-            raise InputError("A product needs at least one named family.")
+            raise SettingsError("A product needs at least one named family.")
 
     def __getitem__(self, name: str) -> Family:
         return self.components[name]

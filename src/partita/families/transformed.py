@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.families.base import Family, Mean, Theta
 
 
@@ -44,7 +44,9 @@ class Transformed(Family):
     def of(cls, original: Family) -> Self:
         """The law of θ for this law of u."""
         if not isinstance(original, cls.kind):
-            raise InputError(f"A {cls.__name__} is made of a {cls.kind.__name__}, not of a {type(original).__name__}.")
+            raise SettingsError(
+                f"A {cls.__name__} is made of a {cls.kind.__name__}, not of a {type(original).__name__}."
+            )
         return cls(original / cls.stretch(original))
 
     @property

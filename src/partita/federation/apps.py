@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from partita.engines.flower import FlowerLink, from_records, to_records
-from partita.errors import InputError
+from partita.errors import InputError, MissingExtraError
 from partita.federation import config
 from partita.federation.client import Client
 from partita.federation.serve import LEDGER, SERVING, serve
@@ -21,7 +21,7 @@ try:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
 except ImportError:
-    raise InputError("Flower is not installed: pip install 'partita[flower]'.") from None
+    raise MissingExtraError("Flower", "flower") from None
 
 server_app = ServerApp()
 client_app = ClientApp()

@@ -4,7 +4,7 @@ import datetime
 import ipaddress
 from pathlib import Path
 
-from partita.errors import InputError
+from partita.errors import FederationError
 from partita.io import atomic
 
 try:
@@ -13,7 +13,7 @@ try:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError:
-    raise InputError("Certificates are made by cryptography: pip install 'partita[flower]'.") from None
+    raise FederationError("Certificates are made by cryptography: pip install 'partita[flower]'.") from None
 
 YEARS = 2
 """How long certificates hold."""

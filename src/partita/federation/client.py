@@ -8,7 +8,7 @@ from partita.data import federate
 from partita.data.frame import Frame
 from partita.data.preprocess import Encoding, summarise
 from partita.engines.site import Site
-from partita.errors import InputError
+from partita.errors import FederationError, InputError
 from partita.federation import rows
 from partita.federation.config import Federation
 from partita.io.wire import Message
@@ -37,7 +37,7 @@ class Client:
                 _LOG.warning("%s: refused by the server: it %s", self.name, message.words("reason", ""))
                 return Message({**about, "kind": "noted"}, {})
             if message.header.get("digest") != self.federation.digest:
-                raise InputError(DIFFERS, DIFFERS)
+                raise FederationError(DIFFERS, DIFFERS)
             if message.header.get("kind") == "hello":
                 return Message({**about, "kind": "hello", **self._introduction()}, {})
             return self._site(message.header).handle(message)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from partita.errors import InputError, unknown
+from partita.errors import FederationError, unknown
 from partita.families import Family, FullGaussian, MeanFieldGaussian
 from partita.io.settings import build, parse
 from partita.local.solvers import named as solver_named
@@ -177,7 +177,7 @@ def load(folder: Path) -> Federation:
     try:
         contents = path.read_bytes()
     except FileNotFoundError:
-        raise InputError(f"There is no {path}: `partita federation init {folder}` makes one.") from None
+        raise FederationError(f"There is no {path}: `partita federation init {folder}` makes one.") from None
     return read(contents, str(path))
 
 
@@ -191,13 +191,15 @@ def read(contents: bytes, source: str) -> Federation:
 def _check(federation: Federation, source: str) -> None:
     names = federation.clients
     if not names or len(set(names)) < len(names) or not all(names):
-        raise InputError(f"{source} needs at least one client and every name only once, not {list(names)}.")
+        raise FederationError(f"{source} needs at least one client and every name only once, not {list(names)}.")
     for name in names:
         if not NAME.fullmatch(name):
-            raise InputError(f"{source} has a client named {name!r}: use letters, digits, '-', '_' and '.' inside.")
+            raise FederationError(
+                f"{source} has a client named {name!r}: use letters, digits, '-', '_' and '.' inside."
+            )
     for table, key in ((federation.method, "name"), (federation.solver, "kind")):
         if key not in table:
-            raise InputError(f"{source} has a method or a solver without {key!r}: add it.")
+            raise FederationError(f"{source} has a method or a solver without {key!r}: add it.")
     if federation.method["name"] not in NAMED or federation.method["name"] in ("pooled", "alone"):
         raise unknown(
             f"method in {source}",
@@ -207,21 +209,25 @@ def _check(federation: Federation, source: str) -> None:
     data = federation.data
     columns = [*data.numbers, *data.categories, data.response]
     if len(set(columns)) < len(columns) or len(columns) < 2:
-        raise InputError(f"{source} needs at least one column beside the response, and each only once: {columns}.")
+        raise FederationError(f"{source} needs at least one column beside the response, and each only once: {columns}.")
     for column, levels in data.categories.items():
         if not isinstance(levels, list) or not all(isinstance(level, str) for level in levels):
-            raise InputError(f"{source} has {levels!r} as the levels of {column!r}, where a list of texts is expected.")
+            raise FederationError(
+                f"{source} has {levels!r} as the levels of {column!r}, where a list of texts is expected."
+            )
     for about in dataclasses.fields(Run):
         if not 0 < getattr(federation.run, about.name) < math.inf and about.name not in ("tolerance", "quorum"):
-            raise InputError(f"{source} has a run whose {about.name} is not a number above 0.")
+            raise FederationError(f"{source} has a run whose {about.name} is not a number above 0.")
     fits = federation.solver["kind"] not in ("newton", "conjugate") and federation.prior.family == "mean-field"
     if federation.network and not fits:
-        raise InputError(f'{source} has a network, which needs a solver of kind "adam" and a "mean-field" prior.')
+        raise FederationError(f'{source} has a network, which needs a solver of kind "adam" and a "mean-field" prior.')
     federation.built_method()
     federation.built_admission().check()
     host = federation.server.address.rpartition(":")[0]
     if not federation.server.secure and not loopback(host):
-        raise InputError(f"{source} has a server at {host} without encryption: set secure = true, or use 127.0.0.1.")
+        raise FederationError(
+            f"{source} has a server at {host} without encryption: set secure = true, or use 127.0.0.1."
+        )
 
 
 def loopback(host: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from partita.errors import InputError
+from partita.errors import MissingExtraError
 
 try:
     import httpx
@@ -23,7 +23,7 @@ try:
     from starlette.responses import Response
     from starlette.routing import Route
 except ImportError:
-    raise InputError("Flower is not installed: pip install 'partita[flower]'.") from None
+    raise MissingExtraError("Flower", "flower") from None
 
 CALL = re.compile("[a-z][a-z-]*")
 """The name of one of Flower's calls for clients."""

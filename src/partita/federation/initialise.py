@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from partita.errors import InputError, unknown
+from partita.errors import FederationError, unknown
 from partita.federation.config import FILE, load, loopback, read
 from partita.io import atomic
 
@@ -34,7 +34,7 @@ def initialise(
     Without `secure`, there are certificates and keys if the server can be reached from other machines.
     """
     if (folder / FILE).exists():
-        raise InputError(f"{folder / FILE} is there already: choose another folder, or edit it.")
+        raise FederationError(f"{folder / FILE} is there already: choose another folder, or edit it.")
     columns = _columns(example, response)
     host = address.rpartition(":")[0]
     secure = not loopback(host) if secure is None else secure

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from partita.errors import InputError
+from partita.errors import FederationError, MissingExtraError
 from partita.federation.config import Federation, loopback
 from partita.federation.serve import LEDGER, SERVING
 from partita.io import atomic
@@ -70,7 +70,7 @@ def program(name: str) -> str:
     """The path of one of Flower's programs."""
     found = shutil.which(name, path=environment(Path())["PATH"])
     if found is None:
-        raise InputError("Flower is not installed: pip install 'partita[flower]'.")
+        raise MissingExtraError("Flower", "flower")
     return found
 
 
@@ -101,7 +101,9 @@ def serve(folder: Path, federation: Federation, log: Path | None = None, module:
         try:
             stack.enter_context(hold(folder / ".server", wait=False))
         except BlockingIOError:
-            raise InputError(f"A server of {folder} is running already: `partita status {folder}` shows it.") from None
+            raise FederationError(
+                f"A server of {folder} is running already: `partita status {folder}` shows it."
+            ) from None
         _await_earlier(folder)
         ledger = Ledger(folder / LEDGER)
         ledger.say("ended", None)
@@ -126,7 +128,9 @@ def _await_earlier(folder: Path) -> None:
     until = time.monotonic() + START
     while held(folder / SERVING):
         if time.monotonic() > until:
-            raise InputError(f"What an earlier server of {folder} ran has not ended: end its flwr-serverapp first.")
+            raise FederationError(
+                f"What an earlier server of {folder} ran has not ended: end its flwr-serverapp first."
+            )
         time.sleep(0.2)
 
 
@@ -153,18 +157,20 @@ def _await_end(folder: Path, ledger: Ledger, started: list[subprocess.Popen[byte
         gone = any(process.poll() is not None for process in started) or (began and not at_work)
         ended = ledger.said("ended")
         if ended is not None and ended["status"] == "failed":
-            raise InputError(f"{ended['message']} `partita resume {folder}` goes on.")
+            raise FederationError(f"{ended['message']} `partita resume {folder}` goes on.")
         if ended is not None:
             return str(ended["message"])
         if gone or (not began and time.monotonic() > until):
-            raise InputError(f"The server was stopped; {logs} may say why. `partita resume {folder}` goes on.")
+            raise FederationError(f"The server was stopped; {logs} may say why. `partita resume {folder}` goes on.")
         time.sleep(0.2)
 
 
 def attend(folder: Path, federation: Federation, name: str, data: Path) -> None:
     """Runs a client until it is interrupted, and starts it again when it stops by itself."""
     if name not in federation.clients:
-        raise InputError(f"{name!r} is not among the clients of {federation.name}: {', '.join(federation.clients)}.")
+        raise FederationError(
+            f"{name!r} is not among the clients of {federation.name}: {', '.join(federation.clients)}."
+        )
     home = folder / f".flower-{name}"
     about = {"client": name, "folder": str(folder.resolve()), "data": str(data.resolve())}
     config = " ".join(f"{key}={json.dumps(value)}" for key, value in about.items())
@@ -196,7 +202,7 @@ def _echo(process: subprocess.Popen[bytes], log: Path, mark: str) -> None:
 def _host_and_port(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise InputError(f"The address {address!r} is not a host and a port, such as 127.0.0.1:9092.")
+        raise FederationError(f"The address {address!r} is not a host and a port, such as 127.0.0.1:9092.")
     return host, int(port)
 
 
@@ -234,12 +240,12 @@ def _await_health(address: str, secure: bool, folder: Path, started: list[subpro
         except OSError as error:
             reason = getattr(error, "reason", error)
             if isinstance(reason, ssl.SSLCertVerificationError):
-                raise InputError(
+                raise FederationError(
                     f"The certificate shown at {address} is not one that {folder / 'ca.crt'} vouches for "
                     f"({reason.verify_message}): is another server there, or is it of an earlier version of partita?"
                 ) from None
             time.sleep(0.1)
-    raise InputError(f"Flower's server did not start at {address}: {log} says why; is the port in use?")
+    raise FederationError(f"Flower's server did not start at {address}: {log} says why; is the port in use?")
 
 
 def _register(folder: Path, federation: Federation, env: Mapping[str, str]) -> dict[str, int]:
@@ -267,5 +273,5 @@ def _flwr(arguments: list[str], env: Mapping[str, str], what: str) -> dict[str, 
     except ValueError:
         answer = {"error-message": (done.stderr or done.stdout).strip().splitlines()[-1:]}
     if not answer.get("success"):
-        raise InputError(f"Flower did not take {what}: {answer.get('error-message', 'it does not say why')}")
+        raise FederationError(f"Flower did not take {what}: {answer.get('error-message', 'it does not say why')}")
     return answer

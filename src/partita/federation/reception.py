@@ -6,7 +6,7 @@ import numpy as np
 
 from partita.data.preprocess import Counts, Encoding, Summary, encoding, merge
 from partita.engines.remote import Letter, Link
-from partita.errors import InputError
+from partita.errors import FederationError, InputError
 from partita.federation.config import Federation
 from partita.io.wire import Message
 from partita.storage.ledger import Ledger
@@ -25,7 +25,7 @@ class Reception:
         self.federation, self.link, self.ledger = federation, link, ledger
         found = ledger.said(ROSTER) or {"rows": {}, "encoding": None}
         if found.get("digest", federation.digest) != federation.digest:
-            raise InputError(
+            raise FederationError(
                 "federation.toml has other columns, another model, method, solver, prior or seed than when this run "
                 "began: put them back, or begin anew in another folder."
             )
@@ -48,7 +48,7 @@ class Reception:
                     self.welcome(letter)
                 continue
             if not self.rows:
-                raise InputError("No client has joined in time: start clients, and the server again.")
+                raise FederationError("No client has joined in time: start clients, and the server again.")
             self.rows = {name: self.rows[name] for name in self.federation.clients if name in self.rows}
             self.encoding = encoding(merge(self._summaries[name] for name in self.rows))
             self._keep()
@@ -69,7 +69,7 @@ class Reception:
             return
         try:
             if message.header.get("kind") != "hello":
-                raise InputError(message.words("reason", "did not introduce itself"))
+                raise FederationError(message.words("reason", "did not introduce itself"))
             contents: Any = message.header.get("summary")
             summary, rows = Summary.from_dict(contents), _count(message.header.get("rows"))
             self._expected(summary)
@@ -92,14 +92,14 @@ class Reception:
         """Raises an `InputError` where a summary is not of the federation's columns."""
         data = self.federation.data
         if list(summary.columns) != [*data.numbers, *data.categories]:
-            raise InputError("It introduced itself with other columns than those of federation.toml.")
+            raise FederationError("It introduced itself with other columns than those of federation.toml.")
         for name, column in summary.columns.items():
             if isinstance(column, Counts) != (name in data.categories):
-                raise InputError(f"Column {name!r} is of another kind than federation.toml says.")
+                raise FederationError(f"Column {name!r} is of another kind than federation.toml says.")
             declared = tuple(data.categories.get(name, ()))
             levels = column.levels if isinstance(column, Counts) and declared else declared
             if isinstance(column, Counts) and not column.declared == declared == levels:
-                raise InputError(f"Column {name!r} has other levels than federation.toml says.")
+                raise FederationError(f"Column {name!r} has other levels than federation.toml says.")
 
     def _keep(self) -> None:
         assert self.encoding is not None
@@ -135,5 +135,5 @@ class Attended(Link):
 
 def _count(rows: Any) -> int:
     if type(rows) is not int or rows < 1:
-        raise InputError(f"has {rows!r} rows")
+        raise FederationError(f"has {rows!r} rows")
     return rows

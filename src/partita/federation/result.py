@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from partita.data.preprocess import Encoding
 from partita.data.table import Table
-from partita.errors import InputError
+from partita.errors import FederationError
 from partita.federation import config
 from partita.federation.rows import read
 from partita.hyper.values import model_at
@@ -37,7 +37,9 @@ class Fitted(NamedTuple):
 def fitted(folder: str | os.PathLike[str]) -> Fitted:
     """What the federation in a folder came to."""
     if not jax.config.read("jax_enable_x64"):
-        raise InputError('A federation is in double precision: jax.config.update("jax_enable_x64", True) comes first.')
+        raise FederationError(
+            'A federation is in double precision: jax.config.update("jax_enable_x64", True) comes first.'
+        )
     place = Path(folder)
     federation = config.load(place)
     agreed = Encoding.from_dict(_result(place)["encoding"])
@@ -81,7 +83,9 @@ def _result(folder: Path) -> dict[str, Any]:
     try:
         return dict(json.loads((folder / "result.json").read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise InputError(f"There is no result in {folder} yet: `partita status {folder}` says how it stands.") from None
+        raise FederationError(
+            f"There is no result in {folder} yet: `partita status {folder}` says how it stands."
+        ) from None
 
 
 def _number(text: str) -> str | float | None:

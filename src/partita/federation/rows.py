@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from partita.data.frame import Frame
-from partita.errors import InputError
+from partita.errors import FederationError
 from partita.federation.config import Data
 
 
@@ -25,7 +25,9 @@ class Problems:
         if self._found:
             whole = "; ".join(public + private for public, private in self._found)
             told = "; ".join(public for public, _ in self._found)
-            raise InputError(f"{path.name} does not fit the federation: {whole}.", f"Its file does not fit: {told}.")
+            raise FederationError(
+                f"{path.name} does not fit the federation: {whole}.", f"Its file does not fit: {told}."
+            )
 
 
 def read(path: Path, data: Data) -> Frame:
@@ -45,7 +47,7 @@ def read(path: Path, data: Data) -> Frame:
     response = None if data.response in missing else _response(table[data.response], data, problems)
     problems.check(path)
     if not len(table):
-        raise InputError(f"{path.name} has no rows: give it at least one.", "Its file has no rows.")
+        raise FederationError(f"{path.name} has no rows: give it at least one.", "Its file has no rows.")
     levels = {column: tuple(levels) for column, levels in data.categories.items() if levels}
     return Frame.build(columns, np.asarray(response), levels)
 
@@ -55,16 +57,16 @@ def whole(path: Path) -> Any:
     try:
         import polars
     except ImportError:
-        raise InputError("Files of rows are read by polars: pip install 'partita[flower]'.") from None
+        raise FederationError("Files of rows are read by polars: pip install 'partita[flower]'.") from None
     if not path.is_file():
-        raise InputError(f"There is no file {path}.", "Its file is not there.")
+        raise FederationError(f"There is no file {path}.", "Its file is not there.")
     try:
         if path.suffix == ".parquet":
             return polars.read_parquet(path)
         return polars.read_csv(path, infer_schema_length=None, null_values=["", "?", "NA"])
     except (polars.exceptions.PolarsError, OSError) as error:
         why = str(error).splitlines()[0]
-        raise InputError(
+        raise FederationError(
             f"{path.name} cannot be read as a table: {why}", "Its file cannot be read as a table."
         ) from None
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from partita.errors import InputError
+from partita.errors import FederationError
 from partita.federation.serve import LEDGER
 from partita.io.wire import legible
 
@@ -66,7 +66,7 @@ def standing(folder: Path, name: str, clients: tuple[str, ...]) -> Standing:
     """What the ledger in the folder says."""
     path = folder / LEDGER
     if not path.exists():
-        raise InputError(f"There is no {path} yet: `partita server {folder}` begins the run.")
+        raise FederationError(f"There is no {path} yet: `partita server {folder}` begins the run.")
     db = sqlite3.connect(f"file:{path.resolve()}?mode=ro", uri=True, timeout=10.0, isolation_level=None)
     try:
         db.execute("BEGIN")
@@ -76,7 +76,7 @@ def standing(folder: Path, name: str, clients: tuple[str, ...]) -> Standing:
         history = [json.loads(row) for (row,) in db.execute("SELECT row FROM history ORDER BY place")]
         events = db.execute("SELECT time, name, event, text FROM events ORDER BY place").fetchall()
     except sqlite3.DatabaseError as error:
-        raise InputError(f"{path} is not a ledger of partita's, or is damaged: {error}.") from None
+        raise FederationError(f"{path} is not a ledger of partita's, or is damaged: {error}.") from None
     finally:
         db.close()
     known = {row[0]: (k, *row[1:]) for k, row in enumerate(rows)}

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from typing import Any
 
-from partita.errors import InputError
+from partita.errors import FederationError, InputError
 from partita.federation.status import Standing, to_json
 
 ADDRESS = "127.0.0.1"
@@ -29,7 +29,9 @@ class Page(ThreadingHTTPServer):
         try:
             super().__init__((ADDRESS, port), _Visit)
         except OSError as error:
-            raise InputError(f"Port {port} cannot be used ({error.strerror}): choose another with --port.") from None
+            raise FederationError(
+                f"Port {port} cannot be used ({error.strerror}): choose another with --port."
+            ) from None
 
     @property
     def address(self) -> str:

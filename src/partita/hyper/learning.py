@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, PyTree
 
-from partita.errors import InputError, unknown
+from partita.errors import SettingsError, unknown
 from partita.families.base import inner
 from partita.hyper.values import Hyper
 from partita.numerics.compiled import Compiled
@@ -101,7 +101,7 @@ class Learning(eqx.Module):
 
     def __check_init__(self) -> None:
         if not self.names or len(set(self.names)) < len(self.names):
-            raise InputError(f"Name the hyperparameters to be learned, each once, not {list(self.names)}.")
+            raise SettingsError(f"Name the hyperparameters to be learned, each once, not {list(self.names)}.")
 
     def init(self, u: Hyper) -> PyTree:
         """What the optimiser remembers before its first step."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from partita.errors import InputError, unknown
+from partita.errors import SettingsError, unknown
 from partita.families import Family
 from partita.families.base import Theta
 from partita.models import Model
@@ -61,7 +61,7 @@ def begin(model: Model, prior: Family, names: Sequence[str]) -> Hyper:
     """
     leaves, dtype = model_leaves(model), jax.tree.leaves(prior)[0].dtype
     if clash := [name for name in names if name in SCALES and name in leaves]:
-        raise InputError(f"{clash[0]} is the model's and the prior's: call the model's something else.")
+        raise SettingsError(f"{clash[0]} is the model's and the prior's: call the model's something else.")
     found = dict[str, Array]()
     for name in names:
         if name in SCALES:
@@ -72,9 +72,9 @@ def begin(model: Model, prior: Family, names: Sequence[str]) -> Hyper:
         else:
             raise unknown("hyperparameter", name, [*leaves, *SCALES])
         if name in positive(model, names) and not np.all(np.asarray(found[name]) > 0):
-            raise InputError(f"The {name} to be learned is {found[name]}: begin with a number above 0.")
+            raise SettingsError(f"The {name} to be learned is {found[name]}: begin with a number above 0.")
     if sum(name in SCALES for name in names) > 1:
-        raise InputError("The prior's scales are learned together, one by one or by layer: name one of these only.")
+        raise SettingsError("The prior's scales are learned together, one by one or by layer: name one of these only.")
     return found
 
 

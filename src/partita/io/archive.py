@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.errors import InputError
+from partita.errors import DamagedFileError
 from partita.families import Family
 from partita.io import atomic
 from partita.io.wire import flatten, unflatten
@@ -37,6 +37,6 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str,
             arrays = {name: file[name] for name in file.files}
         return arrays, json.loads(str(arrays.pop("about")))
     except FileNotFoundError:
-        raise InputError(f"There is no file {path}.") from None
+        raise DamagedFileError(f"There is no file {path}.") from None
     except (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile, EOFError) as error:
-        raise InputError(f"{path} is not a file of partita's, or is damaged: {error}.") from None
+        raise DamagedFileError(f"{path} is not a file of partita's, or is damaged: {error}.") from None

@@ -6,7 +6,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
-from partita.errors import InputError, unknown
+from partita.errors import SettingsError, unknown
 
 T = TypeVar("T")
 
@@ -16,7 +16,7 @@ def parse(contents: bytes, source: str) -> dict[str, Any]:
     try:
         return tomllib.loads(contents.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{source} is not a TOML file: {error}.") from None
+        raise SettingsError(f"{source} is not a TOML file: {error}.") from None
 
 
 def call(function: Callable[..., T], settings: Mapping[str, Any], what: str) -> T:
@@ -24,7 +24,7 @@ def call(function: Callable[..., T], settings: Mapping[str, Any], what: str) -> 
     try:
         return function(**settings)
     except TypeError as error:
-        raise InputError(f"The {what} has a setting that does not fit: {error}.") from None
+        raise SettingsError(f"The {what} has a setting that does not fit: {error}.") from None
 
 
 def build(kind: type[T], contents: Mapping[str, Any], source: str) -> T:
@@ -38,7 +38,7 @@ def build(kind: type[T], contents: Mapping[str, Any], source: str) -> T:
     for name, field in fields.items():
         needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if needed and name not in contents:
-            raise InputError(f"{source} has {article} {word} without {name!r}: add it.")
+            raise SettingsError(f"{source} has {article} {word} without {name!r}: add it.")
     hints = typing.get_type_hints(kind)
     return kind(**{key: _value(key, value, hints[key], source) for key, value in contents.items()})
 
@@ -59,7 +59,7 @@ def _value(key: str, value: Any, hint: Any, source: str) -> Any:
     if isinstance(hint, type) and type(value) is hint:
         return value
     expected = f"one of {', '.join(map(str, arguments))}" if origin is Literal else _WORDS.get(hint, "a list or table")
-    raise InputError(f"{source} has {value!r} for {key!r}, where {expected} is expected.")
+    raise SettingsError(f"{source} has {value!r} for {key!r}, where {expected} is expected.")
 
 
 _WORDS: Mapping[Any, str] = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partita.errors import InputError
+from partita.errors import DamagedFileError
 
 _MAGIC = b"partita\x01"
 _KINDS = frozenset(np.dtype(kind).str for kind in ("<f4", "<f8", "<i4", "<i8", "<u4", "<u8", "?"))
@@ -49,7 +49,7 @@ def pack(message: Message) -> bytes:
     arrays = {name: array.astype(array.dtype.newbyteorder("<"), copy=False) for name, array in arrays.items()}
     for name, array in arrays.items():
         if array.dtype.str not in _KINDS:
-            raise InputError(f"{name} is an array of {array.dtype}, which is not sent: give numbers.")
+            raise DamagedFileError(f"{name} is an array of {array.dtype}, which is not sent: give numbers.")
     contents = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
     head = json.dumps({"header": message.header, "arrays": contents}).encode()
     bodies = [np.ascontiguousarray(array).data.cast("B") if array.size else b"" for array in arrays.values()]
@@ -82,7 +82,7 @@ def unpack(data: bytes, largest: float = math.inf) -> Message:
         if not isinstance(head["header"], dict):
             raise ValueError("its header is not a table")
     except (ValueError, TypeError, KeyError, RecursionError, struct.error) as error:
-        raise InputError(f"This is not a message of partita's, or is damaged: {str(error)[:SHOWN]}.") from None
+        raise DamagedFileError(f"This is not a message of partita's, or is damaged: {str(error)[:SHOWN]}.") from None
     return Message(head["header"], arrays)
 
 
@@ -114,7 +114,7 @@ def unflatten(arrays: Mapping[str, np.ndarray], like: Any, source: str) -> Any:
         array = arrays.get(jax.tree_util.keystr(key))
         if array is None or array.shape != leaf.shape or array.dtype != leaf.dtype:
             what = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
-            raise InputError(
+            raise DamagedFileError(
                 f"{source} holds {what} at {jax.tree_util.keystr(key)} where {leaf.dtype}{list(leaf.shape)} is needed."
             )
         found.append(array if isinstance(leaf, np.ndarray) else jnp.asarray(array))

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from partita.data.table import Table
-from partita.errors import InputError
+from partita.errors import DataError, InputError
 from partita.expectations import Expectation, MonteCarlo
 from partita.families import Family
 from partita.families.base import Theta
@@ -80,18 +80,18 @@ class Model(eqx.Module):
 
     def response(self, theta: Theta, x: Float[Array, "n d"]) -> Float[Array, " n"] | Float[Array, "n c"]:
         """E[y | θ, x] of each row; class probabilities where y is a class."""
-        raise InputError(f"{type(self).__name__} has no response to predict.")
+        raise DataError(f"{type(self).__name__} has no response to predict.")
 
     def response_at(self, predictor: Array) -> Float[Array, " n"] | Float[Array, "n c"]:
         """E[y | f] of each row, given the predictors f."""
-        raise InputError(f"{type(self).__name__} has no response to predict.")
+        raise DataError(f"{type(self).__name__} has no response to predict.")
 
     def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Float[Array, " n"]:
         """E_q E[y | θ, x], exactly or by a named closed approximation."""
-        raise InputError(f'{type(self).__name__} has no closed predictive: pass how="monte_carlo".')
+        raise DataError(f'{type(self).__name__} has no closed predictive: pass how="monte_carlo".')
 
     def _lacks(self, what: str, instead: str) -> InputError:
-        return InputError(f"{type(self).__name__} has not {what}: use the expectation {instead}.")
+        return DataError(f"{type(self).__name__} has not {what}: use the expectation {instead}.")
 
 
 class LogDensity(Model):
@@ -110,15 +110,15 @@ def check_finite(data: PyTree) -> None:
         rows = np.asarray(leaf)
         bad = ~np.isfinite(rows.reshape(len(rows), -1)).all(axis=1)
         if bad.any():
-            raise InputError(f"row {int(np.argmax(bad))} holds a value that is not finite: drop or impute it")
+            raise DataError(f"row {int(np.argmax(bad))} holds a value that is not finite: drop or impute it")
 
 
 def check_table(table: PyTree) -> None:
     """Raises an `InputError` unless `table` is a finite matrix x and a vector y with as many rows."""
     if not isinstance(table, Table):
-        raise InputError("the data are not a Table(x, y): pass partita.Table(x, y)")
+        raise DataError("the data are not a Table(x, y): pass partita.Table(x, y)")
     if np.ndim(table.x) != 2 or np.ndim(table.y) != 1 or len(table.x) != len(table.y):
-        raise InputError(
+        raise DataError(
             f"x has shape {np.shape(table.x)} and y {np.shape(table.y)}: give a matrix and a vector with as many rows"
         )
     check_finite(table)
@@ -128,4 +128,4 @@ def check_values(y: np.ndarray, allowed: np.ndarray, what: str) -> None:
     """Raises an `InputError` that names the first response which is not allowed."""
     if not allowed.all():
         row = int(np.argmin(allowed))
-        raise InputError(f"row {row} has the response {y[row]:g}: {what}")
+        raise DataError(f"row {row} has the response {y[row]:g}: {what}")

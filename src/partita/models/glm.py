@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from partita.data.table import Table
-from partita.errors import InputError
+from partita.errors import DataError
 from partita.expectations import Analytic, Expectation, GaussHermite, root
 from partita.families import Family, Gaussian
 from partita.models.base import Model, check_table, check_values
@@ -176,7 +176,7 @@ def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
 def gaussian(q: Family) -> Gaussian:
     """q, if it is Gaussian; otherwise the reason why it will not do."""
     if not isinstance(q, Gaussian):
-        raise InputError(
+        raise DataError(
             f"A linear predictor needs a Gaussian family, not {type(q).__name__}: use the expectation MonteCarlo."
         )
     return q

@@ -8,7 +8,7 @@ import jax.scipy as jsp
 import numpy as np
 from jaxtyping import Array, Float
 
-from partita.errors import InputError
+from partita.errors import DataError
 from partita.expectations import Assignments, Expectation
 from partita.families import Dirichlet, Family, Gamma, Gaussian, Product
 from partita.models.base import Model, check_finite
@@ -33,7 +33,7 @@ class GaussianMixture(Model):
 
     def check(self, data: Float[Array, "n d"]) -> None:
         if np.ndim(data) != 2:
-            raise InputError("the data are not a matrix: give rows of an array of two dimensions")
+            raise DataError("the data are not a matrix: give rows of an array of two dimensions")
         check_finite(data)
 
     def log_density(self, theta: Components, datum: Float[Array, " d"]) -> Float[Array, ""]:
@@ -44,7 +44,7 @@ class GaussianMixture(Model):
         parts = q.components if isinstance(q, Product) else {}
         weights, means, precisions = (parts.get(name) for name in ("weights", "means", "precisions"))
         if not (isinstance(weights, Dirichlet) and isinstance(means, Gaussian) and isinstance(precisions, Gamma)):
-            raise InputError(
+            raise DataError(
                 "A mixture needs a Product of a Dirichlet named weights, a Gaussian named means and a Gamma named "
                 "precisions: use another expectation, such as MonteCarlo, with other families."
             )

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from partita.data.table import Table
-from partita.errors import InputError
+from partita.errors import DataError
 from partita.expectations import Expectation, LocalReparameterisation
 from partita.families import Family, MeanFieldGaussian
 from partita.families.base import Theta
@@ -55,7 +55,7 @@ class Network(Model):
     def check(self, data: Table) -> None:
         check_table(data)
         if data.x.shape[1] != self.widths[0]:
-            raise InputError(f"x has {data.x.shape[1]} columns where the network has {self.widths[0]} inputs")
+            raise DataError(f"x has {data.x.shape[1]} columns where the network has {self.widths[0]} inputs")
 
     def log_density(self, theta: Theta, datum: Table) -> Float[Array, ""]:
         return self.log_output_density(self.outputs(theta, datum.x[None]), datum.y[None])[0]
@@ -65,7 +65,7 @@ class Network(Model):
 
     def shared(self, q: Family, data: Table) -> Shared:
         if not isinstance(q, MeanFieldGaussian):
-            raise InputError("Local reparameterisation of a network needs a mean-field Gaussian: use MonteCarlo.")
+            raise DataError("Local reparameterisation of a network needs a mean-field Gaussian: use MonteCarlo.")
         (mean, *means), (variance, *variances) = q.mean, q.variance
         centre = data.x @ mean["weight"].T + mean["bias"]
         spread = jnp.sqrt(jnp.square(data.x) @ variance["weight"].T + variance["bias"])

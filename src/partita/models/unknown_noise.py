@@ -7,7 +7,7 @@ import jax.scipy as jsp
 from jaxtyping import Array, Float
 
 from partita.data.table import Table
-from partita.errors import InputError
+from partita.errors import DataError
 from partita.expectations import Analytic, Expectation
 from partita.families import Family, Gamma, Gaussian, NormalGamma, Product
 from partita.families.normal_gamma import Coefficients
@@ -58,7 +58,7 @@ def residual(q: Family, x: Float[Array, "n d"]) -> Residual:
     parts = q.components if isinstance(q, Product) else {}
     coefficients, precision = parts.get("coefficients"), parts.get("precision")
     if not (isinstance(coefficients, Gaussian) and isinstance(precision, Gamma) and precision.rate.ndim == 0):
-        raise InputError(
+        raise DataError(
             "Regression with unknown noise needs a NormalGamma, or a Product of a Gaussian named coefficients and a "
             "scalar Gamma named precision: use another expectation, such as MonteCarlo, with other families."
         )

@@ -8,7 +8,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Float, Int
 
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.families import Family, MeanFieldGaussian
 
 Probabilities = Float[np.ndarray, "n c"] | Float[np.ndarray, " n"]
@@ -56,7 +56,7 @@ def pruned(q: Family, prior: Family, threshold: float = 0.1) -> int:
     members = []
     for member in (q, prior):
         if not isinstance(member, MeanFieldGaussian):
-            raise InputError(
+            raise SettingsError(
                 f"Parameters are counted as pruned one by one: give MeanFieldGaussian, not {type(member).__name__}."
             )
         members.append(MeanFieldGaussian(ravel_pytree(member.precision_mean)[0], ravel_pytree(member.precision)[0]))
@@ -70,9 +70,9 @@ def _checked(
     p = np.stack([1 - p, p], axis=1) if p.ndim == 1 else p
     labels = np.asarray(y)
     if p.ndim != 2 or len(p) != len(labels) or not len(labels):
-        raise InputError(f"{len(p)} rows of probabilities need as many labels, and at least one, not {len(labels)}.")
+        raise SettingsError(f"{len(p)} rows of probabilities need as many labels, and at least one, not {len(labels)}.")
     allowed = np.isin(labels, np.arange(p.shape[1]))
     if not allowed.all():
         row = int(np.argmin(allowed))
-        raise InputError(f"Row {row} has the label {labels[row]:g}: labels are 0 to {p.shape[1] - 1}.")
+        raise SettingsError(f"Row {row} has the label {labels[row]:g}: labels are 0 to {p.shape[1] - 1}.")
     return p, labels.astype(int)

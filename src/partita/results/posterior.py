@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from partita.data.table import Table
-from partita.errors import InputError, unknown
+from partita.errors import SettingsError, unknown
 from partita.expectations import LocalReparameterisation
 from partita.families import Family
 from partita.families.base import Theta
@@ -46,7 +46,7 @@ class Posterior:
     def interval(self, mass: float = 0.95) -> tuple[Theta, Theta]:
         """The ends of each parameter's central interval."""
         if not 0 < mass < 1:
-            raise InputError(f"The mass of an interval lies between 0 and 1, not at {mass}.")
+            raise SettingsError(f"The mass of an interval lies between 0 and 1, not at {mass}.")
         return self.q.interval(mass)
 
     def sample(self, draws: int, seed: int = 0) -> Theta:
@@ -81,7 +81,7 @@ class Posterior:
     ) -> np.ndarray:
         """The probability of every class, a row per input; "closed" is the probit approximation for logistic."""
         if not self.model.predicts_classes:
-            raise InputError(f"{type(self.model).__name__} does not predict classes: use predict.")
+            raise SettingsError(f"{type(self.model).__name__} does not predict classes: use predict.")
         response = self.predict(x, how, draws, seed)
         return np.stack([1 - response, response], axis=1) if response.ndim == 1 else response
 
@@ -110,7 +110,7 @@ class Posterior:
             for tree in (self.mean, self.sd, *self.interval(mass))
         ]
         if names is not None and len(names) != len(paths):
-            raise InputError(f"There are {len(paths)} parameters and {len(names)} names: give one name each.")
+            raise SettingsError(f"There are {len(paths)} parameters and {len(names)} names: give one name each.")
         labels = ["name", "mean", "sd", "low", "high"]
         rows = zip(paths if names is None else names, *columns, strict=True)
         found = [dict(zip(labels, [row[0], *map(float, row[1:])], strict=True)) for row in rows]

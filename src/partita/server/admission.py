@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from partita.engines.base import Task
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.local.client import Reply
@@ -53,7 +53,7 @@ class Admission(NamedTuple):
     def check(self) -> None:
         """Raises an `InputError` for a bound that makes no sense."""
         if not (self.change > 0 and self.dominance > 0 and self.prominence > 0 and self.deficit >= 0):
-            raise InputError(f"Bounds on answers are not negative, as one of {tuple(self)} is.")
+            raise SettingsError(f"Bounds on answers are not negative, as one of {tuple(self)} is.")
 
     def refusals(self, arrived: Sequence[tuple[Task, Reply]]) -> dict[int, Refusal]:
         """The clients whose answers are refused for what they are by themselves, and why."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import jax
 import numpy as np
 
-from partita.errors import InputError, unknown
+from partita.errors import SettingsError, unknown
 from partita.server.aggregation import Aggregation
 from partita.server.state import State, fields_of, unanswered_columns
 
@@ -26,7 +26,7 @@ def retire(state: State, name: str, aggregation: Aggregation) -> State:
     k = _client(state, name)
     held = state.holding(aggregation.divided(state.holdings, k))
     if not held.posterior.is_proper():
-        raise InputError(
+        raise SettingsError(
             f"Without {name} the posterior would be improper: run on until the others agree, or keep its factor."
         )
     held = dataclasses.replace(held, residual=np.full(len(state.names), np.inf))

@@ -3,7 +3,7 @@
 import equinox as eqx
 import numpy as np
 
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.families import Family
 from partita.hyper.learning import Learning
 from partita.local.client import Recipe
@@ -35,20 +35,20 @@ class Method(eqx.Module):
 
     def __check_init__(self) -> None:
         if not 0 < self.temperature < np.inf:
-            raise InputError(f"The temperature is a number above 0, not {self.temperature}.")
+            raise SettingsError(f"The temperature is a number above 0, not {self.temperature}.")
         if self.anew and self.start is None:
-            raise InputError("To begin every visit anew takes a start: give one.")
+            raise SettingsError("To begin every visit anew takes a start: give one.")
 
     def check(self, prior: Family, clients: int) -> None:
         """Raises an `InputError` if it cannot run with this prior and this many clients."""
         self.schedule.check(clients)
         self.aggregation.check(clients, self.answers(clients), self.solver.matched_power)
         if self.learning is not None and self.solver.estimates_evidence:
-            raise InputError("Power EP has no bound to learn hyperparameters by: use sequential PVI, say.")
+            raise SettingsError("Power EP has no bound to learn hyperparameters by: use sequential PVI, say.")
         if self.learning is not None and self.passes is not None:
-            raise InputError("A method of one pass does not come back to learn hyperparameters: use another.")
+            raise SettingsError("A method of one pass does not come back to learn hyperparameters: use another.")
         if self.learning is not None and self.context.repeats:
-            raise InputError(
+            raise SettingsError(
                 "Hyperparameters have no bound where rows count anew at every visit: use sequential PVI, say."
             )
         if self.start is not None:

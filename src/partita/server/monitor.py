@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from partita.engines.base import Engine
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.hyper.values import model_at
 from partita.local.solvers import Outcome
 from partita.models import Model
@@ -46,7 +46,7 @@ class Monitor:
 
     def __post_init__(self) -> None:
         if self.every < 0:
-            raise InputError(f"Metrics are computed every step at most, or never (0), not every {self.every}.")
+            raise SettingsError(f"Metrics are computed every step at most, or never (0), not every {self.every}.")
 
     @contextlib.contextmanager
     def watch(

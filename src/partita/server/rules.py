@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.server.admission import Admission
 from partita.server.aggregation import Aggregation
 
@@ -26,12 +26,12 @@ class Rules(NamedTuple):
     def check(self, aggregation: Aggregation) -> None:
         """Raises an `InputError` for a setting that makes no sense, or that the aggregation cannot keep."""
         if not (self.deadline > 0 and self.pause > 0):
-            raise InputError(f"A deadline ({self.deadline}) and a pause ({self.pause}) are times above 0.")
+            raise SettingsError(f"A deadline ({self.deadline}) and a pause ({self.pause}) are times above 0.")
         if not 0 <= self.quorum <= 1:
-            raise InputError(f"The quorum is a part of the clients from 0 to 1, not {self.quorum}.")
+            raise SettingsError(f"The quorum is a part of the clients from 0 to 1, not {self.quorum}.")
         self.admission.check()
         if self.admission.compares and not aggregation.keeps_product:
-            raise InputError(
+            raise SettingsError(
                 f"{type(aggregation).__name__} does not keep every client's own factor, so that bounds on change, "
                 "dominance and prominence cannot be judged: leave them out, or use PVI with damping."
             )

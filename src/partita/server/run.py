@@ -7,7 +7,7 @@ import numpy as np
 
 from partita.data.shard import Partition
 from partita.engines import Engine, LocalEngine
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.families import Family
 from partita.io.wire import equal
 from partita.models import Model
@@ -103,9 +103,9 @@ def run(
 
     """
     if (partition is None) == (engine is None):
-        raise InputError("Give the clients' rows, for clients in this process, or an engine that has them.")
+        raise SettingsError("Give the clients' rows, for clients in this process, or an engine that has them.")
     if seed < 0:
-        raise InputError(f"A seed is not negative, as {seed} is.")
+        raise SettingsError(f"A seed is not negative, as {seed} is.")
     store, requests, monitor = store or Store(), requests or Requests(), monitor or Monitor()
     if engine is None:
         assert partition is not None
@@ -154,10 +154,10 @@ def continued(state: State, fresh: State, method: Method) -> State:
     Factors and counts stay. Nothing is under way, and what is known of clients' residuals is of the run before.
     """
     if not equal(state.prior, fresh.prior):
-        raise InputError("The state belongs to a run with another prior: start without it.")
+        raise SettingsError("The state belongs to a run with another prior: start without it.")
     same = type(state.memory) is type(fresh.memory) and state.keeps_product == fresh.keeps_product
     if not same and not (state.keeps_product and fresh.keeps_product):
-        raise InputError(
+        raise SettingsError(
             f"{type(method.aggregation).__name__} cannot go on from the state of another aggregation: start without it."
         )
     memory = state.memory if same else method.aggregation.resumed(state.holdings, np.asarray(state.versions) > 0)

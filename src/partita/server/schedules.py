@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import equinox as eqx
 import numpy as np
 
-from partita.errors import InputError, unknown
+from partita.errors import SettingsError, unknown
 
 Order = Literal["fixed", "random", "residual"]
 
@@ -83,7 +83,7 @@ class RandomSubset(Schedule):
 
     def check(self, clients: int) -> None:
         if not 1 <= self.size <= clients:
-            raise InputError(f"A subset of {clients} clients has 1 to {clients} members, not {self.size}.")
+            raise SettingsError(f"A subset of {clients} clients has 1 to {clients} members, not {self.size}.")
 
     def select(self, turns: Turns) -> list[int]:
         clients = len(turns.residual)

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, PyTree
 
 from partita.engines.base import Task
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.hyper.learning import Learning
@@ -211,9 +211,9 @@ def init(prior: Family, clients: int | Sequence[str], seed: int = 0, aggregation
     """t_m = 1 for every client, named or counted, and q = p, unless the aggregation begins elsewhere."""
     names = tuple(f"client {k}" for k in range(clients)) if isinstance(clients, int) else tuple(clients)
     if not names:
-        raise InputError("There are no clients: give the data of at least one.")
+        raise SettingsError("There are no clients: give the data of at least one.")
     if not prior.is_proper():
-        raise InputError("The prior is improper: give it finite natural parameters and positive precision.")
+        raise SettingsError("The prior is improper: give it finite natural parameters and positive precision.")
     aggregation = aggregation or Damped()
     holdings = aggregation.init(prior, len(names))
     return State(

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from partita.engines.base import Answer, Engine, Failure, Task
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.io.wire import equal
 from partita.local.client import HELD_BACK, Reply
 from partita.models import Model
@@ -158,7 +158,7 @@ def collect(
             failed = [task for task in state.in_flight if task.id == received.task]
             state = leave_out(failed, received.reason)
             if received.final and any(task.id == received.task for task in state.in_flight):
-                raise InputError(f"{failed[0].name} {received.reason}")
+                raise SettingsError(f"{failed[0].name} {received.reason}")
             retry_at = min(retry_at, engine.now() + rules.pause)
     if not state.arrived and not state.in_flight:
         engine.next(min(rules.pause, max(rules.until - engine.now(), 0.0)))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.local.solvers import Outcome
 from partita.results.history import History
 from partita.server.method import Method
@@ -53,7 +53,7 @@ class Budget(NamedTuple):
         answers = float(np.minimum(passes, np.inf if rounds is None else rounds * clients))  # keeps NaN, to be refused
         spendable = np.inf if communications is None else communications
         if not (spendable > 0 and answers > 0):
-            raise InputError("The budget is empty: allow at least one communication.")
+            raise SettingsError("The budget is empty: allow at least one communication.")
         return cls(state.communications + spendable, state.answers + answers, state.answers + passes)
 
     def spent(self, state: State) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from partita.engines.base import Task
-from partita.errors import InputError
+from partita.errors import DamagedFileError, SettingsError
 from partita.io.archive import read, write
 from partita.io.wire import equal, flatten, unflatten
 from partita.results.history import History
@@ -22,7 +22,7 @@ class Checkpoint(Store):
 
     def __init__(self, path: str | os.PathLike[str], every: int = 10) -> None:
         if every < 1:
-            raise InputError(f"A checkpoint is due every step at most, not every {every}.")
+            raise SettingsError(f"A checkpoint is due every step at most, not every {every}.")
         self.path, self.every = path, every
 
     def load(self, fresh: State) -> tuple[State, History]:
@@ -57,17 +57,21 @@ def load(path: str | os.PathLike[str], like: State) -> tuple[State, History]:
     """The state and history saved at `path`; `like` is the run's initial state, which the file must fit."""
     arrays, about = read(path)
     if about.get("format") != _FORMAT:
-        raise InputError(
+        raise DamagedFileError(
             f"{path} has format {about.get('format')} where this version reads {_FORMAT}: start anew elsewhere."
         )
     values = about["state"]
     if values["names"] != list(like.names) or values["seed"] != like.seed:
-        raise InputError(f"{path} belongs to a run with other clients or another seed: choose another checkpoint file.")
+        raise DamagedFileError(
+            f"{path} belongs to a run with other clients or another seed: choose another checkpoint file."
+        )
     if {key for key in arrays if key.startswith("['hyper']")} != set(flatten({"hyper": like.hyper})):
-        raise InputError(f"{path} belongs to a run that learns other hyperparameters: choose another checkpoint file.")
+        raise DamagedFileError(
+            f"{path} belongs to a run that learns other hyperparameters: choose another checkpoint file."
+        )
     trees = unflatten(arrays, stored_trees(like), str(path))
     if not equal(trees["prior"], like.prior):
-        raise InputError(f"{path} belongs to a run with another prior: choose another checkpoint file.")
+        raise DamagedFileError(f"{path} belongs to a run with another prior: choose another checkpoint file.")
     held, sent, tasks = about["held"], about["sent"], about["in_flight"]
     lists = {
         "factor": [like.factors[0]] * (max(held) + 1),

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from partita.engines.base import EventLog, Task
-from partita.errors import InputError, unknown
+from partita.errors import DamagedFileError, InputError, unknown
 from partita.families.factor import Factor
 from partita.hyper.values import of_model, prior_at
 from partita.io.wire import SHOWN, Message, equal, flatten, legible, pack, unflatten, unpack
@@ -272,7 +272,7 @@ def connect(path: Path) -> sqlite3.Connection:
     try:
         return sqlite3.connect(path, isolation_level=None, timeout=60.0)
     except sqlite3.OperationalError as error:
-        raise InputError(f"{path} cannot be opened as a ledger ({error}): choose another place.") from None
+        raise DamagedFileError(f"{path} cannot be opened as a ledger ({error}): choose another place.") from None
 
 
 def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, History]:
@@ -281,7 +281,9 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
         db.execute("BEGIN")
         about = {key: json.loads(value) for key, value in db.execute("SELECT key, value FROM about")}
         if about["format"] != _FORMAT:
-            raise InputError(f"{source} has format {about['format']} where this version reads {_FORMAT}: start anew.")
+            raise DamagedFileError(
+                f"{source} has format {about['format']} where this version reads {_FORMAT}: start anew."
+            )
         arrays = dict(db.execute("SELECT key, value FROM arrays"))
         blobs = dict(db.execute("SELECT updates, posterior FROM posteriors"))
         names = list(_columns(like))
@@ -292,18 +294,18 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
         ).fetchall()
         rows = [json.loads(row) for (row,) in db.execute("SELECT row FROM history ORDER BY place")]
     except (sqlite3.DatabaseError, KeyError, ValueError) as error:
-        raise InputError(f"{source} is not a ledger of partita's, or is damaged: {error}.") from None
+        raise DamagedFileError(f"{source} is not a ledger of partita's, or is damaged: {error}.") from None
     finally:
         if db.in_transaction:
             db.execute("ROLLBACK")
     values = about["state"]
     if values["seed"] != like.seed:
-        raise InputError(f"{source} belongs to a run with another seed: choose another ledger.")
+        raise DamagedFileError(f"{source} belongs to a run with another seed: choose another ledger.")
     prior = unflatten(unpack(arrays["prior"]).arrays, like.prior, source)
     if not equal(prior, like.prior):
-        raise InputError(f"{source} belongs to a run with another prior: choose another ledger.")
+        raise DamagedFileError(f"{source} belongs to a run with another prior: choose another ledger.")
     if set(unpack(arrays["hyper"]).arrays) != set(flatten(like.hyper)):
-        raise InputError(f"{source} belongs to a run that learns other hyperparameters: choose another ledger.")
+        raise DamagedFileError(f"{source} belongs to a run that learns other hyperparameters: choose another ledger.")
     kinds = _columns(like)
     columns = {
         name: np.array(column, kinds[name].dtype)

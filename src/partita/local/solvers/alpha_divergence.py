@@ -5,7 +5,7 @@ import dataclasses
 import jax
 from jaxtyping import Array, Float, Int, Key
 
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.expectations import Grid, MonteCarlo
 from partita.families import Family, inner
 from partita.families.base import Theta
@@ -49,7 +49,7 @@ class AlphaDivergence(LBFGS):
 
     def __check_init__(self) -> None:
         if isinstance(self.alpha, int | float) and not 0 < self.alpha < 1:
-            raise InputError(f"The α of a divergence is above 0 and below 1, not {self.alpha}: match moments for 1.")
+            raise SettingsError(f"The α of a divergence is above 0 and below 1, not {self.alpha}: match moments for 1.")
 
     @property
     def estimates_evidence(self) -> bool:

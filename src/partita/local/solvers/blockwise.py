@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
 
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.families import Family
 from partita.local.objective import Problem
 from partita.local.solvers.base import Outcome, Progress, Solver
@@ -55,7 +55,7 @@ def free_leaves(q: Family, block: tuple[str, ...]) -> tuple[bool, ...]:
     free = tuple(bool(set(block) & found) for found in names)
     if not any(free):
         known = sorted(set().union(*names))
-        raise InputError(
+        raise SettingsError(
             f"No leaf of {type(q).__name__} belongs to the block {block}: its names are {', '.join(known)}."
         )
     return free

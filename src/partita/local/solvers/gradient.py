@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from partita.data.shard import Shard
-from partita.errors import InputError, unknown
+from partita.errors import SettingsError, unknown
 from partita.families import Family
 from partita.local.objective import Problem
 from partita.local.solvers.base import Outcome, Progress, Solver, running
@@ -65,9 +65,9 @@ class Gradient(Solver):
         if self.watch not in ("free_energy", "ell"):
             raise unknown("value to watch", self.watch, ("free_energy", "ell"))
         if isinstance(self.window, str) and self.window != "epoch":
-            raise InputError(f'A window is a number of steps or "epoch", not {self.window!r}.')
+            raise SettingsError(f'A window is a number of steps or "epoch", not {self.window!r}.')
         if self.batch_size is not None and self.batch_size < 1:
-            raise InputError(f"A mini-batch has at least one row, not {self.batch_size}.")
+            raise SettingsError(f"A mini-batch has at least one row, not {self.batch_size}.")
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         coordinates = to_coordinates(problem.start, self.coordinates)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.expectations import Grid, MonteCarlo
 from partita.families import Family, inner
 from partita.families.base import Mean, Theta
@@ -43,9 +43,9 @@ class MomentMatching(Solver):
     def __check_init__(self) -> None:
         check_power(self.alpha)
         if isinstance(self.step_size, int | float) and not 0 <= self.step_size <= 1:
-            raise InputError(f"The step towards the moments is from 0 to 1, not {self.step_size}.")
+            raise SettingsError(f"The step towards the moments is from 0 to 1, not {self.step_size}.")
         if isinstance(self.rule, MonteCarlo) and self.rule.samples < 2:
-            raise InputError(f"Draws are weighted against one another: give it at least 2, not {self.rule.samples}.")
+            raise SettingsError(f"Draws are weighted against one another: give it at least 2, not {self.rule.samples}.")
 
     @property
     def estimates_evidence(self) -> bool:

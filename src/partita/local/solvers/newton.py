@@ -10,7 +10,7 @@ import jax.scipy as jsp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from partita.data.shard import Shard
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.expectations import Derivatives
 from partita.families import Family, FullGaussian, Gaussian, MeanFieldGaussian
 from partita.families.gaussian import Standard
@@ -55,12 +55,12 @@ class Newton(Solver):
         Under a wide q, such as a prior, quadrature sees little curvature and the first steps would be short.
         """
         if not isinstance(problem.model, GeneralisedLinear):
-            raise InputError(
+            raise SettingsError(
                 f"Newton needs a generalised linear model, not {type(problem.model).__name__}: "
                 "use Gradient or FixedPoint."
             )
         if not isinstance(problem.start, MeanFieldGaussian | FullGaussian):
-            raise InputError(f"Newton needs a Gaussian family, not {type(problem.start).__name__}: use Gradient.")
+            raise SettingsError(f"Newton needs a Gaussian family, not {type(problem.start).__name__}: use Gradient.")
         progress = super().init(problem, key)
         q = gaussian(progress.q)
         mean, spread = q.project(problem.shard.data.x)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from partita.data.shard import Shard
-from partita.errors import InputError, check_part
+from partita.errors import SettingsError, check_part
 from partita.families import FullGaussian, Gaussian, MeanFieldGaussian
 from partita.families.factor import Factor
 from partita.families.gaussian import Standard
@@ -180,7 +180,7 @@ class PowerEP(Solver):
         check_power(self.alpha)
         check_part("damping of power EP", self.damping)
         if isinstance(self.max_steps, int) and self.max_steps < 1:
-            raise InputError(f"Power EP makes at least one pass, not {self.max_steps}.")
+            raise SettingsError(f"Power EP makes at least one pass, not {self.max_steps}.")
 
     @property
     def estimates_evidence(self) -> bool:
@@ -193,9 +193,9 @@ class PowerEP(Solver):
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         if not isinstance(problem.model, GeneralisedLinear):
-            raise InputError(f"Power EP needs a generalised linear model, not {type(problem.model).__name__}.")
+            raise SettingsError(f"Power EP needs a generalised linear model, not {type(problem.model).__name__}.")
         if not isinstance(problem.start, MeanFieldGaussian | FullGaussian):
-            raise InputError(f"Power EP needs a Gaussian family, not {type(problem.start).__name__}.")
+            raise SettingsError(f"Power EP needs a Gaussian family, not {type(problem.start).__name__}.")
         q, rows = problem.start, len(problem.shard.weights)
         if self.in_turn:
             context = gaussian(problem.context.natural)

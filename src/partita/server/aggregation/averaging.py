@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from partita.errors import InputError, unknown
+from partita.errors import SettingsError, unknown
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.numerics.compiled import Compiled
@@ -38,9 +38,9 @@ class Averaging(Aggregation):
 
     def __check_init__(self) -> None:
         if not self.penalty > 0 or not self.step > 0:
-            raise InputError(f"Penalty and step are numbers above 0, not {self.penalty} and {self.step}.")
+            raise SettingsError(f"Penalty and step are numbers above 0, not {self.penalty} and {self.step}.")
         if self.mixing is not None and not 0 < self.mixing <= 1:
-            raise InputError(f"The mixing is a number above 0 and at most 1, not {self.mixing}.")
+            raise SettingsError(f"The mixing is a number above 0 and at most 1, not {self.mixing}.")
         if self.over not in ("all", "answered"):
             raise unknown("mean", self.over, ("all", "answered"))
 

@@ -8,7 +8,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.server.refusal import Refusal
@@ -67,14 +67,14 @@ class Aggregation(eqx.Module):
     def added(self, holdings: Holdings) -> Holdings:
         """The holdings with one more client, whose factor changes nothing yet."""
         if not self.keeps_product:
-            raise InputError(f"{type(self).__name__} has no place for another client: start a new run with it.")
+            raise SettingsError(f"{type(self).__name__} has no place for another client: start a new run with it.")
         factors = {**holdings.factors, len(holdings.factors): Factor.one(holdings.posterior)}
         return holdings._replace(factors=factors)
 
     def divided(self, holdings: Holdings, client: int) -> Holdings:
         """The holdings in which a client's factor is divided out of the posterior."""
         if not self.keeps_product:
-            raise InputError(
+            raise SettingsError(
                 f"{type(self).__name__} mixes the answers of all clients, so that none can be divided out: "
                 "keep the client's factor instead."
             )

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.families import Family, inner
 from partita.families.base import Mean
 from partita.families.factor import Factor
@@ -85,7 +85,7 @@ class DoubleLoop(Aggregation):
 
     def check(self, clients: int, answers: int, power: float | None) -> None:
         if answers < clients:
-            raise InputError("A double loop takes in everybody's answers at once: use the synchronous schedule.")
+            raise SettingsError("A double loop takes in everybody's answers at once: use the synchronous schedule.")
         check_moments(self.alpha, power)
 
     def log_evidence(self, prior: Family, holdings: Holdings) -> float:
@@ -100,12 +100,12 @@ class DoubleLoop(Aggregation):
 def check_moments(alpha: float, power: float | None) -> None:
     """Raises an `InputError` unless answers tell the moments of tilted densities of this power."""
     if power is None:
-        raise InputError(
+        raise SettingsError(
             "A double loop needs answers that tell the moments of tilted densities: use MomentMatching, or, where "
             "every client has one row, PowerEP with max_steps=1 and in_turn=False."
         )
     if power != alpha:
-        raise InputError(f"The double loop's α is {alpha} and the solver's {power}: give both the same.")
+        raise SettingsError(f"The double loop's α is {alpha} and the solver's {power}: give both the same.")
 
 
 class Search(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.numerics.compiled import Compiled
@@ -47,9 +47,9 @@ class Incremental(Aggregation):
 
     def __check_init__(self) -> None:
         if not self.learning_rate > 0:
-            raise InputError(f"The learning rate is a number above 0, not {self.learning_rate}.")
+            raise SettingsError(f"The learning rate is a number above 0, not {self.learning_rate}.")
         if not 0 <= self.gain <= 1:
-            raise InputError(f"The gain is a number from 0 to 1, not {self.gain}.")
+            raise SettingsError(f"The gain is a number from 0 to 1, not {self.gain}.")
 
     @property
     def keeps_product(self) -> bool:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.numerics.compiled import Compiled
@@ -32,7 +32,7 @@ class ServerOptimiser(Aggregation):
 
     def __check_init__(self) -> None:
         if not self.learning_rate > 0:
-            raise InputError(f"The learning rate is a number above 0, not {self.learning_rate}.")
+            raise SettingsError(f"The learning rate is a number above 0, not {self.learning_rate}.")
 
     @property
     def keeps_product(self) -> bool:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from partita.errors import InputError
+from partita.errors import SettingsError
 from partita.families import Family, inner
 from partita.families.factor import Factor
 from partita.local.solvers.power import check_power
@@ -48,7 +48,7 @@ class StochasticLoop(Aggregation):
     def __check_init__(self) -> None:
         check_power(self.alpha)
         if not (0 < self.step <= 1 and 0 < self.outer <= 1):
-            raise InputError(f"Inner and outer step are above 0 and at most 1, not {self.step} and {self.outer}.")
+            raise SettingsError(f"Inner and outer step are above 0 and at most 1, not {self.step} and {self.outer}.")
 
     @property
     def keeps_product(self) -> bool:
