@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 from jaxtyping import Float, Int, PyTree
-from scipy.cluster.vq import kmeans2
 
 from partita.data.shard import Partition, federate
 from partita.errors import DataError
@@ -74,6 +73,8 @@ def label_shards(y: np.ndarray, clients: int, shards: int = 2, seed: int = 0) ->
 
 def k_means(x: Float[np.ndarray, "n d"], clients: int, seed: int = 0) -> Indices:
     """One client per cluster of the inputs."""
+    from scipy.cluster.vq import kmeans2  # the library uses nothing else of SciPy, which takes long to import
+
     _enough(len(x), clients)
     _, labels = kmeans2(np.asarray(x, float), clients, minit="++", seed=seed)
     return [np.flatnonzero(labels == k) for k in range(clients)]

@@ -1,43 +1,57 @@
 """A progress bar on a terminal, nothing elsewhere."""
 
 import math
+import sys
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
 
 
 class Progress:
-    """Shows communications, free energy and residual while a run goes on."""
+    """Shows communications, free energy and residual while a run goes on. Rich is loaded only where it is shown."""
 
     def __init__(self, label: str, total: float, show: bool | None = None) -> None:
-        console = Console(stderr=True)
-        self._bars = Bars(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[figures]}"),
-            console=console,
-            disable=not (console.is_terminal if show is None else show),
-        )
-        self._task = self._bars.add_task(label, total=int(total) if math.isfinite(total) else None, figures="")
+        self._bars: Bars | None = None
+        if show is None:
+            show = sys.stderr is not None and sys.stderr.isatty()
+        if show:
+            self._bars = _bars()
+            self._task = self._bars.add_task(label, total=int(total) if math.isfinite(total) else None, figures="")
 
     def __enter__(self) -> Self:
-        self._bars.start()
+        if self._bars is not None:
+            self._bars.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bars.stop()
+        if self._bars is not None:
+            self._bars.stop()
 
     def update(self, communications: int, row: Mapping[str, Any]) -> None:
         """Moves the bar to so many communications."""
+        if self._bars is None:
+            return
         figures = f"residual {row['residual']:.2g}"
         if "free_energy" in row:
             figures = f"free energy {row['free_energy']:.1f}, {figures}"
         self._bars.update(self._task, completed=communications, figures=figures)
+
+
+def _bars() -> "Bars":
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    return Bars(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[figures]}"),
+        console=Console(stderr=True),
+    )
