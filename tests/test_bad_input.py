@@ -7,7 +7,7 @@ import pytest
 
 import partita as pt
 from partita.data import federate
-from partita.engines import local
+from partita.engines import LocalEngine, local
 from partita.server.state import init
 from support.problems import MODEL, PARTS, PRIOR, SOLVER, faulty, improper, not_finite
 
@@ -140,6 +140,6 @@ def test_a_density_that_is_nan_at_some_theta_is_refused_there_and_taken_in_elsew
     parts = federate(tables, names=["Ayr", "Bath"])
     result = run(parts, pt.LogDensity(density), pt.MeanFieldGaussian.standard_normal(1), rounds=3)
     assert result.history.refusals == [(1, "Ayr", "is not finite")]
-    assert result.state.versions == (2, 3)
+    assert result.state.versions.tolist() == [2, 3]
     assert result.posterior.q.is_proper()
     assert np.isfinite(result.history["free_energy"]).tolist() == [False] + [True] * 5

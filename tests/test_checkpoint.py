@@ -75,7 +75,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(schedule, fault, tmp_path
             communications=12,
             seed=3,
             monitor=Monitor(metrics=metrics),
-            store=Checkpoint(checkpoint, 2),
+            store=checkpoint and Checkpoint(checkpoint, 2),
             engine=LocalEngine(PARTS, speeds),
         )
 
@@ -128,7 +128,7 @@ def test_a_checkpoint_holds_plain_arrays_and_json(saved):
         arrays = {name: file[name] for name in file.files}
     assert all(array.dtype.kind in "fibU" for array in arrays.values())
     about = json.loads(str(arrays["about"]))
-    assert (about["communications"], about["names"]) == (4, list(PARTS.names))
+    assert (about["state"]["communications"], about["state"]["names"]) == (4, list(PARTS.names))
     assert len(about["in_flight"]) == 2
 
 

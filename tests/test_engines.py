@@ -18,7 +18,7 @@ from partita.io.digest import digest
 from partita.server.monitor import Monitor
 from partita.server.rules import Rules
 from partita.server.state import init
-from support.problems import MODEL, PARTS, PRIOR, SCHEDULES, STOCHASTIC, faulty, not_finite
+from support.problems import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER, STOCHASTIC, faulty, not_finite
 from support.steps import step
 from support.weather import Weather
 
@@ -89,7 +89,7 @@ def test_a_retry_repeats_the_answer_and_another_seed_does_not(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(local, "client_update", faulty(not_finite))
         refused, _ = step(method, MODEL, engine, state)
-    assert refused.versions == (1, 0, 1)
+    assert refused.versions.tolist() == [1, 0, 1]
     # client 1 is asked again with the same posterior
     again = dataclasses.replace(refused, posterior=state.posterior)
     first, retry = (step(method, MODEL, engine, s)[1].replies for s in (state, again))

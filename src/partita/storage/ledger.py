@@ -52,11 +52,11 @@ def _schema(state: State) -> list[str]:
     """The tables; that of clients has the columns of the state."""
     columns = ", ".join(f"{name} {_SQL[column.dtype.kind]} NOT NULL" for name, column in _columns(state).items())
     return [
-        "CREATE TABLE arrays (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
-        f"CREATE TABLE clients (k INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, {columns})",
-        "CREATE TABLE factors (k INTEGER PRIMARY KEY, factor BLOB NOT NULL)",
-        "CREATE TABLE posteriors (updates INTEGER PRIMARY KEY, posterior BLOB NOT NULL)",
-        "CREATE TABLE tasks (id TEXT PRIMARY KEY, place INTEGER NOT NULL, client INTEGER NOT NULL, version INTEGER "
+        "CREATE TABLE IF NOT EXISTS arrays (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
+        f"CREATE TABLE IF NOT EXISTS clients (k INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, {columns})",
+        "CREATE TABLE IF NOT EXISTS factors (k INTEGER PRIMARY KEY, factor BLOB NOT NULL)",
+        "CREATE TABLE IF NOT EXISTS posteriors (updates INTEGER PRIMARY KEY, posterior BLOB NOT NULL)",
+        "CREATE TABLE IF NOT EXISTS tasks (id TEXT PRIMARY KEY, place INTEGER NOT NULL, client INTEGER NOT NULL, version INTEGER "
         "NOT NULL, updates INTEGER NOT NULL, sent REAL NOT NULL, factor BLOB, info TEXT, reply BLOB)",
     ]
 
@@ -101,10 +101,8 @@ class Ledger(Store, Requests, EventLog):
         self._first = fresh.factors
         with self._transaction() as db:
             if not db.execute("SELECT name FROM sqlite_master WHERE name = 'arrays'").fetchone():
-                for statement in _schema(fresh):
-                    db.execute(statement)
-                db.execute("INSERT INTO arrays VALUES ('prior', ?)", [_packed(fresh.prior)])
                 self._differences(db, fresh)
+                db.execute("INSERT INTO arrays VALUES ('prior', ?)", [_packed(fresh.prior)])
                 self._kept = fresh
                 return fresh, History()
         state, history = read(self._db, fresh, str(self.path))
@@ -191,6 +189,9 @@ class Ledger(Store, Requests, EventLog):
     def _differences(self, db: sqlite3.Connection, state: State) -> None:
         """Writes what sets a state apart from the one kept last."""
         kept = self._kept
+        if kept is None:
+            for statement in _schema(state):
+                db.execute(statement)
         self._clients(db, state)
         held = () if kept is None else kept.factors
         for k, factor in enumerate(state.factors):
