@@ -1,10 +1,10 @@
 # `make test` is the README's test command without the installation.
 PYTHON ?= .venv/bin/python
 
-.PHONY: install test slow lint bench demo
+.PHONY: install test slow lint docs bench demo
 
 install:
-	python3 -m venv .venv && .venv/bin/pip install -e '.[test,lint]'
+	python3 -m venv .venv && .venv/bin/pip install -e '.[test,lint,docs]'
 
 test:
 	$(PYTHON) -m pytest
@@ -16,6 +16,9 @@ lint:
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
+
+docs:
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
 
 bench:
 	$(PYTHON) benchmarks/global_vi_adult.py
