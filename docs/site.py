@@ -25,6 +25,9 @@ FOLDERS = ("experiments", "benchmarks")
 HIDDEN = ("__main__", "cli", "experiments")
 """Modules of commands, which have `--help`, and no part of the library's interface."""
 
+WIDE = ("paper.md",)
+"""Pages whose tables take the room of the table of contents."""
+
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
 
@@ -40,8 +43,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Leads links between files of the project to pages of the site."""
+    """Leads links between files of the project to pages of the site, and gives wide pages their room."""
     here = page.file.src_uri
+    if here in WIDE:
+        page.meta["hide"] = ["toc"]
     sources = {page: source for source, page in elsewhere().items()}
     folder = os.path.dirname(sources.get(here, f"docs/{here}"))
 
@@ -76,7 +81,7 @@ def reference() -> Iterator[tuple[str, str]]:
     for name in root.exports or []:
         found = root[str(name)]
         target = found.final_target if found.is_alias else found
-        rows.append(f"| [`{PACKAGE}.{name}`][{target.path}] | {_summary(target)} |")
+        rows.append(f"| [`pt.{name}`][{target.path}] | {_summary(target)} |")
     yield "reference/index.md", "\n".join(["# Reference", "", f"The names of `import {PACKAGE} as pt`:", "", *rows])
     for name, module in sorted(root.modules.items()):
         if name not in HIDDEN and not module.is_alias:

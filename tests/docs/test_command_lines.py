@@ -23,7 +23,13 @@ def lines(page: Path) -> list[str]:
     found = [call[1] for block in shell for line in block if (call := _CALL.search(line.split(" #")[0]))]
     spans = [" ".join(span.split()).removeprefix("partita ") for span in _SPAN.findall(prose(page))]
     indented = [line.removeprefix("partita ") for line in _INDENTED.findall(prose(page))]
-    return found + [re.sub(r"[\[\]]", "", line) for line in (*spans, *indented)]
+    return found + [each for line in (*spans, *indented) for each in alternatives(re.sub(r"[\[\]]", "", line))]
+
+
+def alternatives(line: str) -> list[str]:
+    """The lines that one with bars between its last words stands for."""
+    first, *others = line.split(" | ")
+    return [first, *(" ".join([*first.split()[:-1], other]) for other in others)]
 
 
 def parse(line: str) -> None:
@@ -69,6 +75,7 @@ def test_lines_are_found_wherever_they_stand(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         "`partita demo --json` and `partita federation leave\nstudy west`\n\n    partita demo [--split A|B]\n\n"
+        "`partita experiment uci | heart`\n"
         "```sh\n.venv/bin/partita server study  # until it ends\npartita client \\\n  a --name a &\n"
         "pip install partita\n```\n"
     )
@@ -77,5 +84,7 @@ def test_lines_are_found_wherever_they_stand(tmp_path):
         "client   a --name a &",
         "demo --json",
         "federation leave study west",
+        "experiment uci",
+        "experiment heart",
         "demo --split A|B",
     ]
