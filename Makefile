@@ -1,10 +1,10 @@
 # `make test` is the README's test command without the installation.
 PYTHON ?= .venv/bin/python
 
-.PHONY: install test slow lint versions bench demo
+.PHONY: install test slow lint versions docs bench demo
 
 install:
-	python3 -m venv .venv && .venv/bin/pip install -e '.[test,lint]' -e ./experiments
+	python3 -m venv .venv && .venv/bin/pip install -e '.[test,lint,docs]' -e ./experiments
 
 test:
 	$(PYTHON) -m pytest
@@ -20,6 +20,9 @@ lint:
 # The oldest and the newest versions that are supported; PYTHONS are interpreters, by default those on the path.
 versions:
 	$(PYTHON) tests/versions.py $(PYTHONS)
+
+docs:
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
 
 bench:
 	$(PYTHON) benchmarks/global_vi_adult.py

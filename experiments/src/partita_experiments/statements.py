@@ -25,7 +25,7 @@ TABLE = {
 
 def uci(results: Results, clients: Clients) -> list[Part]:
     """`sec:experiments:uci`."""
-    parts: list[Part] = [Heading("The clients (`tab:uci_splits`)"), _splits(clients), *common(results)]
+    parts: list[Part] = [Heading("The clients (`tab:uci_splits`, table 2)"), _splits(clients), *common(results)]
     parts += [Heading("The paper's statements")]
     for problem in results.problems:
         parts += _reaches_global(results, problem, 0.01 if problem.startswith("credit") else 0.002)
