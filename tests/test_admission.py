@@ -209,13 +209,13 @@ def test_a_family_without_directions_can_be_bounded_by_the_divergence_alone():
     prior, method = Directionless.standard_normal(3), pt.methods.synchronous(SOLVER)
     _, (event,) = answers(method, prior, 1, rules=Rules(admission=Admission(change=1e-9)))
     assert set(event.refusals) == {0, 1, 2}
-    with pytest.raises(pt.InputError, match="by KL alone"):
+    with pytest.raises(pt.InputError, match="only the KL bounds"):
         answers(method, prior, 1, rules=Rules(admission=Admission(deficit=0.1)))
 
 
 @pytest.mark.parametrize("bounds", [{"change": 0.0}, {"dominance": -1.0}, {"deficit": -0.1}, {"change": float("nan")}])
 def test_bounds_that_make_no_sense_are_told(bounds):
-    with pytest.raises(pt.InputError, match="Bounds on answers"):
+    with pytest.raises(pt.InputError, match="Admission bounds"):
         Rules(admission=Admission(**bounds)).check(pt.Damped())
 
 

@@ -196,7 +196,7 @@ def test_a_tempered_posterior_counts_rows_one_over_temperature_times(temperature
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_temperature_is_a_number_above_zero(temperature):
-    with pytest.raises(pt.InputError, match="temperature is a number above 0"):
+    with pytest.raises(pt.InputError, match="temperature must be above 0"):
         pt.Method(SOLVER, temperature=temperature)
 
 
@@ -208,5 +208,5 @@ def test_every_visit_begins_anew_when_asked():
         # undamped, a client that takes no step answers with where it began, whatever the posterior was
         state, _ = step(method, MODEL, engine, state)
         np.testing.assert_allclose(flat(state.posterior), flat(start), rtol=1e-10)
-    with pytest.raises(pt.InputError, match="takes a start"):
+    with pytest.raises(pt.InputError, match="give a start"):
         pt.Method(SOLVER, anew=True)

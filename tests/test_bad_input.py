@@ -47,7 +47,7 @@ MISTAKES = {
     ),
     "not a table": (lambda: run_on((GOOD.x, GOOD.y)), "Bath: the data are not a Table"),
     "a vector for x": (lambda: run(federate([pt.Table(GOOD.y, GOOD.y)])), "client 0: x has shape (4,)"),
-    "two clients of one name": (lambda: federate([GOOD, GOOD], names=["Ayr", "Ayr"]), "need as many different names"),
+    "two clients of one name": (lambda: federate([GOOD, GOOD], names=["Ayr", "Ayr"]), "unique names"),
     "a weight below zero": (
         lambda: federate([GOOD], weights=[-np.ones(4)]),
         "client 0: its 4 rows need as many fin",

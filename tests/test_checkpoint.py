@@ -169,7 +169,7 @@ DAMAGE = {
 def test_a_damaged_checkpoint_is_refused_and_not_executed(saved, damage, monkeypatch):
     monkeypatch.chdir(saved.parent)
     DAMAGE[damage](saved)
-    with pytest.raises(pt.InputError, match=r"is not a file of partita's, or is damaged|has format None") as caught:
+    with pytest.raises(pt.InputError, match=r"is not a partita file, or it is corrupt|has format None") as caught:
         pt.run(pt.methods.asynchronous(SOLVER), MODEL, PRIOR, PARTS, store=Checkpoint(saved))
     assert str(saved) in str(caught.value)
     assert os.listdir(saved.parent) == [saved.name]

@@ -204,7 +204,7 @@ class Idle(Stubborn):
         (Improper(), "improper"),
         (Boastful(), "reported is not that of q"),
         (Silent(), "no reason"),
-        (Idle(), "fewer steps than one"),
+        (Idle(), "from 1 to max_steps"),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -1,4 +1,4 @@
-"""A progress bar on a terminal, nothing elsewhere."""
+"""A progress bar, shown only on a terminal."""
 
 import io
 import sys

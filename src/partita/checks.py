@@ -1,7 +1,7 @@
-"""Contract checks: call them on a family, model, solver, schedule or aggregation of your own; ours pass them too.
+"""Contract checks for user-defined families, models, solvers, schedules and aggregations.
 
-Each raises an `AssertionError` that says what does not hold. Turn on double precision first
-(`jax.config.update("jax_enable_x64", True)`); the tolerances are set for it.
+Each raises an `AssertionError` that describes the violation. The tolerances need double precision: first call
+`jax.config.update("jax_enable_x64", True)`.
 """
 
 from typing import Any
@@ -125,7 +125,7 @@ def check_model(model: Model, q: Family, data: PyTree) -> None:
 
 
 def check_solver(solver: Solver, model: Model, prior: Family, data: PyTree, start: Family | None = None) -> None:
-    """Checks a solver on global VI for some rows: it compiles, says why it stopped, and does not end lower."""
+    """Checks a solver on global VI: it compiles, reports an outcome, and does not lower the free energy."""
     _double(prior)
     shard = federate([data]).shards[0]
     start = prior if start is None else start
@@ -136,7 +136,7 @@ def check_solver(solver: Solver, model: Model, prior: Family, data: PyTree, star
     assert solution.q.is_proper(), "the solver ended at an improper member"
     outcome = Outcome(int(solution.outcome))
     assert outcome is not Outcome.RUNNING, "the solver gives no reason why it stopped"
-    assert 1 <= int(solution.steps) <= solver.max_steps, "the solver took fewer steps than one or more than it may"
+    assert 1 <= int(solution.steps) <= solver.max_steps, "the number of steps is not from 1 to max_steps"
     if model.expectation.deterministic:
         ratio = problem.free_energy(solution.q, key) / solution.free_energy
         _near(ratio, 1, 1e-8, "the free energy reported is not that of q")
@@ -146,7 +146,7 @@ def check_solver(solver: Solver, model: Model, prior: Family, data: PyTree, star
 
 
 def check_schedule(schedule: Schedule, clients: int = 5, turns: int = 100) -> None:
-    """Checks that a schedule only selects idle clients, each once, that it repeats itself, and that it visits all."""
+    """Checks that a schedule selects only idle clients, without duplicates, deterministically, and visits all."""
     schedule.check(clients)
     seen: set[int] = set()
     residual, age, busy = np.full(clients, np.inf), np.zeros(clients, int), np.zeros(clients, bool)
@@ -172,7 +172,7 @@ def check_schedule(schedule: Schedule, clients: int = 5, turns: int = 100) -> No
 def check_invariant(
     method: Method, model: Model, prior: Family, parts: Partition, steps: int = 20, tolerance: float = 1e-10
 ) -> None:
-    """Checks that q = p · Π t_m after every step of a method, to rounding."""
+    """Checks that q = p · Π t_m holds after every step of a method, up to rounding."""
     engine = bound(method, model, prior, parts)
     state = init(prior, len(parts), aggregation=method.aggregation)
     for _ in range(steps):

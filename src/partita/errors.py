@@ -10,12 +10,12 @@ from typing import Any
 
 
 class InputError(ValueError):
-    """Something handed to partita cannot be used; nothing was changed."""
+    """Invalid input; nothing was changed."""
 
     def __init__(self, message: str, public: str | None = None) -> None:
         super().__init__(message)
         self.public = public
-        """The same without anything of a client's rows, for the server to read; None where that was not seen to."""
+        """A version without any of the client's data, safe to send to the server; None if there is none."""
 
 
 class SettingsError(InputError):
@@ -42,7 +42,7 @@ class FederationError(InputError):
 
 
 def unknown(kind: str, name: object, known: Iterable[object]) -> SettingsError:
-    """The error for a name that is not one of those known."""
+    """The error for an unknown name; it lists the known ones."""
     choices = ", ".join(str(choice) for choice in known)
     return SettingsError(f"There is no {kind} named {name!r}: choose one of {choices}.")
 
@@ -73,4 +73,4 @@ def check_part(what: str, value: Any) -> None:
     except (TypeError, ValueError):
         within = False
     if not within:
-        raise SettingsError(f"The {what} is a number above 0 and at most 1, not {value}.")
+        raise SettingsError(f"The {what} must be above 0 and at most 1, not {value}.")

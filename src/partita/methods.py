@@ -55,8 +55,8 @@ def sequential(
 ) -> Method:
     """Sequential PVI (`sec:pvi:pvi_flavours`): one client at a time, by default undamped.
 
-    With `backtracking` the damping is halved until the free energy does not fall; with `anticipating` the factors of
-    clients not heard yet are estimated in the first pass.
+    With `backtracking` the damping is halved until the free energy does not fall; with `anticipating` the missing
+    factors of clients that have not answered yet are estimated during the first pass.
     """
     product = Backtracking(damping, watch_free_energy=True) if backtracking else Damped(damping)
     return Method(solver, Sequential(order), Anticipating(product) if anticipating else product, start=start)
@@ -68,7 +68,7 @@ def synchronous(
     backtracking: bool = False,
     start: Family | None = None,
 ) -> Method:
-    """Synchronous PVI (`sec:pvi:pvi_flavours`): all clients at once, by default damped by 1/M.
+    """Synchronous PVI (`sec:pvi:pvi_flavours`): all clients in parallel, by default with damping 1/M.
 
     With `backtracking` the damping is halved until the free energy does not fall.
     """
@@ -77,7 +77,7 @@ def synchronous(
 
 
 def asynchronous(solver: Solver = _NEWTON, damping: float | None = None, start: Family | None = None) -> Method:
-    """Asynchronous PVI (`sec:pvi:pvi_flavours`): each answer is taken in as it comes, by default damped by 1/M."""
+    """Asynchronous PVI (`sec:pvi:pvi_flavours`): each answer is aggregated on arrival, by default with damping 1/M."""
     return Method(solver, Asynchronous(), Damped(damping), start=start)
 
 
@@ -90,8 +90,8 @@ def power_ep(
 ) -> Method:
     """Power EP (`alg:pep`) of a generalised linear model, with a site for every row.
 
-    A visit passes over the client's rows until its sites stay as they are, or `passes` times. By default one client at
-    a time is undamped, and all at once are damped by 1/M. α → 0 is PVI.
+    A visit iterates over the client's rows until its sites converge, at most `passes` times. The default damping is 1
+    for the sequential schedule and 1/M otherwise. α → 0 is PVI.
     """
     if schedule not in _SCHEDULES:
         raise unknown("schedule", schedule, _SCHEDULES)
@@ -113,7 +113,7 @@ def expectation_propagation(
 def double_loop(alpha: float = 0.5, points: int = 20) -> Method:
     """Power EP with clients as sites by a double loop (Hasenclever et al. 2017), which converges without damping.
 
-    For any model of up to three parameters, over which a grid of so many points in each is laid; see `DoubleLoop`.
+    For any model of up to three parameters; moments are computed on a grid of `points` nodes per parameter.
     """
     return Method(MomentMatching(alpha=alpha, rule=Grid(points)), Synchronous(), DoubleLoop(alpha))
 
@@ -123,8 +123,8 @@ def snep(
 ) -> Method:
     """Stochastic natural-gradient EP (Hasenclever et al. 2017): the double loop in small steps, from noisy moments.
 
-    For any model: moments are those of so many draws from the posterior, weighted by the tilted density, which are
-    biased by about one over their number. `participants` clients at random answer in each round, or all.
+    For any model: moments are importance-weighted averages over `samples` draws from the posterior, with a bias of
+    about 1/samples. In each round `participants` random clients answer, or all.
     """
     solver = MomentMatching(alpha=alpha, rule=MonteCarlo(samples), max_steps=1)
     schedule = Synchronous() if participants is None else RandomSubset(participants)
@@ -139,12 +139,11 @@ def stochastic_power_ep(
     rows: bool = True,
     start: Family | None = None,
 ) -> Method:
-    """Stochastic power EP (`alg:spep`; Li et al. 2015): one factor for all, which each answer moves by ρ, 1/M if None.
+    """Stochastic power EP (`alg:spep`; Li et al. 2015): one tied factor for all clients, damped by ρ (1/M if None).
 
-    Neither the server nor a client keeps anything that grows with the number of clients. One client at a time, or
-    `participants` at random. With `rows` every row has a site, which takes a generalised linear model; otherwise a
-    client's rows are matched as a whole, for any model of up to three parameters. α → 0 is mini-batch global VI by
-    natural gradients (`prop:sep`).
+    Memory does not grow with the number of clients. One client at a time answers, or `participants` random ones. With
+    `rows` every row has a site, which needs a generalised linear model; otherwise a client's rows are one site, for any
+    model of up to three parameters. α → 0 is mini-batch global VI with natural gradients (`prop:sep`).
     """
     solver = PowerEP(alpha=alpha, max_steps=1, in_turn=False) if rows else MomentMatching(alpha=alpha)
     schedule = Sequential(order) if participants == 1 else RandomSubset(participants)
@@ -168,8 +167,7 @@ def stochastic_global_vi(
 ) -> Method:
     """Stochastic global VI (`sec:experiments`, `eq:stoch-global`; Hoffman et al. 2013): a step on one client's rows.
 
-    They stand for everybody's with the weight N/N_k. That is biased where clients' sizes differ, since each has the
-    same number of turns.
+    They are weighted by N/N_k. The gradient is biased if clients' sizes differ, since all are visited equally often.
     """
     server = ServerOptimiser(optimiser, learning_rate, start)
     return Method(NaturalGradient(), Sequential(order), server, Prior(rescaled=True))
@@ -182,10 +180,10 @@ def incremental_vi(
     participants: int = 1,
     start: Family | None = None,
 ) -> Method:
-    """Incremental global VI: a server's optimiser on everybody's last gradients, which are the clients' factors.
+    """Incremental global VI: a server-side optimiser on the sum of all clients' last gradients (SAG/SAGA).
 
-    One client at a time in random order, or `participants` at random. As cheap for clients as stochastic global VI, and
-    without its noise and bias where clients are many and unlike; see `Incremental`.
+    One client at a time in random order, or `participants` random ones. It costs clients as much as stochastic global
+    VI and avoids its noise and bias with many heterogeneous clients; see `Incremental`.
     """
     schedule = Sequential("random") if participants == 1 else RandomSubset(participants)
     return Method(NaturalGradient(), schedule, Incremental(optimiser, learning_rate, gain, start))
@@ -226,25 +224,25 @@ def bayesian_admm(
     over: Mean = "all",
     start: Family | None = None,
 ) -> Method:
-    """Bayesian ADMM (Möllenhoff et al. 2025): clients are held near the posterior, an average of their answers.
+    """Bayesian ADMM (Möllenhoff et al. 2025): a KL penalty keeps clients close to the average of their answers.
 
-    With penalty, mixing and step 1 it is undamped synchronous PVI; the fixed point is the same for all. `participants`
-    clients at random answer in each round, or all. A `start` is where the server begins, and so everybody.
+    With penalty, mixing and step all 1 it is undamped synchronous PVI; the fixed point does not depend on them. In each
+    round `participants` random clients answer, or all. `start` is the server's initial posterior.
     """
     schedule = Synchronous() if participants is None else RandomSubset(participants)
     return Method(solver, schedule, Averaging(penalty, mixing, step, over, start), Proximal(penalty))
 
 
 def pooled(solver: Solver = _NEWTON, start: Family | None = None) -> Method:
-    """Global VI on one client that holds all rows: maximises F(q) = ell(q) − KL(q ‖ p) at once (`sec:pvi:setup`).
+    """Global VI on one client that holds all rows: maximises F(q) = ell(q) − KL(q ‖ p) (`sec:pvi:setup`).
 
-    The only client's cavity is the prior. What the others are measured against.
+    The client's cavity is the prior. It is the reference for all other methods.
     """
     return Method(solver, Synchronous(), Damped(), start=start)
 
 
 def alone(solver: Solver = _NEWTON, start: Family | None = None) -> Method:
-    """A client that talks to nobody: VI on its own rows, on a partition of that client only."""
+    """Local-only VI: one client fits its own rows without communication."""
     return pooled(solver, start)
 
 
@@ -271,7 +269,7 @@ NAMED: Mapping[str, Callable[..., Method]] = {
 
 
 COMMON = ("anew", "how", "learn", "learning", "temperature", "trust_region")
-"""Settings that every method has."""
+"""Settings common to all methods."""
 
 
 def named(name: str, **settings: Any) -> Method:
@@ -289,7 +287,7 @@ def named(name: str, **settings: Any) -> Method:
     common = {setting: value for setting, value in settings.items() if setting not in own}
     names, how = common.pop("learn", ()), common.pop("how", "coordinate")
     if isinstance(names, str) or (names and "learning" in common):
-        raise SettingsError(f"Hyperparameters to learn are a list of names, without other learning, not {names!r}.")
+        raise SettingsError(f"`learn` must be a list of names, and excludes `learning`: {names!r}.")
     if names:
         common["learning"] = learning.named(how, tuple(names))
     return dataclasses.replace(method, **common)
@@ -315,7 +313,7 @@ def fit(
     """
     method = named(name, learn=learn, how=how, **settings or {})
     if (client is not None) != (name == "alone"):
-        raise SettingsError('"alone" needs the name of a client, and no other method takes one.')
+        raise SettingsError('"alone" needs the name of a client; other methods take none.')
     if client is not None:
         if client not in partition.names:
             raise unknown("client", client, partition.names)

@@ -65,7 +65,7 @@ def test_a_certificate_that_does_not_hold_is_said_so_at_once(tmp_path, monkeypat
     monkeypatch.setattr(processes, "START", 5.0)
     for name in ("own", "other"):
         make_authority(tmp_path / name, "127.0.0.1")
-    with listening(tmp_path / "other") as port, pytest.raises(pt.InputError, match=r"certificate shown at .* vouches"):
+    with listening(tmp_path / "other") as port, pytest.raises(pt.InputError, match=r"certificate at .* is not signed"):
         processes._await_health(f"127.0.0.1:{port}", True, tmp_path / "own", [Alive()], tmp_path / "log")
 
 

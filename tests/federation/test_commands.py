@@ -130,8 +130,8 @@ def test_a_client_new_in_the_file_is_handed_a_folder_and_takes_part_when_the_run
     ("arguments", "message"),
     [
         (("status", "nowhere"), "There is no nowhere/federation.toml"),
-        (("resume", "{study}"), "There is nothing to go on with"),
-        (("status", "{study}"), "begins the run"),
+        (("resume", "{study}"), "There is nothing to resume"),
+        (("status", "{study}"), "start the run"),
         (("result", "{study}"), "There is no result"),
         (("federation", "retire", "{study}", "nobody"), "no client named 'nobody'"),
         (("client", "{study}", "--name", "east", "--data", "nothing.csv"), "There is no file nothing.csv"),

@@ -185,7 +185,7 @@ def test_when_everybody_has_left_the_run_ends_and_says_so(tmp_path):
         ledger.request(name, "leave")
     result = serve(method, Weather(sites(method)), ledger)
     assert result.status is pt.Status.STALLED
-    assert "Everybody has left" in result.message
+    assert "All clients have left" in result.message
 
 
 def test_one_that_left_after_a_refusal_is_not_taken_for_everybody(tmp_path):

@@ -101,7 +101,7 @@ NONE = {"nothing at all": None, "a number": 7, "an array's record": ArrayRecord(
 
 @pytest.mark.parametrize("name", [*RECORDS, *NONE])
 def test_records_that_hold_something_else_are_refused(name):
-    with pytest.raises(pt.InputError, match="not a message of partita's"):
+    with pytest.raises(pt.InputError, match="not a partita message"):
         from_records((RECORDS | NONE)[name])
 
 
@@ -128,7 +128,7 @@ def test_an_answer_that_cannot_be_read_is_refused_at_once_noted_and_told(name, t
     assert came.task == task.id
     noted = ledger._db.execute("SELECT name, event, text FROM events").fetchall()
     assert [row[:2] for row in noted] == [("client 0", "refused")]
-    assert "not a message of partita's" in noted[0][2]
+    assert "not a partita message" in noted[0][2]
     assert name in RECORDS or "8000 bytes of arrays" in noted[0][2]
     told = grid.heard[-1][1].header
     assert (told["kind"], told["task"]) == ("refused", task.id)

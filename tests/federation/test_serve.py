@@ -149,14 +149,14 @@ def test_a_file_that_does_not_fit_is_told_to_both_sides_by_column(clinics, tmp_p
 def test_another_federations_client_is_told_whatever_it_is_asked(kind, clinics):
     _, clients = clinics
     answer = clients["east"].handle(wire.Message({"kind": kind, "digest": "another"}, {}))
-    assert "get the same file" in answer.header["reason"]
+    assert "copy the server's" in answer.header["reason"]
 
 
 def test_a_run_does_not_go_on_with_another_model(clinics, tmp_path):
     federation, clients = clinics
     serve(tmp_path, federation, Weather(clients))
     other = dataclasses.replace(federation, prior=config.Prior(scale=2.0))
-    with pytest.raises(pt.InputError, match="another model"):
+    with pytest.raises(pt.InputError, match="has changed since"):
         serve(tmp_path, other, Weather(clients))
 
 
@@ -170,7 +170,7 @@ def test_what_goes_wrong_with_rows_is_not_told_with_their_values(clinics, tmp_pa
     agreed = federated([read(tmp_path / "east.csv", federation.data)])
     about = {"kind": "update", "digest": federation.digest, "encoding": agreed.to_dict()}
     reason = client.handle(wire.Message(about, {})).header["reason"]
-    assert "cannot use its rows" in reason
+    assert "cannot use its data" in reason
     assert "17" not in reason
     assert "2" not in reason
 
@@ -182,9 +182,9 @@ def changed(name, **contents):
 
 AGE = {"present": 30, "mean": 60.0, "rest": 0.0, "squares": 1.0}
 LIES = {
-    "other columns": (lambda columns: columns[::-1], "other columns"),
-    "a column that cannot be written": (lambda columns: [{"name": "\ud800" * 10_000, **AGE}], "other columns"),
-    "another kind": (lambda columns: [*columns[:2], {"name": "pain", **AGE}, columns[3]], "'pain' is of another kind"),
+    "other columns": (lambda columns: columns[::-1], "columns are not those"),
+    "a column that cannot be written": (lambda columns: [{"name": "\ud800" * 10_000, **AGE}], "columns are not those"),
+    "another kind": (lambda columns: [*columns[:2], {"name": "pain", **AGE}, columns[3]], "'pain' has another type"),
     "other levels": (changed("pain", declared=["none"]), "'pain' has other levels"),
     "one level more": (changed("pain", counts={"none": 1, "awful": 1}), "'pain' has other levels"),
     "no summary": (lambda columns: "all of them", "not a summary"),
@@ -291,15 +291,15 @@ def test_asking_for_somebody_who_never_came_does_not_stop_the_server(clinics, tm
     [
         ('kind = "logistic"', 'kind = "logstic"', "one of linear, logistic"),
         ('kind = "logistic"', "", "without 'kind'"),
-        ('clients = ["east", "north", "west"]', 'clients = ["east", "east"]', "every name only once"),
+        ('clients = ["east", "north", "west"]', 'clients = ["east", "east"]', "unique names"),
         ('clients = ["east", "north", "west"]', 'clients = ["../east"]', "client named '../east'"),
-        ('response = "ill"', 'response = "age"', "each only once"),
+        ('response = "ill"', 'response = "age"', "without duplicates"),
         ("rounds = 8", "round = 8", "no setting of run in federation.toml named 'round'"),
         ("rounds = 8", 'rounds = "many"', "'many' for 'rounds', where a number"),
         ("site = []", "site = [1]", "levels of 'site'"),
         ("[run]", '[method]\nname = "pooled"\n[run]', "no method in federation.toml named 'pooled'"),
         ("[run]", '[method]\nname = "sequential"\ndampening = 1\n[run]', "setting of sequential named 'dampening'"),
-        ("[run]", "[admission]\nchange = -1.0\n[run]", "not negative"),
+        ("[run]", "[admission]\nchange = -1.0\n[run]", "not be negative"),
         ("[run]", "[run", "not a TOML file"),
         ("[run]", "[run]\ntimeout = inf", "timeout is not a number above 0"),
         ('kind = "logistic"', 'kind = "classifier"', 'a network, which needs a solver of kind "adam"'),

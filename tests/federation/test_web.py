@@ -111,7 +111,7 @@ def test_before_the_run_has_begun_the_page_is_there_and_says_so(tmp_path):
         assert ask(page)[0] == 200
         code, _, body = ask(page, "/standing.json")
     assert code == 503
-    assert "begins the run" in json.loads(body)["error"]
+    assert "start the run" in json.loads(body)["error"]
 
 
 def test_the_command_serves_until_it_is_interrupted(tmp_path):
@@ -233,7 +233,7 @@ def test_a_browser_is_told_what_is_missing_and_goes_on_when_it_is_there(tmp_path
     federation, clients = federate(tmp_path)
     with served(tmp_path) as page:
         browser.get(page.address)
-        assert "begins the run" in wait(browser, lambda: text(browser, "problem"))
+        assert "start the run" in wait(browser, lambda: text(browser, "problem"))
         serve(tmp_path, federation, Weather(clients))
         wait(browser, lambda: len(table(browser)) == len(NAMES))
         assert text(browser, "problem") == ""

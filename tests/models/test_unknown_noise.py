@@ -187,7 +187,7 @@ def test_it_predicts(prior):
         pt.Product(coefficients=PRODUCT["coefficients"], precision=pt.LogNormal.from_median_sd(1.0, 1.0)),
         pt.Product(coefficients=PRODUCT["coefficients"], precision=pt.Gamma.from_shape_rate(np.ones(2), 1.0)),
     ],
-    ids=["no noise", "no precision", "log-normal", "two precisions"],
+    ids=["no noise", "no directional precision", "log-normal", "two precisions"],
 )
 def test_other_families_are_told_what_is_needed(q):
     with pytest.raises(pt.InputError, match="needs a NormalGamma, or a Product"):

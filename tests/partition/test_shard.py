@@ -95,13 +95,13 @@ def test_weights_have_the_type_of_the_data():
         ([table(3), table(0)], {"names": ["north", "south"]}, "south is empty"),
         ([table(3), Table(np.ones((3, 4)), np.ones(3))], {}, r"client 1 has columns of shape .*\(4,\).* client 0"),
         ([Table(np.ones((3, 2)), np.ones(2))], {}, "client 0.*different numbers of rows"),
-        (CLIENTS, {"names": ["a", "b", "b", "c"]}, "different names"),
-        (CLIENTS, {"names": ["a", "b"]}, "different names"),
+        (CLIENTS, {"names": ["a", "b", "b", "c"]}, "unique names"),
+        (CLIENTS, {"names": ["a", "b"]}, "unique names"),
         (CLIENTS[:2], {"weights": [np.ones(5), np.ones(2)]}, "client 1: its 3 rows"),
         (CLIENTS[:2], {"weights": [np.ones(5), [1.0, -1.0, 1.0]]}, "client 1: its 3 rows need .* weights from 0"),
         (CLIENTS[:2], {"weights": [np.full(5, np.nan), np.ones(3)]}, "client 0: its 5 rows"),
         (CLIENTS[:2], {"weights": [np.ones(5)]}, "2 clients need as many vectors of weights, not 1"),
-        (CLIENTS, {"buckets": 0}, "at least one bucket"),
+        (CLIENTS, {"buckets": 0}, "number of buckets"),
     ],
 )
 def test_data_that_cannot_be_used_is_named(clients, settings, message):

@@ -48,13 +48,13 @@ def test_beta_kappa_uses_every_positive_and_no_row_twice(beta, kappa):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"beta": 0.0, "kappa": -2.0}, "bring κ nearer to 0"),  # small clients would need 120% positives
-        ({"beta": 0.0, "kappa": 1.5}, "bring κ nearer to 0"),
+        ({"beta": 0.0, "kappa": -2.0}, "use κ closer to 0"),  # small clients would need 120% positives
+        ({"beta": 0.0, "kappa": 1.5}, "use κ closer to 0"),
         ({"clients": 5}, "even number of clients, not 5"),
         ({"clients": 0}, "even number"),
-        ({"beta": 1.0}, "β lies in"),
-        ({"beta": -0.1}, "β lies in"),
-        ({"clients": 200}, "nearer to 0"),
+        ({"beta": 1.0}, "β must be in"),
+        ({"beta": -0.1}, "β must be in"),
+        ({"clients": 200}, "closer to 0"),
     ],
 )
 def test_beta_kappa_out_of_range_is_refused(settings, message):

@@ -142,7 +142,7 @@ def test_a_run_in_which_nobody_finds_moments_ends_and_says_so():
     parts = federate([np.array([3.0]), np.array([1.0])])
     result = run(Method(MomentMatching()), model, prior, parts, rounds=50, monitor=Monitor(every=0))
     assert result.status is Status.IMPROPER
-    assert "Nobody's tilted density has moments" in result.message
+    assert "No client found the moments" in result.message
     assert Outcome.NO_MOMENTS.sentence in result.message
     assert result.state.answers == 2
 
@@ -150,7 +150,7 @@ def test_a_run_in_which_nobody_finds_moments_ends_and_says_so():
 def test_grids_are_for_gaussians_of_few_parameters():
     with pytest.raises(InputError, match="too large, 3 at most"):
         Grid().nodes(FullGaussian.standard_normal(4), KEY)
-    with pytest.raises(InputError, match="laid over a Gaussian"):
+    with pytest.raises(InputError, match="needs a Gaussian"):
         Grid().nodes(Product(a=FullGaussian.standard_normal(1)), KEY)
     with pytest.raises(InputError, match="above 0 and at most 1"):
         MomentMatching(2.0)

@@ -24,7 +24,7 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def root(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
-    """Holds the options that belong to no command."""
+    """Options without a command."""
     if version:
         from partita import __version__
 
@@ -38,10 +38,10 @@ def demo(
         "partita-demo"
     ),
     split: Annotated[
-        Literal["A", "B"], typer.Option(help="A: clients alike. B: clients unlike in size and labels.")
+        Literal["A", "B"], typer.Option(help="A: homogeneous clients. B: heterogeneous in size and labels.")
     ] = "B",
     family: Annotated[
-        Literal["mean-field", "full"], typer.Option(help="Whether the posterior has covariances.")
+        Literal["mean-field", "full"], typer.Option(help="The posterior's covariance structure.")
     ] = "mean-field",
     communications: Annotated[
         int, typer.Option(min=10, help="The budget of each method, in pairs of messages with one client.")
@@ -49,14 +49,14 @@ def demo(
     damping: Annotated[
         float, typer.Option(help="The damping ρ of synchronous and asynchronous PVI, above 0 and at most 1.")
     ] = 0.2,
-    rows: Annotated[int | None, typer.Option(min=200, help="Use so many training rows only.")] = None,
+    rows: Annotated[int | None, typer.Option(min=200, help="Use only this many training rows.")] = None,
     seed: Annotated[int, typer.Option(help="The seed of everything random.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Fit Bayesian logistic regression to Adult, its rows split over ten clients that keep them.
 
-    Sequential, synchronous and asynchronous PVI stand beside global VI, which sees all rows at once, and beside each
-    client alone. Needs no download.
+    Compares sequential, synchronous and asynchronous PVI with global VI on all rows and with each client on its own.
+    Needs no download.
     """
     from partita.cli.demo import Settings, run_demo
 

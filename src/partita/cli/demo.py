@@ -1,4 +1,4 @@
-"""The main job: PVI on Adult in its three schedules, beside global VI and each client alone."""
+"""The demo: the three schedules of PVI on Adult, compared with global VI and with each client on its own."""
 
 import csv
 import dataclasses
@@ -32,7 +32,7 @@ SPLITS = {"A": (0.0, 0.0), "B": (0.7, -3.0)}
 """β and κ of the paper's two splits (`tab:uci_splits`)."""
 
 SOLVER = Newton(tolerance=1e-3)
-"""Clients meet again, so an answer within a thousandth of a nat will do."""
+"""Clients are visited again, so a loose tolerance is enough."""
 
 TITLES = {
     "global_vi": "global VI, pooled",
@@ -46,7 +46,7 @@ TITLES = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What the user may choose."""
+    """The user's options."""
 
     output: Path
     split: Literal["A", "B"] = "B"
@@ -58,7 +58,7 @@ class Settings:
 
 
 class Demo:
-    """The data and the model, and what every method is measured by."""
+    """The data, the model and the metrics."""
 
     def __init__(self, settings: Settings) -> None:
         data = datasets.adult()
@@ -87,7 +87,7 @@ class Demo:
         return {"nll": metrics.negative_log_likelihood(p, y), "error": metrics.error(p, y)}
 
     def compile(self) -> None:
-        """Compiles every program that is needed, by runs in which the solver may take no step."""
+        """Compiles all programs by runs with zero solver steps."""
         idle = Newton(max_steps=0)
         for parts in (self.pooled, self.clients):
             run(
@@ -100,7 +100,7 @@ class Demo:
             )
 
     def fit(self, name: str, method: Method, parts: Partition, communications: int, every: int = 1) -> Result:
-        """Runs a method and measures it as it goes."""
+        """Runs a method and records its metrics."""
         return run(
             method,
             self.model,

@@ -11,7 +11,7 @@ import typer
 
 from partita.errors import InputError
 
-federation = typer.Typer(no_args_is_help=True, help="Set up a federation, and change who takes part in it.")
+federation = typer.Typer(no_args_is_help=True, help="Set up a federation and manage its clients.")
 Folder = Annotated[Path, typer.Argument(help="The federation's folder, with federation.toml.")]
 
 
@@ -22,21 +22,21 @@ def init(
     example: Annotated[Path, typer.Option(help="A CSV or parquet file with the columns that every client has.")],
     response: Annotated[str, typer.Option(help="The column to predict.")],
     model: Annotated[
-        Literal["linear", "logistic", "probit", "poisson"], typer.Option(help="How the response depends on the others.")
+        Literal["linear", "logistic", "probit", "poisson"], typer.Option(help="The kind of regression.")
     ] = "logistic",
     schedule: Annotated[
-        Literal["sequential", "synchronous", "asynchronous"], typer.Option(help="Whose turn it is.")
+        Literal["sequential", "synchronous", "asynchronous"], typer.Option(help="The schedule of clients.")
     ] = "sequential",
     address: Annotated[
-        str, typer.Option(help="Where clients find the server. Off this machine, certificates and keys are made.")
+        str, typer.Option(help="The server's address. Unless on loopback, certificates and keys are made.")
     ] = "127.0.0.1:9092",
     secure: Annotated[
-        bool | None, typer.Option(help="Make certificates and keys; by default only off this machine.")
+        bool | None, typer.Option(help="Make certificates and keys; by default unless on loopback.")
     ] = None,
 ) -> None:
-    """Write a folder with federation.toml, to be read and edited, and a folder to hand to every client.
+    """Write federation.toml, for review and editing, and a folder to give to each client.
 
-    The columns are those of the example file, which stays where it is; only their names and levels are written down.
+    Columns and levels are taken from the example file; its rows are not copied.
     """
     from partita.federation.initialise import initialise
 
@@ -46,7 +46,7 @@ def init(
 
 @federation.command()
 def hand(folder: Folder) -> None:
-    """Write the clients' folders again after federation.toml was edited; clients new in it get keys."""
+    """Issue the clients' folders again after an edit of federation.toml; new clients get keys."""
     from partita.federation import initialise
 
     for path in initialise.hand(folder):
@@ -55,19 +55,19 @@ def hand(folder: Folder) -> None:
 
 @federation.command()
 def leave(folder: Folder, name: Annotated[str, typer.Argument(help="The client.")]) -> None:
-    """Ask a client no more; what it has contributed stays."""
+    """Stop asking a client and keep its factor."""
     _request(folder, name, "leave")
 
 
 @federation.command()
 def retire(folder: Folder, name: Annotated[str, typer.Argument(help="The client.")]) -> None:
-    """Ask a client no more, and divide out what it has contributed, as if it had never been there."""
+    """Stop asking a client and divide its factor out of the posterior."""
     _request(folder, name, "retire")
 
 
 @federation.command()
 def join(folder: Folder, name: Annotated[str, typer.Argument(help="The client.")]) -> None:
-    """Ask a client again that has left, or go on after the end with one that is new."""
+    """Reactivate a client that has left, or add a new one after a run has ended."""
     _request(folder, name, "join")
 
 
@@ -81,20 +81,20 @@ def _request(folder: Path, name: str, change: Literal["leave", "retire", "join"]
     if name not in known:
         raise unknown("client", name, known)
     Ledger(folder / LEDGER).request(name, change)
-    typer.echo(f"The server will do so at its next step: {change} {name}.")
+    typer.echo(f"Requested: {change} {name}. The server applies it at its next step.")
 
 
 def server(folder: Folder) -> None:
-    """Run a federation's server until its run has ended. Interrupt it as you like: `partita resume` goes on."""
+    """Run a federation's server until the run ends. It can be interrupted and continued with `partita resume`."""
     _serve(folder)
 
 
 def resume(folder: Folder) -> None:
-    """Go on with a federation whose server stopped, from the last answer that was taken in."""
+    """Resume a federation whose server stopped, from the last accepted answer."""
     from partita.federation.serve import LEDGER
 
     if not (folder / LEDGER).exists():
-        raise InputError(f"There is nothing to go on with in {folder}: `partita server {folder}` begins.")
+        raise InputError(f"There is nothing to resume in {folder}: start with `partita server {folder}`.")
     _serve(folder)
 
 
@@ -103,37 +103,37 @@ def _serve(folder: Path) -> None:
     from partita.federation.processes import serve
 
     about = load(folder)
-    typer.echo(f"`partita status {folder} --web` shows meanwhile how it stands.")
+    typer.echo(f"See the status with `partita status {folder} --web`.")
     with _interruptible():
         typer.echo(serve(folder, about))
-        typer.echo(f"`partita result {folder}` shows the posterior.")
+        typer.echo(f"See the posterior with `partita result {folder}`.")
 
 
 def client(
     folder: Folder,
-    name: Annotated[str, typer.Option(help="Which of the federation's clients this is.")],
+    name: Annotated[str, typer.Option(help="The client's name.")],
     data: Annotated[Path, typer.Option(help="A CSV or parquet file with the client's rows.")],
 ) -> None:
-    """Run a client until it is interrupted: it answers the server's tasks, and its rows stay here."""
+    """Run a client until it is interrupted. It answers the server's tasks; its rows stay on this machine."""
     from partita.federation import rows
     from partita.federation.config import load
     from partita.federation.processes import attend
 
     about = load(folder)
     frame = rows.read(data, about.data)
-    typer.echo(f"{name}: {frame.size} rows of {data.name} fit. Waiting for {about.server.address}; Ctrl-C stops.")
+    typer.echo(f"{name}: read {frame.size} rows of {data.name}. Waiting for {about.server.address}; Ctrl-C stops.")
     with _interruptible():
         attend(folder, about, name, data)
 
 
 def status(
     folder: Folder,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on showing it until the run has ended.")] = False,
-    web: Annotated[bool, typer.Option("--web", help="Show it on a page for browsers on this machine.")] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The page's port; 0 is any that is free.")] = 0,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until the run ends.")] = False,
+    web: Annotated[bool, typer.Option("--web", help="Serve a status page for browsers on this machine.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The page's port; 0 picks a free one.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show how a federation stands: its clients, free energy, residual, traffic."""
+    """Show a federation's status: clients, free energy, residual, traffic."""
     from rich.console import Console
     from rich.live import Live
 
@@ -143,7 +143,7 @@ def status(
     from partita.federation.web import Page
 
     if watch + web + json > 1:
-        raise InputError("--watch, --web and --json are three ways to show it: choose one.")
+        raise InputError("--watch, --web and --json exclude one another: choose one.")
     about = load(folder)
 
     def look() -> Standing:
@@ -153,7 +153,7 @@ def status(
         typer.echo(to_json(look(), indent=2))
     elif web:
         with _interruptible(), Page(look, port) as page:
-            typer.echo(f"{page.address} shows how {about.name} stands, on this machine alone; Ctrl-C stops.")
+            typer.echo(f"{page.address} shows the status of {about.name}, on this machine only; Ctrl-C stops.")
             page.serve_forever()
     elif not watch:
         Console().print(show(look()))
@@ -169,7 +169,7 @@ def result(
     folder: Folder,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """Show the posterior of a federation whose run has ended, and draw it."""
+    """Show and plot the posterior of a federation after its run."""
     from rich.console import Console
     from rich.table import Table as Grid
 
@@ -189,14 +189,14 @@ def result(
     console.print(grid)
     if len(rows) > MOST:
         console.print(
-            f"These are {MOST} of {len(rows):,} parameters; {folder / 'summary.csv'} has all.", soft_wrap=True
+            f"Shown: {MOST} of {len(rows):,} parameters; all are in {folder / 'summary.csv'}.", soft_wrap=True
         )
     console.print(f"Figure: {figure}", highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
 def _interruptible() -> Any:
-    """Ends at Ctrl-C and at a polite request, with everything that was started."""
+    """Ends cleanly on SIGINT and SIGTERM, with all child processes."""
 
     def end(*_: Any) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The demo's picture: how fast each schedule approaches global VI."""
+"""The demo's figure: how fast each schedule approaches global VI."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from partita.results.history import History
 
 STYLES = (("#1b6ca8", "-", "o"), ("#c8553d", "--", "s"), ("#3f7d20", "-.", "^"))
-"""Colour, line and marker of each schedule: to be told apart without colour, too."""
+"""Colour, line and marker of each schedule, distinguishable without colour."""
 
 
 def draw(path: Path, histories: Mapping[str, History], pooled: Mapping[str, Any], alone: Mapping[str, Any]) -> None:
-    """Test NLL and the free energy still to be gained, against communications."""
+    """Plots test NLL and the free-energy gap to global VI against communications."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
@@ -31,7 +31,7 @@ def draw(path: Path, histories: Mapping[str, History], pooled: Mapping[str, Any]
     left.set(ylabel="test negative log-likelihood, nats per row", ylim=(lowest - 0.005, max(0.45, alone["nll"] + 0.02)))
     right.set(ylabel="free energy below global VI, nats", yscale="log")
     for axes in (left, right):
-        axes.set(xlabel="communications (one client, there and back)", xscale="log")
+        axes.set(xlabel="communications (client round trips)", xscale="log")
         axes.grid(alpha=0.25)
     handles, labels = left.get_legend_handles_labels()
     right.legend(handles, labels, loc="lower left")

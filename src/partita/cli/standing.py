@@ -1,4 +1,4 @@
-"""How a federation stands, for a terminal of 80 columns."""
+"""The status of a federation as text for an 80-column terminal."""
 
 from rich.console import Group
 from rich.table import Table as Grid
@@ -11,9 +11,9 @@ _COLUMNS = (*_LEFT, "seen", "rows", "rounds", "residual", "accepted", "refused",
 
 
 def show(now: Standing) -> Group:
-    """What holds for all clients, a table of them, and what last went wrong with each.
+    """The run's numbers, a table of clients, and each client's last error.
 
-    Names and reasons come from others: as `Text` they are shown as they are, whatever markup they hold.
+    Names and reasons are untrusted: as `Text` they are shown literally, without markup.
     """
     grid = Grid(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for column in _COLUMNS:
@@ -50,12 +50,12 @@ def _trouble(member: Member) -> Text:
 
 
 def amount(size: int) -> str:
-    """So many bytes."""
+    """A size in bytes as text."""
     return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
 
 
 def since(seconds: float) -> str:
-    """How long ago something was, in its largest unit."""
+    """A duration as text, in its largest unit."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds // length:.0f} {unit}"

@@ -1,7 +1,7 @@
-"""Federated preprocessing, round 0: clients send sums of a size that does not depend on their rows; all scale alike.
+"""Federated preprocessing (round 0): clients send summary statistics and all apply the same standardisation.
 
-The server merges the clients' summaries, sends the result back, and every client encodes its own rows with it. The
-encoding is that of the pooled rows. Names of categories travel: a column of free text does not belong in a frame.
+The server merges the clients' summaries and sends the encoding back; every client encodes its own rows. The result is
+the same as on pooled rows. Category names are sent, so do not include free-text columns.
 """
 
 from collections import Counter
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from partita.data.frame import Frame
 
 LARGEST = 1e100
-"""Beyond it, squares could overflow when they are added up."""
+"""The largest absolute value; beyond it, sums of squares could overflow."""
 _MOST = 2**53
-"""Rows: more than anybody has, and still exact as a number of any kind."""
+"""The largest number of rows: exact as integer and as float."""
 
 
 class Moments(NamedTuple):
     """A numeric column: how many values are present, their mean and the sum of squared distances from it.
 
-    The mean is `mean + rest`, where `rest` is what rounding takes off `mean`: without it, a column of 1e9 and small
-    noise would be scaled to seven digits only.
+    The mean is `mean + rest`, where `rest` is the rounding error of `mean`; without it, a column with mean 1e9 and
+    small noise would be standardised to seven digits only.
     """
 
     present: int
@@ -54,7 +54,7 @@ class Counts(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What a client tells about its columns, in the frame's order."""
+    """The statistics that a client sends about its columns, in the frame's order."""
 
     columns: Mapping[str, Moments | Counts]
 
@@ -71,7 +71,7 @@ class Summary(NamedTuple):
 
     @classmethod
     def from_dict(cls, contents: Mapping[str, Any]) -> "Summary":
-        """The summary that `to_dict` made; anything else is refused."""
+        """The inverse of `to_dict`; anything else raises an `InputError`."""
         try:
             columns = {str(column["name"]): _column(column) for column in contents["columns"]}
             if len(columns) < len(contents["columns"]):
@@ -82,7 +82,7 @@ class Summary(NamedTuple):
 
 
 class Encoding(NamedTuple):
-    """How every client turns its rows into numbers: levels per categorical column; mean and sd per encoded column.
+    """How every client encodes its rows: levels per categorical column; mean and sd per encoded column.
 
     As in `Moments`, means are `mean + rest`.
     """
@@ -102,16 +102,16 @@ class Encoding(NamedTuple):
         return tuple(names)
 
     def check(self, summary: "Summary") -> None:
-        """Raises an `InputError` where rows of such a summary cannot be encoded so."""
+        """Raises an `InputError` if rows with this summary cannot be encoded."""
         if tuple(summary.columns) != self.columns:
             columns = f"{', '.join(summary.columns)}, where {', '.join(self.columns)} were agreed on"
             raise DataError(f"The columns are {columns}: give the same in the same order.")
         for name, column in summary.columns.items():
             if isinstance(column, Counts) != (name in self.levels):
-                raise DataError(f"Column {name!r} is of another kind than was agreed on: give it that kind.")
+                raise DataError(f"Column {name!r} has another type than agreed on: make it numeric or categorical.")
             new = sorted(set(column.counts) - set(self.levels[name])) if isinstance(column, Counts) else []
             if new:
-                raise DataError(f"Column {name!r} has the category {new[0]!r}, which nobody had in round 0.")
+                raise DataError(f"Column {name!r} has the category {new[0]!r}, which was not seen in round 0.")
 
     def to_dict(self) -> dict[str, Any]:
         """The encoding as lists, texts and numbers, for JSON."""
@@ -123,7 +123,7 @@ class Encoding(NamedTuple):
 
     @classmethod
     def from_dict(cls, contents: Mapping[str, Any]) -> "Encoding":
-        """The encoding that `to_dict` made; anything else is refused."""
+        """The inverse of `to_dict`; anything else raises an `InputError`."""
         try:
             scales = [np.array(contents[name], dtype=float) for name in ("mean", "rest", "sd")]
             levels = {str(column): tuple(map(str, some)) for column, some in contents["levels"].items()}
@@ -155,7 +155,7 @@ class Encoding(NamedTuple):
 
 
 def summarise(frame: "Frame") -> Summary:
-    """What the client that owns the frame sends."""
+    """The summary of a client's frame."""
     return Summary(
         {
             name: _moments(_numbers(name, values))
@@ -182,9 +182,9 @@ def merge(summaries: Iterable[Summary]) -> Summary:
 
 
 def encoding(summary: Summary) -> Encoding:
-    """The encoding that standardises the rows summarised; a column that does not vary is only centred.
+    """The encoding that standardises the summarised rows; a constant column is only centred.
 
-    Variances are the population's (divided by n); an indicator's is p(1 − p).
+    Variances are population variances (divided by n); an indicator's is p(1 − p).
     """
     levels: dict[str, tuple[str, ...]] = {}
     scales: list[tuple[float, float, float]] = []
@@ -201,7 +201,7 @@ def encoding(summary: Summary) -> Encoding:
 
 
 def federated(frames: Iterable["Frame"]) -> Encoding:
-    """The encoding on which the owners of these frames agree."""
+    """The common encoding of the clients' frames."""
     return encoding(merge(summarise(frame) for frame in frames))
 
 
@@ -209,7 +209,7 @@ def _moments(values: np.ndarray) -> Moments:
     present = values[~np.isnan(values)]
     if not len(present):
         return Moments(0, 0.0, 0.0, 0.0)
-    # Distances from one of the values are exact where it matters, and 0 if the column is constant.
+    # Differences from the first value avoid cancellation, and are exactly 0 if the column is constant.
     distances = present - present[0]
     shift = float(distances.mean())
     return _rounded(
@@ -226,7 +226,7 @@ def _counts(values: np.ndarray, declared: tuple[str, ...]) -> Counts:
 
 
 def _ordered(declared: tuple[str, ...], counts: Counter[str]) -> Counts:
-    """Counts in an order that says nothing about that of the rows."""
+    """Counts in an order that does not reveal the order of the rows."""
     return Counts(declared, {level: counts[level] for level in Counts(declared, counts).levels})
 
 

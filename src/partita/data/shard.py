@@ -1,4 +1,4 @@
-"""One client's rows: padded to a shape that other clients share, with weights that tell rows from padding."""
+"""Shards: clients' rows, padded to a few common lengths; padding has weight 0."""
 
 from collections.abc import Sequence
 
@@ -57,27 +57,27 @@ def federate(
     names: Sequence[str] | None = None,
     buckets: int | None = 4,
 ) -> Partition:
-    """Puts clients' data, each a pytree of arrays with rows first, into shards of at most `buckets` lengths.
+    """Makes a partition from the clients' data, each a pytree of arrays with rows first.
 
-    Sizes are rounded up to the nearest of `buckets` lengths, chosen so that little is padded; None pads nothing.
+    Shards are padded to at most `buckets` different lengths, chosen to minimise padding; None disables padding.
     """
     if not len(clients):
         raise DataError("There are no clients: give the data of at least one.")
     names = [f"client {k}" for k in range(len(clients))] if names is None else list(names)
     if len(names) != len(clients) or len(set(names)) != len(names):
-        raise DataError(f"{len(clients)} clients need as many different names, not {names}.")
+        raise DataError(f"Give {len(clients)} unique names, one per client, not {names}.")
     sizes = [_rows(data, name) for data, name in zip(clients, names, strict=True)]
     _same_widths(clients, names)
     clients = [_floating(data) for data in clients]
     if weights is None:
         weights = [np.ones(size) for size in sizes]
     if len(weights) != len(clients):
-        raise DataError(f"{len(clients)} clients need as many vectors of weights, not {len(weights)}.")
+        raise DataError(f"Give {len(clients)} vectors of weights, one per client, not {len(weights)}.")
     if buckets is not None and buckets < 1:
-        raise DataError(f"There is at least one bucket of lengths, not {buckets}.")
+        raise DataError(f"The number of buckets must be at least 1, not {buckets}.")
     for name, size, weight in zip(names, sizes, weights, strict=True):
         if len(weight) != size or not (np.isfinite(weight).all() and (np.asarray(weight) >= 0).all()):
-            raise DataError(f"{name}: its {size} rows need as many finite weights from 0 up.")
+            raise DataError(f"{name}: give {size} finite, non-negative weights, one per row.")
     lengths = _bucket_lengths(sizes, buckets)
     shards = [
         _pad(data, weight, size, min(length for length in lengths if length >= size))
@@ -111,7 +111,7 @@ def _float_type(data: PyTree) -> np.dtype:
 
 
 def _floating(data: PyTree) -> PyTree:
-    """The data with whole numbers and truth values made floating where they are a table's, for arithmetic on them."""
+    """Converts a table's integers and booleans to floating point; other data are unchanged."""
     if not isinstance(data, Table):
         return data
     kind = _float_type(data)
@@ -119,7 +119,7 @@ def _floating(data: PyTree) -> PyTree:
 
 
 def _bucket_lengths(sizes: Sequence[int], buckets: int | None) -> list[int]:
-    """The lengths to pad to: cuts the sorted sizes where the fewest rows of padding result."""
+    """The padded lengths that minimise the total padding (dynamic programming over the sorted sizes)."""
     distinct, counts = np.unique(sizes, return_counts=True)
     if buckets is None or len(distinct) <= buckets:
         return [int(length) for length in distinct]

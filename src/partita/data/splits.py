@@ -1,4 +1,4 @@
-"""How data is divided: each function gives, for every client, the indices of its rows."""
+"""Partitioning schemes: each function returns, for every client, the indices of its rows."""
 
 import math
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ Indices = list[Int[np.ndarray, " n"]]
 
 
 def split(data: PyTree, indices: Sequence[np.ndarray], names: Sequence[str] | None = None) -> Partition:
-    """The partition of `data` in which each client has the rows that `indices` gives it."""
+    """The partition of `data` with the given row indices for each client."""
     arrays = jax.tree.map(np.asarray, data)
     parts = [jax.tree.map(lambda leaf, rows=rows: leaf[rows], arrays) for rows in indices]
     return federate(parts, names=names)
 
 
 def equal_random(rows: int, clients: int, seed: int = 0) -> Indices:
-    """A random division into parts whose sizes differ by at most one."""
+    """A random partition into parts whose sizes differ by at most one."""
     _enough(rows, clients)
     return [np.sort(part) for part in np.array_split(np.random.default_rng(seed).permutation(rows), clients)]
 
@@ -31,8 +31,8 @@ def beta_kappa(y: np.ndarray, clients: int = 10, beta: float = 0.0, kappa: float
 
     Small clients have ⌊(1−β)N/M⌋ rows, of which a fraction η(1−κ) is positive; large ones ⌊(1+β)N/M⌋ rows and the
     positives that are left. (The paper prints η + (1−η)κ, which is the fraction of negatives' excess; its table has
-    this one, rounded up.) With κ = 0 clients are alike: each has its share of the positives. Rows are dealt in the
-    order given, so shuffle beforehand; a few may belong to no client.
+    this one, rounded up.) With κ = 0 all clients have the same fraction of positives. Rows are assigned in the given
+    order, so shuffle them first; a few may not be assigned. Here η is the overall fraction of positives.
     """
     y = np.asarray(y)
     if not np.isin(y, (0, 1)).all():
@@ -40,7 +40,7 @@ def beta_kappa(y: np.ndarray, clients: int = 10, beta: float = 0.0, kappa: float
     if clients < 2 or clients % 2:
         raise DataError(f"The β–κ split needs an even number of clients, not {clients}.")
     if not 0 <= beta < 1:
-        raise DataError(f"β lies in [0, 1), not at {beta}.")
+        raise DataError(f"β must be in [0, 1), not {beta}.")
     positives, negatives = np.flatnonzero(y == 1), np.flatnonzero(y == 0)
     half = clients // 2
     small, large = math.floor(len(y) / clients * (1 - beta)), math.floor(len(y) / clients * (1 + beta))
@@ -53,7 +53,7 @@ def beta_kappa(y: np.ndarray, clients: int = 10, beta: float = 0.0, kappa: float
         dealt = [positive_small] * half + [left + (k < extra) for k in range(half)]
     counts = list(zip(sizes, dealt, strict=True))
     if small < 1 or any(not 0 <= p <= size for size, p in counts):
-        raise DataError(f"β = {beta} and κ = {kappa} ask for more labels than there are: bring κ nearer to 0.")
+        raise DataError(f"β = {beta} and κ = {kappa} need more labels than there are: use κ closer to 0.")
     taken_positive, taken_negative, indices = 0, 0, []
     for size, p in counts:
         some = positives[taken_positive : taken_positive + p]
@@ -64,7 +64,7 @@ def beta_kappa(y: np.ndarray, clients: int = 10, beta: float = 0.0, kappa: float
 
 
 def label_shards(y: np.ndarray, clients: int, shards: int = 2, seed: int = 0) -> Indices:
-    """Sorts by label, cuts into `shards` pieces per client, and deals each client as many at random."""
+    """Sorts rows by label, cuts them into `shards` pieces per client, and assigns the pieces at random."""
     _enough(len(y), clients * shards)
     pieces = np.array_split(np.argsort(y, kind="stable"), clients * shards)
     dealt = np.random.default_rng(seed).permutation(clients * shards).reshape(clients, shards)

@@ -14,6 +14,6 @@ class Table(NamedTuple):
 
 
 def with_intercept(x: Float[Array, "n d"]) -> Float[Array, "n d+1"]:
-    """Puts a column of ones before those of x."""
+    """Prepends a column of ones to x."""
     x = jnp.asarray(x)
     return jnp.concatenate([jnp.ones((len(x), 1), x.dtype), x], axis=1)

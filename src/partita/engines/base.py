@@ -16,10 +16,10 @@ from partita.local.client import Recipe, Reply
 
 
 class Task(NamedTuple):
-    """A posterior under way to a client and back, with all else that the answer depends on."""
+    """A request to a client: the posterior and everything else its answer depends on."""
 
     id: str
-    """What tells it from every other task; an answer names it."""
+    """The task's unique id; an answer refers to it."""
     client: int
     name: str
     """The client's name."""
@@ -28,18 +28,18 @@ class Task(NamedTuple):
     factor: Factor
     """The client's factor, which the server keeps."""
     version: int
-    """How many of the client's answers made that factor: with seed and client it gives the random key."""
+    """The version of that factor (accepted answers so far); seed, client and version determine the random key."""
     seed: int
     updates: int
-    """How many updates the posterior had seen when it was sent."""
+    """The number of posterior updates when the task was created, from which staleness is computed."""
     sent: float
-    """When, on the engine's clock."""
+    """The time of creation, on the engine's clock."""
     hyper: Hyper
-    """The hyperparameters that are learned."""
+    """The current values of the learned hyperparameters."""
 
 
 class Answer(NamedTuple):
-    """What a client made of a task."""
+    """A client's answer to a task."""
 
     task: str
     reply: Reply
@@ -48,27 +48,27 @@ class Answer(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A task that will not be answered."""
+    """A task that failed and will not be answered."""
 
     task: str
     reason: str
     """The end of a sentence that begins with the client's name."""
     final: bool = False
-    """Whether asking again is of no use."""
+    """Whether a retry is useless."""
 
 
 class EventLog:
     """What happened to messages, apart from the state; this one forgets it."""
 
     def note(self, name: str, event: str, text: str = "") -> None:
-        """Something that happened to a client's answer, and left the state as it was."""
+        """Logs an event about a client that did not change the state."""
 
     def carried(self, size: int) -> None:
-        """So many bytes of arrays were sent or received."""
+        """Adds to the count of array bytes sent or received."""
 
 
 class Engine(abc.ABC):
-    """Where do clients run? Takes tasks without blocking, and hands out what comes back."""
+    """Runs clients: accepts tasks without blocking and returns answers as they arrive."""
 
     @abc.abstractmethod
     def check(self, recipe: Recipe, prior: Family) -> None:
@@ -76,36 +76,36 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def bind(self, recipe: Recipe, prior: Family) -> None:
-        """Says, before the first task, what clients solve; clients elsewhere must have been given the same."""
+        """Sets method and prior before the first task; remote clients must have been given the same."""
 
     @abc.abstractmethod
     def submit(self, task: Task) -> None:
-        """Puts a task on its way; one that is under way already is not sent twice."""
+        """Sends a task; a task that is already in flight is not sent twice."""
 
     @abc.abstractmethod
     def next(self, timeout: float = np.inf) -> Answer | Failure | None:
-        """The next answer or failure, or None when nothing came for `timeout` seconds of the engine's clock."""
+        """The next answer or failure, or None after `timeout` seconds of the engine's clock."""
 
     @abc.abstractmethod
     def ell(self, q: Family, key: jax.Array, without: Collection[str] = (), hyper: Hyper | None = None) -> float:
-        """Σ_k ell_k(q) over all clients but some; hyperparameters are the model's own unless given."""
+        """Σ_k ell_k(q) over all clients except `without`; hyperparameters default to the model's own."""
 
     def posted(self, task: str) -> float:
-        """When a task was put on its way, on the engine's clock; infinite where it need not be waited for."""
+        """When a task was sent, on the engine's clock; infinite if it has no deadline."""
         return np.inf
 
     @abc.abstractmethod
     def cancel(self, task: str) -> None:
-        """Forgets that a task is under way. Its answer may still come."""
+        """Removes a task from those in flight. A late answer may still arrive."""
 
     @property
     @abc.abstractmethod
     def names(self) -> tuple[str, ...]:
-        """The clients that there are."""
+        """The names of all clients."""
 
     @abc.abstractmethod
     def away(self, names: Sequence[str]) -> Bool[np.ndarray, " m"]:
-        """Which of these clients cannot be sent anything now."""
+        """Which of these clients are offline."""
 
     @abc.abstractmethod
     def now(self) -> float:
@@ -113,9 +113,9 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def tell(self, task: Task, refusal: str) -> None:
-        """Tells a client why its answer was refused, if there is anybody to tell."""
+        """Notifies a client, if it is remote, why its answer was refused."""
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """Whatever should hold, or be cleaned up afterwards, while a run goes on."""
+        """A context manager around a run, for setup and cleanup."""
         yield

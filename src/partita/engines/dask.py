@@ -1,4 +1,4 @@
-"""Clients on the workers of one's own Dask cluster: one trust domain, for Dask moves pickled Python. Ours is bytes."""
+"""Clients on the workers of a Dask cluster. One trust domain: Dask itself sends pickled Python."""
 
 import queue
 import time
@@ -22,11 +22,11 @@ except ImportError:
     raise MissingExtraError("Dask", "dask") from None
 
 FETCH = 300.0
-"""Seconds that an answer may take from a worker to here."""
+"""Timeout in seconds for fetching an answer from a worker."""
 
 
 class Precision(WorkerPlugin):
-    """Gives a worker the server's precision before anything arrives that would be rounded."""
+    """Sets a worker's floating-point precision to the server's before any array arrives."""
 
     name = "partita-precision"
 
@@ -39,7 +39,7 @@ class Precision(WorkerPlugin):
 
 
 class DaskLink(Link):
-    """Every client's rows are kept by a worker; the scheduler puts them elsewhere when that is gone."""
+    """Every client's rows live on a worker; if the worker dies, the scheduler moves them to another."""
 
     def __init__(self, cluster: Client, sites: Mapping[str, Site]) -> None:
         self.cluster, self.sites = cluster, dict(sites)
@@ -49,7 +49,7 @@ class DaskLink(Link):
 
     def post(self, name: str, message: Message) -> None:
         if name not in self._homes:
-            # a task and not `scatter`: what was scattered is not restored, and tasks on it wait for ever
+            # a task and not `scatter`: scattered data is not restored after a crash, and tasks on it would hang
             self._homes[name] = self.cluster.submit(_settle, self.sites[name], pure=False)
         answer = self.cluster.submit(_handle, self._homes[name], pack(message), pure=False)
         answer.add_done_callback(lambda future: self._come.put((name, future)))
@@ -63,7 +63,7 @@ class DaskLink(Link):
             return Letter(name, unpack(answer.result(timeout=FETCH)))
         except Exception as error:
             self._homes.pop(name, None)
-            return Letter(name, None, f"was lost with its worker ({type(error).__name__}: {error})")
+            return Letter(name, None, f"failed with its worker ({type(error).__name__}: {error})")
 
     def present(self) -> Sequence[str]:
         return list(self.sites)
@@ -73,7 +73,7 @@ class DaskLink(Link):
 
 
 class DaskEngine(RemoteEngine):
-    """Clients spread over a cluster's workers: the same numbers as in one process."""
+    """Distributes clients over a cluster's workers; results equal those in one process."""
 
     def __init__(self, cluster: Client, partition: Partition, log: EventLog | None = None) -> None:
         self.cluster, self.partition = cluster, partition

@@ -1,6 +1,6 @@
-"""Clients of other organisations, by Flower: the only module that knows it.
+"""Clients at other organisations, over Flower. No other module uses Flower's API.
 
-Flower starts the two apps below in processes of its own: the server's once for a run, the client's for every message.
+Flower starts the two apps below in its own processes: the server app once per run, the client app for every message.
 """
 
 import collections
@@ -23,17 +23,17 @@ except ImportError:
     raise MissingExtraError("Flower", "flower") from None
 
 PULL = 0.2
-"""Seconds between two looks for answers."""
+"""Seconds between two polls for answers."""
 ASK = 60.0
-"""Seconds that a node has to say who it is; then the question is void, and it is asked again."""
+"""Timeout in seconds for a node to identify itself; then it is asked again."""
 RAW = "partita.raw"
-"""How arrays are written down in Flower's records: as their bytes."""
+"""The array format in Flower's records: raw bytes."""
 LARGEST = 2**31
-"""Bytes of arrays beyond which a task is not read."""
+"""The largest total size of a task's arrays, in bytes."""
 
 
 def to_records(message: Message) -> RecordDict:
-    """A message as Flower carries it: arrays in its own records, as the bytes they are, and a header of JSON."""
+    """A message as Flower records: arrays as raw bytes and a JSON header."""
     arrays = {name: np.asarray(array) for name, array in message.arrays.items()}
     return RecordDict(
         {
@@ -46,48 +46,48 @@ def to_records(message: Message) -> RecordDict:
 
 
 def from_records(records: RecordDict, largest: int = LARGEST) -> Message:
-    """The message in Flower's records, with at most so many bytes of arrays; anything else is refused.
+    """The message in Flower's records, with at most `largest` bytes of arrays; anything else raises an `InputError`.
 
-    Whoever wrote them chose their types too, and so in which way they fail.
+    The sender controls the records' types, so reading them may fail with any exception.
     """
     try:
         header, found = str(records.config_records["header"]["json"]), records.array_records["arrays"]
         size = sum(len(array.data) for array in found.values())
         if size > largest or len(header) > HEADER:
-            raise ValueError(f"it has {size} bytes of arrays and {len(header)} of words")
+            raise ValueError(f"it has {size} bytes of arrays and {len(header)} characters of header")
         arrays = {str(name): view(str(name), array.dtype, array.shape, array.data) for name, array in found.items()}
         about = json.loads(header)
     except Exception as error:
-        raise FederationError(f"This is not a message of partita's, or is too long: {str(error)[:SHOWN]}.") from None
+        raise FederationError(f"This is not a partita message, or it is too large: {str(error)[:SHOWN]}.") from None
     return Message(about if isinstance(about, dict) else {}, arrays)
 
 
 class Posted(NamedTuple):
-    """What is remembered of a message to a node until it is answered."""
+    """A message sent to a node and not yet answered."""
 
     node: int
     name: str | None
-    """The client that it was for; None for a question who the node is."""
+    """The client that it was sent to; None if it asks the node to identify itself."""
     task: str
     size: int
-    """How many bytes its arrays had."""
+    """The size of its arrays in bytes."""
 
 
 class FlowerLink(Link):
-    """Knows a node by the key that it showed, or asks it, again after every error: it may come back as another."""
+    """Identifies nodes by their registered keys or, without keys, by asking them; asks again after every error."""
 
     def __init__(
         self, grid: Grid, names: Sequence[str], registered: Mapping[str, int] | None = None, ttl: float = 3600.0
     ) -> None:
         self.grid, self.names, self.ttl = grid, frozenset(names), ttl
         self.registered = registered
-        """Every client's node where nodes show keys: then nobody is asked, and nobody believed."""
+        """Every client's node id if nodes authenticate with keys; then a node's own claim is ignored."""
         self._nodes: dict[str, int] = {}
         self._asked: dict[int, float] = {}
         self._posted: dict[str, Posted] = {}
-        """By the id of the envelope."""
+        """Unanswered messages by envelope id."""
         self._failed: dict[str, str] = {}
-        """With what error Flower failed when it was last asked for the answer to an envelope."""
+        """The exception type raised by Flower when the answer to an envelope was last pulled."""
         self._online: frozenset[int] = frozenset()
         self._looked = -np.inf
         self._come: collections.deque[Letter] = collections.deque()
@@ -96,7 +96,7 @@ class FlowerLink(Link):
         if name in self._nodes:
             self._push(self._nodes[name], message, "train.partita", name, self.ttl)
         else:
-            self._come.append(Letter(name, None, "is not there"))
+            self._come.append(Letter(name, None, "is offline"))
 
     def poll(self, timeout: float) -> Letter | None:
         until = self.now() + timeout
@@ -124,7 +124,7 @@ class FlowerLink(Link):
             self._posted[identity] = Posted(node, name, message.words("task", ""), message.size)
 
     def _look_around(self) -> None:
-        """Sees which clients are there, and asks nodes that are not known who they are."""
+        """Refreshes which nodes are online, and asks unknown nodes to identify themselves."""
         if self.now() < self._looked + 1.0:
             return
         self._looked = self.now()
@@ -139,13 +139,13 @@ class FlowerLink(Link):
                 self._push(node, Message({"kind": "name"}, {}), "query.partita", None, ASK)
 
     def _open(self, identity: str) -> Letter | None:
-        """The letter that answers one message, if it is there."""
+        """The answer to one message, if it has arrived."""
         node, name, task, size = self._posted[identity]
         try:
             envelope = self._pull(identity)
             if envelope is None:
                 return None
-            # a task carries a posterior and a factor, and its answer a change of a factor: half as much
+            # a task holds a posterior and a factor, an answer one change of a factor: half the size
             message = None if envelope.has_error() else from_records(envelope.content, largest=size)
         except InputError as error:
             message = Message({"kind": "unreadable", "task": task, "reason": str(error)}, {})
@@ -164,24 +164,24 @@ class FlowerLink(Link):
         return None
 
     def _pull(self, identity: str) -> Envelope | None:
-        """The envelope that answers one message, if it is there; an InputError where Flower could not open it.
+        """The envelope that answers one message, if it has arrived; an InputError if Flower cannot deserialise it.
 
-        Flower builds what a client described, which may fail in any way, and by then has forgotten all that it was
-        asked for: so it is asked for one at a time. It may also have failed over what some client sent unasked, which
-        comes along with any answer: asked again, it says so if the answer was lost.
+        Deserialising a client's objects may raise anything, and Flower then drops all messages of that pull: so
+        messages are pulled one at a time. An unsolicited message of another client may also cause the failure; a
+        second pull then reports an error if the answer itself was lost.
         """
         try:
             pulled = list(self.grid.pull_messages([identity]))
         except Exception as error:
-            self.grid.get_node_ids()  # fails too if the connection is to blame, and not what came
+            self.grid.get_node_ids()  # raises if the connection is broken, rather than the message
             self._failed[identity] = type(error).__name__
             return None
         failed = self._failed.pop(identity, None)
         found = next((envelope for envelope in pulled if envelope.metadata.reply_to_message_id == identity), None)
         if failed is not None and found is not None and found.has_error():
-            raise FederationError(f"This is not a message of partita's: Flower cannot open it ({failed}).")
+            raise FederationError(f"This is not a partita message: Flower cannot deserialise it ({failed}).")
         return found
 
     def _believed(self, node: int, claimed: str) -> bool:
-        """Whether a node is the client that it says it is: the first to say so while it is online."""
+        """Whether to accept a node's claim to be a client: the first node to claim a name owns it while online."""
         return claimed in self.names and self._nodes.get(claimed) not in self._online

@@ -23,7 +23,7 @@ from partita.numerics.compiled import Compiled
 
 
 class Pending(NamedTuple):
-    """A task under way; the earliest due comes first, and among those the first client."""
+    """A task in flight, ordered by due time and then by client."""
 
     due: float
     client: int
@@ -32,10 +32,9 @@ class Pending(NamedTuple):
 
 
 class LocalEngine(Engine):
-    """Runs client updates here. Client k takes 1/`speeds[k]` units of simulated time for each.
+    """Runs client updates in this process. Each update of client k takes 1/`speeds[k]` units of simulated time.
 
-    Clients that are at work at the same time run in parallel threads; their numbers do not depend on that. An engine
-    serves one run.
+    Concurrent clients run in parallel threads; results do not depend on the number of threads. Use one engine per run.
     """
 
     def __init__(self, partition: Partition, speeds: Sequence[float] | None = None, threads: int | None = None) -> None:
@@ -43,7 +42,7 @@ class LocalEngine(Engine):
         self.speeds = np.ones(len(partition)) if speeds is None else np.asarray(speeds, float)
         usable = np.isfinite(self.speeds) & (self.speeds > 0)
         if self.speeds.shape != (len(partition),) or not usable.all():
-            raise SettingsError(f"{len(partition)} clients need as many positive speeds, not {self.speeds.tolist()}.")
+            raise SettingsError(f"Give {len(partition)} positive speeds, one per client, not {self.speeds.tolist()}.")
         self._places = {name: place for place, name in enumerate(partition.names)}
         """By name: a run may know the clients in another order."""
         self._pool = ThreadPoolExecutor(threads or cores())
@@ -80,7 +79,7 @@ class LocalEngine(Engine):
         return self._now
 
     def tell(self, task: Task, refusal: str) -> None:
-        """Nobody: the history has it."""
+        """Does nothing: the refusal is in the history."""
 
     def cancel(self, task: str) -> None:
         for pending in [pending for pending in self._pending if pending.task == task]:
@@ -97,7 +96,7 @@ class LocalEngine(Engine):
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """Keeps LAPACK to one thread: its threads wait actively and fight with the clients' own."""
+        """Limits BLAS to one thread: its busy-waiting threads would compete with the clients' threads."""
         try:
             with threadpool_limits(limits=1, user_api="blas"):
                 yield
@@ -107,7 +106,7 @@ class LocalEngine(Engine):
             self._pending.clear()
 
     def answer(self, task: Task) -> Reply:
-        """What the client makes of a task."""
+        """Computes the client's reply to a task."""
         place = self._places[task.name]
         key, rows, share = (
             client_key(task.seed, task.client, task.version),
@@ -144,7 +143,7 @@ def cores() -> int:
 
 @jax.jit
 def client_key(seed: int, client: int, version: int) -> jax.Array:
-    """A client's random key: a function of seed, client and version of its factor, so that a retry repeats it."""
+    """A client's random key, a function of seed, client and factor version, so that a retry uses the same key."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), client), version)
 
 

@@ -1,4 +1,4 @@
-"""Clients elsewhere: tasks become messages over a link, which may lose, repeat, delay and reorder them."""
+"""Remote clients: tasks become messages over a link that may lose, duplicate, delay and reorder them."""
 
 import abc
 import collections
@@ -25,12 +25,12 @@ _LOG = logging.getLogger("partita")
 
 
 class Letter(NamedTuple):
-    """A message from a client, by the name that the link vouches for; without one, the client cannot be reached."""
+    """A message from a client whose name the link has verified, or None if the client cannot be reached."""
 
     name: str
     message: Message | None
     reason: str = ""
-    """Why there is none."""
+    """Why there is no message."""
 
 
 class Link(abc.ABC):
@@ -38,23 +38,23 @@ class Link(abc.ABC):
 
     @abc.abstractmethod
     def post(self, name: str, message: Message) -> None:
-        """Sends without blocking; whether it arrives is another matter."""
+        """Sends a message without blocking; delivery is not guaranteed."""
 
     @abc.abstractmethod
     def poll(self, timeout: float) -> Letter | None:
-        """What came first, or None when nothing came for so many seconds."""
+        """The next incoming message, or None after `timeout` seconds."""
 
     @abc.abstractmethod
     def present(self) -> Sequence[str]:
-        """The clients that can be sent something now."""
+        """The clients that are online."""
 
     @abc.abstractmethod
     def now(self) -> float:
-        """The time in seconds, from any beginning."""
+        """The time in seconds since an arbitrary origin."""
 
 
 class RemoteEngine(Engine):
-    """Runs clients wherever a link has them. Whatever comes back is checked before it counts as an answer."""
+    """Runs clients behind a link. Every incoming message is validated before it counts as an answer."""
 
     def __init__(
         self,
@@ -65,15 +65,15 @@ class RemoteEngine(Engine):
     ) -> None:
         self.link, self.log = link, log or EventLog()
         self.rows = rows
-        """How many rows each client has; there may be more of them by and by."""
+        """How many rows each client has; clients that join are added later."""
         self.patience = patience
-        """How long to wait for everybody's expected log-likelihood, in seconds."""
+        """Timeout in seconds for collecting all expected log-likelihoods."""
         self._under_way: dict[str, tuple[Task, float]] = {}
-        """Tasks by their ids, and when they were posted."""
+        """Tasks in flight by id, with the time they were sent."""
         self._other: set[str] = set()
-        """Clients that were given another method, model or prior."""
+        """Clients with another method, model or prior."""
         self._failed: dict[str, str] = {}
-        """Why each client last failed."""
+        """The reason of each client's last failure."""
         self._come: collections.deque[Answer | Failure] = collections.deque()
 
     def check(self, recipe: Recipe, prior: Family) -> None:
@@ -107,7 +107,7 @@ class RemoteEngine(Engine):
         return self._under_way[task][1] if task in self._under_way else np.inf
 
     def ell(self, q: Family, key: jax.Array, without: Collection[str] = (), hyper: Hyper | None = None) -> float:
-        """Asks everybody; NaN where somebody does not answer."""
+        """Asks every client; NaN if any does not answer in time."""
         question, asked = f"ell.{uuid.uuid4().hex}", [name for name in self.names if name not in without]
         missing, total, until = {f"{question}.{name}": name for name in asked}, 0.0, self.now() + self.patience
         for task, name in missing.items():
@@ -147,7 +147,7 @@ class RemoteEngine(Engine):
         return letter
 
     def _read(self, letter: Letter) -> None:
-        """Puts the answer in a letter, or the failure, in line; what belongs to no task under way is only noted."""
+        """Queues the answer or failure in a message; a message for no task in flight is only logged."""
         if letter.message is None:
             for task in [task for task, _ in self._under_way.values() if task.name == letter.name]:
                 self._fail(task, letter.reason)
@@ -171,9 +171,9 @@ class RemoteEngine(Engine):
             return
         try:
             if header.get("kind") != "update":
-                raise FederationError(message.words("reason", "It is something else than an answer."))
+                raise FederationError(message.words("reason", "The message is not an answer."))
             if header.get("version") != answered.version:
-                raise FederationError(f"It answers another version of the factor than {answered.version}.")
+                raise FederationError(f"The answer is for another version of the factor than {answered.version}.")
             reply = read_reply(message, self._factor, answered.hyper)
         except InputError as error:
             self.tell(answered, f"cannot be read: {error}")

@@ -1,4 +1,4 @@
-"""A client's end of a federation: its rows, and what it makes of messages. It remembers nothing between them."""
+"""The client's side of the message protocol. It is stateless between messages."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -30,14 +30,14 @@ _NUMBERS: Mapping[str, Callable[[Any], bool]] = {
     "outcome": lambda value: type(value) is int and value in set(Outcome),
     "finite": lambda value: type(value) is bool,
 }
-"""What the scalars of an answer may be."""
+"""A validity check for each scalar of an answer."""
 BINDING = "binding"
-"""Under what a message carries the digest of method, model and prior."""
-UNBOUND = "was given another method, model, prior or precision than the server: give both the same."
+"""The header key for the digest of method, model and prior."""
+UNBOUND = "has another method, model, prior or precision than the server: use the same on both."
 
 
 class Site:
-    """Answers tasks with what `client_update` makes of the rows. What leaves it has the size of the posterior."""
+    """Answers tasks with `client_update` on its rows. An answer has the size of the posterior, not of the data."""
 
     def __init__(self, name: str, recipe: Recipe, prior: Family, shard: Shard) -> None:
         self.name, self.recipe, self.prior, self.shard = name, recipe, prior, shard
@@ -46,7 +46,7 @@ class Site:
         self.binding = digest(recipe, prior)
 
     def handle(self, message: Message) -> Message:
-        """The answer to a message; what cannot be answered is said in a sentence that quotes no row."""
+        """The answer to a message, or an error message that contains no data."""
         about = {"name": self.name, "task": str(message.header.get("task", ""))}
         try:
             return self._answer(message, about)
@@ -70,7 +70,7 @@ class Site:
             ell = shard_ell(model_at(self.recipe.model, hyper), q, self.shard, key)
             return Message({**about, "kind": "ell", "ell": float(ell)}, {})
         if kind != "update":
-            raise FederationError(f"A message of kind {kind!r} is not known: use the same version as the server.")
+            raise FederationError(f"Unknown message kind {kind!r}: install the server's version of partita.")
         factor = unflatten(_under("t", message), self._factor, "The message")
         key = client_key(header["seed"], header["client"], header["version"])
         reply = client_update(self.recipe, self.prior, q, factor, self.shard, header["share"], key, hyper)
@@ -78,7 +78,7 @@ class Site:
 
 
 def update_message(task: Task, share: float) -> Message:
-    """A task as it is sent."""
+    """Encodes a task as a message."""
     header = {
         "kind": "update",
         "task": task.id,
@@ -91,7 +91,7 @@ def update_message(task: Task, share: float) -> Message:
 
 
 def reply_message(about: Mapping[str, Any], reply: Reply) -> Message:
-    """An answer as it is sent."""
+    """Encodes a reply as a message."""
     info = {name: value.item() for name, value in vars(jax.device_get(reply.info)).items()}
     return Message({**about, "kind": "update", "info": info}, flatten(reply.delta) | _named("e", reply.gradient))
 
@@ -103,24 +103,24 @@ def read_reply(message: Message, like: Factor, hyper: Hyper) -> Reply:
     gradient = unflatten(_under("e", message), of_model(hyper), "The answer")
     info = message.header.get("info")
     if not isinstance(info, dict) or set(info) != set(_NUMBERS):
-        raise FederationError("The answer lacks the numbers that go with it.")
+        raise FederationError("The answer lacks some of the required scalars.")
     if len(message.arrays) != len(jax.tree.leaves((delta, gradient))):
-        raise FederationError("The answer holds more than a change of a factor.")
+        raise FederationError("The answer has more arrays than the change of a factor.")
     for name, value in info.items():
         if not _NUMBERS[name](value):
-            raise FederationError(f"The answer's {name} is not what it should be.")
+            raise FederationError(f"The answer's {name} is invalid.")
     finite = info["finite"] and all(np.isfinite(array).all() for array in message.arrays.values())
     return Reply(delta, Info(**{**info, "finite": finite}), gradient)
 
 
 def read_ell(message: Message) -> float:
-    """An expected log-likelihood as it came; NaN for anything else."""
+    """Decodes an expected log-likelihood; NaN if it is invalid."""
     ell = message.header.get("ell")
     return ell if type(ell) is float and np.isfinite(ell) else float("nan")
 
 
 def ell_message(task: str, q: Family, key: jax.Array, hyper: Hyper) -> Message:
-    """A question for a client's expected log-likelihood."""
+    """A message that asks for a client's expected log-likelihood."""
     header = {"kind": "ell", "task": task, "key": np.asarray(jax.random.key_data(key)).tolist()}
     return Message(header, _named("q", q) | _named("e", hyper))
 

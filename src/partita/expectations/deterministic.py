@@ -1,4 +1,4 @@
-"""Expectations without chance: closed forms, bounds, and quadrature over a predictor or over θ itself."""
+"""Deterministic expectations: closed forms, bounds, and quadrature over the predictor or over θ."""
 
 import functools
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from partita.models.base import Model
 
 DIMENSIONS = 3
-"""Over how many parameters a grid is laid at most."""
+"""The largest number of parameters for a grid."""
 
 
 class Analytic(Expectation):
@@ -34,7 +34,7 @@ class Analytic(Expectation):
 
 
 class Assignments(Expectation):
-    """For models with a discrete latent variable in each row: a bound, maximised over the law r_n of each of them.
+    """For models with a discrete latent variable per row: a lower bound, maximised over its distribution r_n.
 
     At its maximum Σ_k r_nk (E_q[log p(y_n, z_n = k | θ)] − log r_nk) is log Σ_k exp E_q[log p(y_n, z_n = k | θ)]. Its
     gradient is that at the best r_n held fixed (the envelope theorem), so that its natural gradient is the conjugate
@@ -52,8 +52,8 @@ class Assignments(Expectation):
 class GaussHermite(Expectation):
     """Quadrature over the one-dimensional Gaussian linear predictor of each row.
 
-    Its derivatives are those of the sum itself, so that value and gradient agree to rounding. For a log-concave
-    likelihood the derivative in the variance is never positive, whatever the number of points.
+    Derivatives are those of the quadrature sum, so that value and gradient agree to rounding. For a log-concave
+    likelihood the derivative in the variance is never positive, for any number of points.
     """
 
     points: int = eqx.field(static=True, default=20)
@@ -82,7 +82,7 @@ class GaussHermite(Expectation):
         by_mean, by_sd = (first @ jnp.stack([masses, masses * nodes], axis=1)).T
         powers = jnp.stack([masses, masses * nodes, masses * nodes**2], axis=1)
         mean_mean, mean_sd, sd_sd = (second @ powers).T
-        # the variance of a row of zeros is 0, and so are the columns that its derivatives are multiplied by
+        # a row of zeros has variance 0; its derivatives are later multiplied by zeros
         positive = jnp.where(variance > 0, variance, 1)
         by_variance = by_sd / (2 * root(positive))
         mean_variance = mean_sd / (2 * root(positive))
@@ -104,12 +104,12 @@ class Grid(Expectation):
         return jnp.exp(log_masses) @ jax.vmap(lambda one: each_row(one, data))(theta)
 
     def nodes(self, q: Family, key: Key[Array, ""]) -> tuple[Theta, Float[Array, " s"]]:
-        """Values of θ, and the logarithms of their masses, that stand for q."""
+        """Quadrature nodes for q, and their log weights."""
         if not isinstance(q, Gaussian):
-            raise SettingsError(f"A grid is laid over a Gaussian, not over a {type(q).__name__}: use MonteCarlo.")
+            raise SettingsError(f"A grid needs a Gaussian, not a {type(q).__name__}: use MonteCarlo.")
         size = sum(leaf.size for leaf in jax.tree.leaves(q.precision_mean))
         if size > DIMENSIONS:
-            raise SettingsError(f"A grid over {size} parameters is too large, {DIMENSIONS} at most: use MonteCarlo.")
+            raise SettingsError(f"A grid supports at most {DIMENSIONS} parameters, not {size}: use MonteCarlo.")
         nodes, masses = np.polynomial.hermite_e.hermegauss(self.points)
         grid = np.stack(np.meshgrid(*[nodes] * size, indexing="ij"), axis=-1).reshape(-1, size)
         log_masses = np.log(masses / masses.sum())
@@ -119,6 +119,6 @@ class Grid(Expectation):
 
 
 def root(variance: Float[Array, " n"]) -> Float[Array, " n"]:
-    """√variance, with a derivative also at 0, where a row of zeros has its predictor."""
+    """√variance with a finite derivative at 0 (for rows of zeros)."""
     positive = variance > 0
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1)), 0)

@@ -1,4 +1,4 @@
-"""Averages over draws, of θ or of every row's predictor, that are summed one by one together with their gradients."""
+"""Monte Carlo expectations; draws and their gradients are accumulated one at a time."""
 
 import abc
 from collections.abc import Callable
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from partita.models.base import Model
 
 BLOCK = 1024
-"""At most how many rows are drawn for at a time: so many that arrays stay in the cache."""
+"""The largest number of rows per block, small enough for the CPU cache."""
 
 
 class Sampled(Expectation):
-    """An average over draws, taken one by one: memory does not grow with them, and a draw's arrays are in the cache.
+    """An average over draws, evaluated one at a time, so that memory does not grow with their number.
 
-    Totals are differentiated in reverse, in q, in the weights of the rows and in the numbers that the model holds.
+    Totals support reverse-mode differentiation in q, in the row weights and in the model's parameters.
     """
 
     samples: eqx.AbstractVar[int]
 
     def __check_init__(self) -> None:
         if self.samples < 1:
-            raise SettingsError(f"There is at least one sample, not {self.samples}.")
+            raise SettingsError(f"The number of samples must be at least 1, not {self.samples}.")
 
     @property
     def deterministic(self) -> bool:
@@ -42,11 +42,11 @@ class Sampled(Expectation):
     @property
     @abc.abstractmethod
     def block(self) -> int | None:
-        """At most how many rows are drawn for at a time; None where draws are for all rows."""
+        """The largest number of rows per block; None if draws are shared by all rows."""
 
     @abc.abstractmethod
     def shared(self, model: "Model", q: Family, data: PyTree) -> PyTree:
-        """What all draws have in common."""
+        """Precomputes what all draws have in common."""
 
     @abc.abstractmethod
     def densities(self, model: "Model", shared: PyTree, noise: Array, data: PyTree) -> Float[Array, " n"]:
@@ -56,7 +56,7 @@ class Sampled(Expectation):
     def sum(
         self, term: Callable[[Array, PyTree], PyTree], model: "Model", shared: PyTree, key: Key[Array, ""]
     ) -> PyTree:
-        """The sum over the draws of a function of their noise and of what they share."""
+        """The sum of a function of noise and precomputed values over all draws."""
 
     def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
         def term(noise: Array, shared: PyTree) -> Float[Array, " n"]:
@@ -97,9 +97,9 @@ class MonteCarlo(Sampled):
 
 
 class LocalReparameterisation(Sampled):
-    """Draws of the predictor of each row instead of θ: independent across rows, so of lower variance.
+    """Draws of each row's predictor instead of θ: independent across rows, so with lower variance.
 
-    Draws come in antithetic pairs, noise and its negative; what all draws share is computed once.
+    Draws are antithetic pairs; what all draws share is precomputed.
     """
 
     samples: int = eqx.field(static=True, default=10)
@@ -134,14 +134,14 @@ class LocalReparameterisation(Sampled):
 
 
 Wanted = tuple["Model", Family, Float[Array, " n"]]
-"""What gradients of an expectation are taken in: the model's own numbers, q, and the weights of the rows."""
+"""The differentiable arguments: the model's parameters, q, and the row weights."""
 
 
 @eqx.filter_custom_vjp
 def _total(wanted: Wanted, expectation: Sampled, data: PyTree, key: Key[Array, ""]) -> Float[Array, ""]:
-    """The sum over draws and rows of log densities. Its gradient is summed block by block and draw by draw as well.
+    """The sum of log densities over draws and rows; its gradient is accumulated per block and draw as well.
 
-    So memory does not grow with the draws, nor with the rows beyond a block, and what a draw needs stays in the cache.
+    Memory is bounded by one block and one draw, which fit in the CPU cache.
     """
     model, q, weights = wanted
 
@@ -203,7 +203,7 @@ class Block(NamedTuple):
     rows: PyTree
     weights: Float[Array, " b"]
     fresh: Float[Array, " b"]
-    """1 for rows that count here, 0 for those that counted before."""
+    """1 for rows that count in this block, 0 for rows that overlap the previous block."""
     start: Int[Array, ""]
     """Where the block begins among all rows."""
     key: Key[Array, ""]

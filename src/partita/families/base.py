@@ -1,4 +1,4 @@
-"""Exponential families: prior, posterior, factor and change of a factor are one type."""
+"""Exponential families: one type for priors, posteriors, factors and their changes."""
 
 import abc
 from collections.abc import Callable
@@ -16,11 +16,11 @@ Theta: TypeAlias = Any
 """One value of the parameters, or a batch of values."""
 
 Mean: TypeAlias = Any
-"""Mean parameters: a pytree whose leaves stand in the order of the natural parameters' leaves."""
+"""Mean parameters: a pytree whose leaves are in the order of the natural parameters' leaves."""
 
 
 class Sampler(Protocol):
-    """What can be drawn from."""
+    """The interface of samplers."""
 
     def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Theta:
         """Draws of θ with leading axes `shape`."""
@@ -55,12 +55,12 @@ class Family(eqx.Module):
         """Draws of θ with leading axes `shape`, differentiable in η."""
 
     def sampler(self) -> Sampler:
-        """Draws as this member does, with what they have in common worked out already; a pytree."""
+        """A sampler for this member, with common quantities precomputed; a pytree."""
         return self
 
     @abc.abstractmethod
     def standard(self) -> PyTree:
-        """The parameters a textbook prints, such as mean and variance."""
+        """The conventional parameters, such as mean and variance."""
 
     @abc.abstractmethod
     def with_standard(self, standard: PyTree) -> Self:
@@ -165,7 +165,7 @@ class Family(eqx.Module):
         return other.log_normaliser() - self.cross(other) - self.entropy()
 
     def distance(self, other: Self) -> Float[Array, ""]:
-        """Half of KL both ways, for small moves KL itself: a product of differences, exact however small they are."""
+        """The symmetric KL divergence (KL(p‖q) + KL(q‖p)) / 2, which has no cancellation for close members."""
         apart = jax.tree.map(jnp.subtract, self.mean_parameters(), other.mean_parameters())
         return inner(self / other, apart) / 2
 
@@ -187,26 +187,28 @@ class Family(eqx.Module):
         return ends[0], ends[1]
 
     def precision_range(self, other: Self) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """Its precision over that of another, proper, member: the least and the greatest ratio in any direction."""
-        raise SettingsError(f"A {type(self).__name__} has no precision in every direction: check changes by KL alone.")
+        """The smallest and largest ratio, over all directions, of its precision to that of another, proper member."""
+        raise SettingsError(
+            f"A {type(self).__name__} has no directional precision: use only the KL bounds of Admission."
+        )
 
     def has_scale(self) -> bool:
-        """Whether it can be `stretched`, in some of its coordinates at least."""
+        """Whether `stretched` is supported for at least some of its coordinates."""
         return type(self).stretched is not Family.stretched
 
     def stretched(self, scale: Theta) -> Self:
-        """The member whose θ lies `scale` times as far from its mean, coordinate by coordinate."""
-        raise SettingsError(f"A {type(self).__name__} has no scale to be learned: give the prior a Gaussian family.")
+        """The member scaled about its mean, with a scale per coordinate."""
+        raise SettingsError(f"A {type(self).__name__} has no learnable scale: use a Gaussian prior.")
 
     def fitting(self, other: Self, name: str) -> Self:
-        """The member, called `name`, in the precision of another; it must be proper, and of its family and shape."""
+        """This member cast to the dtype of another; it must be proper and have the same family and shape."""
         _same(other, self)
         if not self.is_proper():
             raise SettingsError(f"The {name} is improper: give it finite natural parameters and positive precision.")
         return jax.tree.map(lambda a, b: a.astype(b.dtype), self, other)
 
     def one(self) -> Self:
-        """The factor that changes nothing: η = 0."""
+        """The identity factor, η = 0."""
         return jax.tree.map(jnp.zeros_like, self.plain())
 
     def symmetrised(self) -> Self:
@@ -256,19 +258,19 @@ def inner(natural: PyTree, mean: Mean) -> Float[Array, ""]:
 
 
 def floating(leaf: ArrayLike) -> Float[Array, "..."]:
-    """The leaf as an array of floating-point numbers, of a type that is its own: a weak one would compile anew."""
+    """The leaf as a floating-point array with a strong dtype; a weak one would cause recompilation."""
     dtype = jnp.asarray(leaf).dtype
     return jnp.asarray(leaf, dtype if jnp.issubdtype(dtype, jnp.floating) else float)
 
 
 def positive(values: ArrayLike, name: str) -> Float[Array, "..."]:
-    """The values as an array; an `InputError` that names the first which is not a positive number, if any."""
+    """The values as an array; raises an `InputError` with the first value that is not positive and finite."""
     array = floating(values)
     if isinstance(array, jax.core.Tracer):
         return array
     allowed = jnp.isfinite(array) & (array > 0)
     if not allowed.all():
-        raise SettingsError(f"The {name} is to be a finite number above 0, not {array[~allowed][0]:g}.")
+        raise SettingsError(f"The {name} must be finite and above 0, not {array[~allowed][0]:g}.")
     return array
 
 
@@ -281,7 +283,7 @@ def _same(first: Any, second: Any) -> tuple[Any, Any]:
     if type(first) is not type(second):
         raise SettingsError(
             f"A {type(first).__name__} cannot be combined with a {type(second).__name__}: "
-            "give prior and factors one family."
+            "use one family for prior and factors."
         )
     first, second = first.plain(), second.plain()
     shapes = [[leaf.shape for leaf in jax.tree.leaves(family)] for family in (first, second)]

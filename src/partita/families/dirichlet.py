@@ -14,10 +14,10 @@ from partita.families.stirling import fisher_excess
 
 
 class Dirichlet(Family):
-    """Vectors of probabilities, Π θ_k^(α_k − 1); axes before the last hold independent ones.
+    """Probability vectors with density Π θ_k^(α_k − 1); leading axes are independent vectors.
 
-    The natural parameter is `exponent` = α − 1, with statistics T(θ) = log θ. Densities are those of all
-    probabilities but one of a vector.
+    The natural parameter is `exponent` = α − 1, with statistics T(θ) = log θ. Densities are with respect to all but one
+    of a vector's probabilities. Here α is the concentration, not the power of power EP.
     """
 
     exponent: Float[Array, "... k"]
@@ -27,7 +27,7 @@ class Dirichlet(Family):
         """The member with these α, one per category."""
         concentration = positive(concentration, "concentration of a Dirichlet")
         if concentration.ndim == 0 or concentration.shape[-1] < 2:
-            raise SettingsError(f"A Dirichlet has two categories at least, not the shape {concentration.shape}.")
+            raise SettingsError(f"A Dirichlet needs at least two categories, not the shape {concentration.shape}.")
         return cls(concentration - 1)
 
     @property
@@ -74,7 +74,7 @@ class Dirichlet(Family):
     def pull_back(self, gradient: Float[Array, "... k"]) -> Self:
         """Solves with the Fisher matrix diag ψ′(α) − ψ′(Σα) 11ᵀ, by Sherman and Morrison's formula.
 
-        1/ψ′(α) is α but for a part of about ½, and of its difference with that of Σα only these parts are left.
+        Written with the differences of 1/ψ′(α) from α, so that the large terms cancel analytically.
         """
         alpha, total = (gamma.shape for gamma in self._gammas())
         excess, of_total = fisher_excess(alpha), fisher_excess(total)
@@ -93,7 +93,7 @@ class Dirichlet(Family):
         return parts.kl(their_parts) - total.kl(their_total)
 
     def _gammas(self) -> tuple[Gamma, Gamma]:
-        """Gammas of mean α/Σα, and their sum: it is independent of their shares, which have this Dirichlet."""
+        """Gammas with shapes α, and their sum; the gammas divided by the sum have this Dirichlet distribution."""
         total = jnp.sum(self.concentration, axis=-1, keepdims=True)
         return Gamma(self.exponent, jnp.broadcast_to(total, self.exponent.shape)), Gamma(total - 1, total)
 

@@ -11,10 +11,10 @@ from partita.families.base import Family
 
 
 class Factor(eqx.Module):
-    """An un-normalised, perhaps improper, density exp(⟨η, T(θ)⟩ + log_scale): t_m(θ), a change of it, or a context.
+    """An unnormalised, possibly improper density exp(⟨η, T(θ)⟩ + log_scale): t_m(θ), its change Δ, or a context.
 
-    The scale cancels from q and from every optimum; it is kept so that local free energies and Z_q mean what the
-    paper says (`prop:local-fe-global-fe`).
+    The scale does not affect q or any optimum; it is needed for local free energies and Z_q
+    (`prop:local-fe-global-fe`).
     """
 
     natural: Family
@@ -35,7 +35,7 @@ class Factor(eqx.Module):
 
     @classmethod
     def one(cls, like: Family) -> Self:
-        """The factor that changes nothing."""
+        """The identity factor 1."""
         return cls(like.one(), jnp.zeros((), jax.tree.leaves(like)[0].dtype))
 
     @classmethod

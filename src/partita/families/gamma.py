@@ -20,7 +20,7 @@ class Moments(NamedTuple):
 
 
 class Standard(NamedTuple):
-    """Shape and mean, which the Fisher matrix does not couple, as it does shape and rate."""
+    """Shape and mean, for which the Fisher information is diagonal (unlike shape and rate)."""
 
     shape: Float[Array, "..."]
     mean: Float[Array, "..."]
@@ -52,7 +52,7 @@ class Gamma(Family):
             shape, rate = jnp.broadcast_arrays(shape, rate)
         except ValueError:
             raise SettingsError(
-                f"Shapes {shape.shape} and rates {rate.shape} of a gamma do not fit: give arrays of one size."
+                f"Shapes {shape.shape} and rates {rate.shape} of a gamma do not broadcast: give arrays of one shape."
             ) from None
         return cls(shape - 1, rate)
 
@@ -82,7 +82,7 @@ class Gamma(Family):
         return self.is_finite() & jnp.all((self.shape > 0) & (self.rate > 0))
 
     def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
-        # of logarithms: of a small shape the number itself may be too small to be told from 0 before it is divided
+        # on the log scale: for a small shape the value would underflow
         logs = jax.random.loggamma(key, self.shape, shape + self.shape.shape, self.shape.dtype)
         return jnp.exp(logs - jnp.log(self.rate))
 
@@ -127,7 +127,7 @@ class Gamma(Family):
         return jnp.sum(normal + (shape - 1) * log_gap(shape) + remainder(shape))
 
     def kl(self, other: Self) -> Float[Array, ""]:
-        """Three divergences: of the means, of the shapes as those of Gaussians, and what Stirling's formula leaves."""
+        """The sum of three non-negative terms: for the means, for the shapes, and for Stirling's remainder."""
         mine, theirs = self.shape, other.shape
         apart = self.exponent - other.exponent
         farther = (apart / theirs - (self.rate - other.rate) / other.rate) * (other.rate / self.rate)
@@ -143,7 +143,7 @@ class Gamma(Family):
 def shape_of(gap: Float[Array, "..."]) -> Float[Array, "..."]:
     """The shape for which log E[θ] − E[log θ] = log(shape) − ψ(shape) is this gap, by Newton's method in 1/shape.
 
-    Its start is within 1.5 % (Minka 2002), so that the number of correct digits, two to begin with, doubles four times.
+    The initial value is within 1.5 % (Minka 2002), so that four quadratically convergent steps are enough.
     """
 
     def newton(_: int, shape: Float[Array, "..."]) -> Float[Array, "..."]:

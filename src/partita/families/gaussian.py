@@ -41,7 +41,7 @@ class Unconstrained(NamedTuple):
 
 
 class GaussianSampler(eqx.Module):
-    """Draws of a Gaussian, given its mean and root of its covariance."""
+    """A sampler of a Gaussian, given its mean and a square root of its covariance."""
 
     @abc.abstractmethod
     def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Theta:
@@ -49,11 +49,11 @@ class GaussianSampler(eqx.Module):
 
     @abc.abstractmethod
     def spread(self, noise: Float[Array, "s d"]) -> Theta:
-        """Values of θ, leading axis first, whose standardised and raveled coordinates are these."""
+        """The values of θ, along a leading axis, with these standardised, raveled coordinates."""
 
 
 class Gaussian(Family):
-    """What Gaussian families share, for models whose data act through linear predictors xᵀθ.
+    """The base class of Gaussian families, with projections to linear predictors xᵀθ.
 
     Natural parameters are `precision_mean` = Λm and `precision` = Λ, with statistics T(θ) = (θ, −½θθᵀ).
     """
@@ -132,9 +132,9 @@ class MeanFieldGaussian(Gaussian):
 
     @classmethod
     def tight(cls, like: Theta | int, seed: int = 0, spread: float = 0.1, variance: float = 1e-3) -> Self:
-        """A place to begin climbing from: random means in ±spread and little variance.
+        """An initial q for networks: random means in ±spread and a small variance.
 
-        From a wide member a network's gradients are mostly noise (`sec:experiments:fmnist`).
+        From a wide q a network's gradients are mostly noise (`sec:experiments:fmnist`).
         """
         leaves, treedef = jax.tree.flatten(_zeros(like))
         keys = jax.random.split(jax.random.key(seed), len(leaves))
@@ -219,7 +219,7 @@ class MeanFieldGaussian(Gaussian):
 
 
 class Layout(eqx.Module):
-    """How a vector of parameters is cut into the leaves of θ."""
+    """The mapping between a parameter vector and the leaves of θ."""
 
     treedef: jax.tree_util.PyTreeDef = eqx.field(static=True)
     shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
@@ -396,7 +396,7 @@ def _total(function: Callable[..., Array], *trees: PyTree) -> Float[Array, ""]:
 
 
 def _zeros(like: Theta | int) -> Theta:
-    """A θ of zeros, like another or of so many parameters."""
+    """A θ of zeros with the structure of `like`, or a vector of `like` zeros."""
     if isinstance(like, int | np.integer):
         return jnp.zeros(int(like))
     return jax.tree.map(lambda leaf: jnp.zeros_like(floating(leaf)), like)

@@ -13,7 +13,7 @@ from partita.families.transformed import Transformed
 class InverseGamma(Transformed):
     """θ = 1/u with u gamma: θ^(−shape − 1) exp(−scale / θ), one per element of an array of any shape.
 
-    |dθ/du| = u⁻² has an `exponent` of −2; the scale is the rate of u, and standard parameters are u's shape and mean.
+    |dθ/du| = u⁻² has the `exponent` −2; the scale is the rate of u, and the standard parameters are u's shape and mean.
     """
 
     kind: ClassVar[type] = Gamma

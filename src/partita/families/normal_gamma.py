@@ -43,9 +43,8 @@ class Standard(NamedTuple):
 class NormalGamma(Family):
     """β | τ ~ N(m, Λ⁻¹/τ) and τ ~ Gamma(a, b): conjugate to linear regression with noise of unknown precision τ.
 
-    θ is a dict with `coefficients` β and `precision` τ, as that of a product of the two would be. With statistics
-    T(θ) = (log τ, −τ, τβ, −½τββᵀ) natural parameters are `exponent` = a − 1 + d/2, `rate` = b + ½mᵀΛm,
-    `precision_mean` = Λm and `precision` = Λ.
+    θ is a dict with `coefficients` β and `precision` τ. With statistics T(θ) = (log τ, −τ, τβ, −½τββᵀ) the natural
+    parameters are `exponent` = a − 1 + d/2, `rate` = b + ½mᵀΛm, `precision_mean` = Λm and `precision` = Λ.
     """
 
     exponent: Float[Array, ""]
@@ -63,7 +62,9 @@ class NormalGamma(Family):
         mean = floating(mean)
         covariance = jnp.asarray(covariance, mean.dtype)
         if mean.ndim != 1 or covariance.shape != (mean.size, mean.size):
-            raise SettingsError(f"A mean of shape {mean.shape} and a covariance of {covariance.shape} do not fit.")
+            raise SettingsError(
+                f"A mean of shape {mean.shape} and a covariance of shape {covariance.shape} do not match."
+            )
         gamma = Gamma.from_shape_rate(
             positive(shape, "shape of a normal–gamma").astype(mean.dtype),
             positive(rate, "rate of a normal–gamma").astype(mean.dtype),
@@ -72,19 +73,19 @@ class NormalGamma(Family):
 
     @classmethod
     def joined(cls, gaussian: FullGaussian, gamma: Gamma) -> Self:
-        """The member with this law of the precision, and this law of the coefficients where the precision is 1."""
+        """The member with this gamma for τ, and this Gaussian for β given τ = 1."""
         shift, precision = gaussian.precision_mean, gaussian.precision
         rate = gamma.rate + shift @ gaussian.mean / 2
         return cls(gamma.exponent + shift.size / 2, rate, shift, precision)
 
     @property
     def gaussian(self) -> FullGaussian:
-        """The law N(m, Λ⁻¹) of the coefficients where the precision is 1."""
+        """N(m, Λ⁻¹), the distribution of β given τ = 1."""
         return FullGaussian(self.precision_mean, self.precision, Layout.of(self.precision_mean))
 
     @property
     def gamma(self) -> Gamma:
-        """The law of the precision."""
+        """The distribution of τ."""
         if self.known_gamma is not None:
             return self.known_gamma
         rate = self.rate - self.precision_mean @ self.gaussian.mean / 2
@@ -147,7 +148,7 @@ class NormalGamma(Family):
         return self.joined(self.gaussian.with_standard(MeanVariance(centre, covariance)), gamma)
 
     def pull_back(self, gradient: Standard) -> Self:
-        """That of the gamma, and that of the Gaussian with its mean parameters times E[τ]."""
+        """Combines the pull-back of the gamma with that of the Gaussian, whose mean parameters are scaled by E[τ]."""
         mean = self.gaussian.mean
         precision = -(gradient.gaussian.variance + gradient.gaussian.variance.T)
         shift = gradient.gaussian.mean / self.gamma.mean + precision @ mean
@@ -161,12 +162,12 @@ class NormalGamma(Family):
     def kl(self, other: Self) -> Float[Array, ""]:
         mine, theirs = self.gaussian, other.gaussian
         gap = mine.mean - theirs.mean
-        # given τ both have the precision times τ, which scales the squared distance of their means alone
+        # given τ both precisions are multiplied by τ, which only scales the squared distance of the means
         farther = (self.gamma.mean - 1) * (gap @ theirs.precision @ gap) / 2
         return self.gamma.kl(other.gamma) + mine.kl(theirs) + farther
 
     def moments(self) -> tuple[Coefficients, Coefficients]:
-        """The coefficients are Student's t: their standard deviation is infinite where the shape is at most 1."""
+        """β has Student's t marginals: the standard deviation is infinite if the shape is at most 1."""
         (mean, covariance), gamma = self.gaussian.standard(), self.gamma
         variance = jnp.where(gamma.shape > 1, jnp.diagonal(covariance) * gamma.rate / gamma.exponent, jnp.inf)
         tau, tau_sd = gamma.moments()

@@ -1,4 +1,4 @@
-"""A product of named families: independent groups of parameters, each with a family of its own."""
+"""A product of named families: independent groups of parameters, each with its own family."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -86,7 +86,7 @@ class Product(Family):
         return any(family.has_scale() for family in self.components.values())
 
     def stretched(self, scale: Theta) -> Self:
-        """Components that have no scale, such as the gamma of a noise's precision, stay as they are."""
+        """Components without a scale, such as a gamma, are unchanged."""
         if not self.has_scale():
             return super().stretched(scale)
         return self._map(lambda family, value: family.stretched(value) if family.has_scale() else family, scale)

@@ -1,7 +1,7 @@
-"""log Γ and its derivatives beside Stirling's formula: what is left of them where the shape is large.
+"""The remainder of Stirling's formula for log Γ and its derivatives.
 
-A gamma of a large shape differs from a Gaussian by little, and KL, entropy and Fisher matrix are that little: written
-with log Γ, ψ and ψ′ they are differences of numbers of size `shape`, which single precision does not hold.
+For a large shape, KL, entropy and Fisher information of a gamma are small differences of terms of size `shape`; written
+with the remainder they are accurate in single precision.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import jax.scipy as jsp
 from jaxtyping import Array, Float
 
 _LEAST = 10.0
-"""From this shape on the series is good to double precision: its next term is 6e-3 / shape^13."""
+"""Above this shape the series is accurate to double precision: its next term is 6e-3 / shape^13."""
 _SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360)
 LOG_ROOT_2PI = 0.9189385332046727
 

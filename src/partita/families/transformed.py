@@ -11,15 +11,15 @@ from partita.families.base import Family, Mean, Theta
 
 
 class Transformed(Family):
-    """The law of θ = g(u), elementwise and monotone, with the statistics T(u(θ)) of u's family.
+    """The distribution of θ = g(u), elementwise and monotone, with the statistics T(u(θ)) of u's family.
 
-    The base measure stays one in θ, not in u: the density of u is exp⟨η, T(u)⟩ |dθ/du|, and so |dθ/du|, the `stretch`,
-    must itself be a factor of u's family. As with the exponent of a gamma, η then differs from u's own natural
-    parameters by a constant, which is in the prior and in the posterior and cancels from factors.
+    The base measure is 1 in θ: the density of u is exp⟨η, T(u)⟩ |dθ/du|, so the Jacobian |dθ/du| (`stretch`) must be a
+    factor of u's family. η then differs from u's natural parameters by a constant, which is part of prior and posterior
+    and cancels from factors.
     """
 
     kind: ClassVar[type]
-    """Of what family u is."""
+    """The family of u."""
     natural: Family
     """exp⟨η, T(u)⟩ as a member of u's family."""
     known_original: Family | None = None
@@ -42,7 +42,7 @@ class Transformed(Family):
 
     @classmethod
     def of(cls, original: Family) -> Self:
-        """The law of θ for this law of u."""
+        """The distribution of θ for this distribution of u."""
         if not isinstance(original, cls.kind):
             raise SettingsError(
                 f"A {cls.__name__} is made of a {cls.kind.__name__}, not of a {type(original).__name__}."
@@ -51,7 +51,7 @@ class Transformed(Family):
 
     @property
     def original(self) -> Family:
-        """The law of u."""
+        """The base distribution, that of u."""
         return self.natural * self.stretch(self.natural) if self.known_original is None else self.known_original
 
     def statistics(self, theta: Theta) -> Mean:

@@ -29,7 +29,7 @@ client_app = ClientApp()
 
 @server_app.main()
 def _serve(grid: Grid, context: Context) -> None:
-    """What Flower runs on the server: the folder of the federation is in the run's configuration."""
+    """The server app; the federation's folder is in the run's configuration."""
     jax.config.update("jax_enable_x64", True)
     folder = Path(str(context.run_config["folder"]))
     federation = config.load(folder)
@@ -44,14 +44,14 @@ def _serve(grid: Grid, context: Context) -> None:
 
 @client_app.query("partita")
 def _name(envelope: Envelope, context: Context) -> Envelope:
-    """Says which client this node is."""
+    """Tells the server which client this node is."""
     answer = Message({"kind": "name", "name": str(context.node_config["client"])}, {})
     return Envelope(to_records(answer), reply_to=envelope)
 
 
 @client_app.train("partita")
 def _answer(envelope: Envelope, context: Context) -> Envelope:
-    """Answers a message with the rows of the file in the node's configuration."""
+    """The client app: answers a message using the data file in the node's configuration."""
     jax.config.update("jax_enable_x64", True)
     about: Any = context.node_config
     name = str(about["client"])

@@ -1,4 +1,4 @@
-"""A certificate authority for one federation: encrypted links, and a key by which every client is known."""
+"""A certificate authority for one federation: TLS certificates, and a key that authenticates each client."""
 
 import datetime
 import ipaddress
@@ -13,12 +13,12 @@ try:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError:
-    raise FederationError("Certificates are made by cryptography: pip install 'partita[flower]'.") from None
+    raise FederationError("Making certificates needs cryptography: pip install 'partita[flower]'.") from None
 
 YEARS = 2
-"""How long certificates hold."""
+"""The validity of certificates in years."""
 PRIVATE = 0o600
-"""Who may read a private key: its owner."""
+"""File mode of private keys."""
 
 
 def make_authority(folder: Path, host: str) -> None:
@@ -40,7 +40,7 @@ def make_authority(folder: Path, host: str) -> None:
 
 
 def make_key(folder: Path, name: str) -> None:
-    """Writes a client's key, and its public half beside it."""
+    """Writes a client's private key and, next to it, the public key."""
     key = ec.generate_private_key(ec.SECP384R1())
     _secret(folder / name, key, serialization.PrivateFormat.OpenSSH)
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
@@ -50,9 +50,9 @@ def make_key(folder: Path, name: str) -> None:
 def _certificate(
     subject: x509.Name, key: ec.EllipticCurvePrivateKey, issuer: x509.Name, authority: ec.EllipticCurvePrivateKey
 ) -> x509.CertificateBuilder:
-    """What every certificate says: who has which key, what it is for, and whose key signs it.
+    """The fields and extensions common to all certificates.
 
-    Python 3.13 and later check strictly, and ask for all of it.
+    All of them are required by the strict verification of Python 3.13 and later.
     """
     now, ca = datetime.datetime.now(datetime.UTC), key is authority
     usage = x509.KeyUsage(
@@ -83,7 +83,7 @@ def _certificate(
 
 
 def _names(host: str) -> list[x509.GeneralName]:
-    """The names by which a server may be called: its own, and that of its own machine."""
+    """The server's alternative names: its host and localhost."""
     found: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     try:
         address = ipaddress.ip_address(host)

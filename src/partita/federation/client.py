@@ -1,4 +1,4 @@
-"""A client of a federation: its file of rows, and what it makes of the server's messages."""
+"""A federation's client: reads its data file and answers the server's messages."""
 
 import logging
 from pathlib import Path
@@ -14,12 +14,12 @@ from partita.federation.config import Federation
 from partita.io.wire import Message
 
 _LOG = logging.getLogger("partita")
-DIFFERS = "Its federation.toml differs from the server's in columns, model, method, prior or seed: get the same file."
-UNSAID = "The client cannot use its rows, and does not say more of them; its own log does."
+DIFFERS = "Its federation.toml differs from the server's in columns, model, method, prior or seed: copy the server's."
+UNSAID = "The client cannot use its data; the details are only in the client's log."
 
 
 class Client:
-    """Says who it is and what its columns hold, and answers tasks once everybody has agreed on an encoding."""
+    """Enrols with a summary of its columns, and answers tasks once the encoding is agreed on."""
 
     def __init__(self, name: str, federation: Federation, path: Path) -> None:
         self.name, self.federation, self.path = name, federation, path
@@ -27,9 +27,9 @@ class Client:
         self._sites: dict[str, Site] = {}
 
     def handle(self, message: Message) -> Message:
-        """The answer to a message; what cannot be answered is said in a sentence that quotes no row.
+        """The answer to a message, or an error message that contains no data.
 
-        The whole of it is in the client's own log.
+        The full error is written to the client's own log.
         """
         about = {"name": self.name, "task": str(message.header.get("task", ""))}
         try:
@@ -47,7 +47,7 @@ class Client:
             return Message({**about, "kind": "error", "reason": public or UNSAID}, {})
 
     def _introduction(self) -> dict[str, Any]:
-        """How many rows there are, and sums of their columns."""
+        """The number of rows and the summary of the columns."""
         frame = self._rows()
         return {"rows": frame.size, "summary": summarise(frame).to_dict()}
 

@@ -1,4 +1,4 @@
-"""What a federation is: a TOML file that a person can read, the same for the server and every client."""
+"""The federation's configuration, federation.toml: the same file for the server and every client."""
 
 import dataclasses
 import hashlib
@@ -31,7 +31,7 @@ from partita.server.method import Method
 
 FILE = "federation.toml"
 NAME = re.compile(r"\w(?:[\w.-]*\w)?")
-"""What clients may be called: their folders and keys have their names."""
+"""Valid client names; they are also names of folders and keys."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,16 +40,16 @@ class Data:
 
     response: str
     numbers: tuple[str, ...] = ()
-    """Columns of numbers; a missing value becomes the mean of all clients."""
+    """Numeric columns; missing values are imputed with the mean over all clients."""
     categories: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Columns of categories with their levels; without levels, those that clients name before the first round."""
+    """Categorical columns with their levels; an empty list collects the levels from clients at enrolment."""
     positive: tuple[str, ...] = ()
-    """The values of the response that count as 1, where it is not written in numbers; all others count as 0."""
+    """The values of a non-numeric response that count as 1; all others count as 0."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Likelihood:
-    """What is p(y ∣ θ)?"""
+    """The likelihood p(y ∣ θ)."""
 
     kind: Literal["linear", "logistic", "probit", "poisson", "classifier", "regressor"]
     noise: float = 1.0
@@ -57,7 +57,7 @@ class Likelihood:
     hidden: tuple[int, ...] = ()
     """Widths of a network's hidden layers."""
     classes: int = 2
-    """How many classes a classifier tells apart."""
+    """The number of classes of a classifier."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,23 +70,23 @@ class Prior:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """When to stop, and how long to wait for clients, in seconds."""
+    """Budget and timeouts; times are in seconds."""
 
     rounds: float = 20.0
     tolerance: float = 1e-6
     deadline: float = 600.0
-    """How long clients have for an answer."""
+    """The time a client has to answer a task."""
     quorum: float = 0.5
-    """What part of the clients asked must have answered for a round to go on without the others."""
+    """The fraction of the selected clients that must answer for a round to proceed without the others."""
     assemble: float = 600.0
-    """How long to wait for everybody before the first round; then it begins with those who are there."""
+    """The enrolment timeout: how long to wait for all clients before the first round starts without the rest."""
     timeout: float = 86400.0
-    """After how long the server stops in any case."""
+    """The time after which the server stops in any case."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """What an answer must keep to; 0 for no bound. See `Admission`."""
+    """Admission bounds; 0 for no bound. See `Admission`."""
 
     change: float = 0.0
     dominance: float = 0.0
@@ -96,16 +96,16 @@ class Bounds:
 
 @dataclasses.dataclass(frozen=True)
 class Server:
-    """Where clients find the server."""
+    """The server's address and security."""
 
     address: str = "127.0.0.1:9092"
     secure: bool = False
-    """Whether messages are encrypted and clients show keys; needed unless everything is on one machine."""
+    """Whether to use TLS and client keys; required unless the address is on loopback."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Federation:
-    """Everything on which server and clients agree."""
+    """The configuration shared by server and clients."""
 
     name: str
     clients: tuple[str, ...]
@@ -121,18 +121,18 @@ class Federation:
 
     @property
     def digest(self) -> str:
-        """A digest of all that answers depend on, by which a client with another file is told apart."""
+        """A hash of all settings that answers depend on; a client with another digest is rejected."""
         about = dataclasses.asdict(self)
         agreed = {key: about[key] for key in ("name", "data", "model", "method", "solver", "prior", "seed")}
         return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def network(self) -> bool:
-        """Whether the model is a network, whose parameters are not its columns'."""
+        """Whether the model is a network, whose parameters do not correspond to columns."""
         return self.model.kind in ("classifier", "regressor")
 
     def built_model(self, columns: int) -> Model:
-        """The likelihood for so many encoded columns."""
+        """The likelihood for this number of encoded columns."""
         about = self.model
         if about.kind == "linear":
             return LinearRegression(about.noise)
@@ -149,7 +149,7 @@ class Federation:
         return kind.standard_normal(template, self.prior.scale)
 
     def built_method(self, model: Model | None = None) -> Method:
-        """The method, with the solver if its clients solve; a network begins near 0 with little variance."""
+        """The method, with the solver if it takes one; a network starts near 0 with small variance."""
         settings, solver = dict(self.method), dict(self.solver)
         name = settings.pop("name")
         if "solver" in inspect.signature(NAMED[name]).parameters:
@@ -177,12 +177,12 @@ def load(folder: Path) -> Federation:
     try:
         contents = path.read_bytes()
     except FileNotFoundError:
-        raise FederationError(f"There is no {path}: `partita federation init {folder}` makes one.") from None
+        raise FederationError(f"There is no {path}: create it with `partita federation init {folder}`.") from None
     return read(contents, str(path))
 
 
 def read(contents: bytes, source: str) -> Federation:
-    """The federation that a file describes; what does not fit is named."""
+    """Parses and validates a federation's configuration."""
     federation = build(Federation, parse(contents, source), source)
     _check(federation, source)
     return federation
@@ -191,7 +191,7 @@ def read(contents: bytes, source: str) -> Federation:
 def _check(federation: Federation, source: str) -> None:
     names = federation.clients
     if not names or len(set(names)) < len(names) or not all(names):
-        raise FederationError(f"{source} needs at least one client and every name only once, not {list(names)}.")
+        raise FederationError(f"{source} needs at least one client, and unique names, not {list(names)}.")
     for name in names:
         if not NAME.fullmatch(name):
             raise FederationError(
@@ -209,7 +209,9 @@ def _check(federation: Federation, source: str) -> None:
     data = federation.data
     columns = [*data.numbers, *data.categories, data.response]
     if len(set(columns)) < len(columns) or len(columns) < 2:
-        raise FederationError(f"{source} needs at least one column beside the response, and each only once: {columns}.")
+        raise FederationError(
+            f"{source} needs at least one column besides the response, without duplicates: {columns}."
+        )
     for column, levels in data.categories.items():
         if not isinstance(levels, list) or not all(isinstance(level, str) for level in levels):
             raise FederationError(
@@ -217,7 +219,7 @@ def _check(federation: Federation, source: str) -> None:
             )
     for about in dataclasses.fields(Run):
         if not 0 < getattr(federation.run, about.name) < math.inf and about.name not in ("tolerance", "quorum"):
-            raise FederationError(f"{source} has a run whose {about.name} is not a number above 0.")
+            raise FederationError(f"{source} has an invalid run.{about.name}: it must be a number above 0.")
     fits = federation.solver["kind"] not in ("newton", "conjugate") and federation.prior.family == "mean-field"
     if federation.network and not fits:
         raise FederationError(f'{source} has a network, which needs a solver of kind "adam" and a "mean-field" prior.')
@@ -231,7 +233,7 @@ def _check(federation: Federation, source: str) -> None:
 
 
 def loopback(host: str) -> bool:
-    """Whether only this machine can reach a host."""
+    """Whether a host is on loopback."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

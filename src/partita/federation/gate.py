@@ -1,7 +1,7 @@
-"""The only door of a server off its own machine: clients' messages pass, and nothing else.
+"""A reverse proxy in front of Flower's server that forwards only clients' calls.
 
-Flower answers clients and whoever starts a run at one port, and asks only clients for keys. So its server listens on
-the machine itself, and this program before it.
+Flower serves clients and run submission on one port, and authenticates only clients. Therefore Flower's server listens
+on loopback, and only this proxy is reachable from other machines.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ except ImportError:
     raise MissingExtraError("Flower", "flower") from None
 
 CALL = re.compile("[a-z][a-z-]*")
-"""The name of one of Flower's calls for clients."""
+"""The name of a Flower fleet API call."""
 PATIENCE = 120.0
-"""Seconds that Flower may take to answer a call."""
+"""Timeout in seconds for Flower to answer a call."""
 _HOP_BY_HOP = {"connection", "content-encoding", "content-length", "host", "keep-alive", "transfer-encoding"}
 
 
 def gate(inner: str, authority: Path) -> Starlette:
-    """An application that hands clients' calls on to Flower at an address on this machine."""
+    """An ASGI application that forwards clients' calls to Flower on this machine."""
     client = httpx.AsyncClient(
         base_url=f"https://{inner}", verify=ssl.create_default_context(cafile=str(authority)), timeout=PATIENCE
     )
@@ -72,7 +72,7 @@ def open_gate(
     port: Annotated[int, typer.Option(help="At which port.")],
     inner: Annotated[str, typer.Option(help="Flower's own address on this machine.")],
 ) -> None:
-    """Stands before Flower's server until it is stopped."""
+    """Runs the proxy until it is stopped."""
     uvicorn.run(
         gate(inner, folder / "ca.crt"),
         host=host,

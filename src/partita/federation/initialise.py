@@ -1,4 +1,4 @@
-"""A new federation's folder: a file that a person can read, and what each client is to be given."""
+"""Creates a federation's folder: federation.toml, and a folder with config and credentials for each client."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from partita.io import atomic
 
 
 class Columns(NamedTuple):
-    """What a file's columns look like."""
+    """The columns of a data file by type."""
 
     numbers: tuple[str, ...]
     categories: dict[str, list[str]]
@@ -29,12 +29,12 @@ def initialise(
     schedule: str,
     secure: bool | None = None,
 ) -> list[Path]:
-    """Writes the folder of a federation whose columns are those of an example file; returns what was written.
+    """Writes the folder of a federation with the columns of an example file; returns the paths written.
 
-    Without `secure`, there are certificates and keys if the server can be reached from other machines.
+    By default certificates and keys are made if the address is not on loopback.
     """
     if (folder / FILE).exists():
-        raise FederationError(f"{folder / FILE} is there already: choose another folder, or edit it.")
+        raise FederationError(f"{folder / FILE} already exists: choose another folder, or edit it.")
     columns = _columns(example, response)
     host = address.rpartition(":")[0]
     secure = not loopback(host) if secure is None else secure
@@ -51,7 +51,7 @@ def initialise(
 
 
 def hand(folder: Path) -> list[Path]:
-    """Writes what every client is to be given, as the folder's federation.toml is now; new clients get new keys."""
+    """Writes every client's folder from the current federation.toml; new clients get new keys."""
     federation = load(folder)
     written = []
     for name in federation.clients:
@@ -70,7 +70,7 @@ def hand(folder: Path) -> list[Path]:
 
 
 def _columns(example: Path, response: str) -> Columns:
-    """Which columns of a file hold numbers and which categories: texts."""
+    """Classifies the columns of a file as numeric or categorical (text)."""
     from partita.federation.rows import text, whole
 
     table = whole(example)
@@ -101,7 +101,7 @@ def _text(
     secure: bool,
 ) -> str:
     levels = "\n".join(f"{json.dumps(column)} = {json.dumps(some)}" for column, some in columns.categories.items())
-    ones = f"positive = {json.dumps(list(columns.positive))}  # these count as 1, all others as 0\n"
+    ones = f"positive = {json.dumps(list(columns.positive))}  # these values count as 1, all others as 0\n"
     positive = ones if columns.positive else ""
     return f"""# A federation of partita. Server and clients have the same file.
 name = {json.dumps(name)}
@@ -112,7 +112,7 @@ seed = 0
 response = {json.dumps(response)}
 {positive}numbers = {json.dumps(list(columns.numbers))}
 
-[data.categories]  # with their levels; [] for those that clients name before the first round
+[data.categories]  # with their levels; [] to collect them from clients at enrolment
 {levels}
 
 [model]
@@ -130,13 +130,13 @@ kind = "newton"
 
 [run]  # times are in seconds
 rounds = 20
-tolerance = 1e-6  # in nats: when every client's answer is that near, it has converged
+tolerance = 1e-6  # in nats: the run has converged when every client's residual is below it
 deadline = 600
 quorum = 0.5
 assemble = 600
 timeout = 86400
 
-[admission]  # bounds on answers, 0 for none: see docs/federation.md
+[admission]  # bounds on answers; 0 disables a bound: see docs/federation.md
 change = 0.0
 dominance = 0.0
 prominence = 0.0

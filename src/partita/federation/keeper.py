@@ -1,6 +1,6 @@
-"""Runs a program until its standard input is closed, which the system does when whoever started it ends, however.
+"""Supervises a program: ends it, with its children, when standard input is closed, that is when the parent dies.
 
-A file to be run by its path, so that it need not wait for anything of partita's to be imported.
+It is run by its path, so that it starts without importing partita.
 """
 
 import contextlib
@@ -12,11 +12,11 @@ import sys
 import time
 
 PATIENCE = 10.0
-"""Seconds for a program to end by itself."""
+"""Seconds that a program has to end after a signal."""
 
 
 def keep(command: list[str]) -> int:
-    """Runs a program; returns as it did, or once it has been ended with everything that it started."""
+    """Runs a program until it exits or standard input is closed; returns its exit code, or 0 if it was ended."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     while process.poll() is None and not select.select([sys.stdin], [], [], 0.1)[0]:
         pass
@@ -27,7 +27,7 @@ def keep(command: list[str]) -> int:
 
 
 def _end(process: subprocess.Popen[bytes], sign: signal.Signals) -> None:
-    """Signals a program and its children, and waits until none of them is there."""
+    """Signals a process group and waits until it is gone."""
     until = time.monotonic() + PATIENCE
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, sign)

@@ -1,4 +1,4 @@
-"""Flower's own programs, started and watched so that nobody need know them."""
+"""Starts and supervises Flower's programs."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ from partita.io.lock import held, hold
 from partita.storage.ledger import Ledger
 
 START = 120.0
-"""Seconds that a program may take to start."""
+"""Timeout in seconds for a program to start."""
 _APP = """[build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
@@ -42,7 +42,7 @@ clientapp = "partita_federation:client_app"
 [tool.flwr.app.config]
 folder = ""
 """
-_MODULE = '''"""What Flower runs: all of it is partita's."""
+_MODULE = '''"""The Flower apps, which are implemented in partita."""
 
 from partita.federation.apps import client_app, server_app
 
@@ -51,7 +51,7 @@ __all__ = ["client_app", "server_app"]
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Variables for Flower's programs: a home of their own, no telemetry, nothing installed on the way."""
+    """Environment variables for Flower's programs: a separate home, no telemetry, no runtime installation."""
     here = str(Path(sys.executable).parent)
     return {
         **os.environ,
@@ -76,7 +76,7 @@ def program(name: str) -> str:
 
 @contextlib.contextmanager
 def running(command: list[str], env: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A program and all that it starts, which ends with the block, and with this process however that ends."""
+    """Runs a program whose whole process group ends with the block, or when this process dies."""
     log.parent.mkdir(parents=True, exist_ok=True)
     kept = [sys.executable, str(Path(__file__).with_name("keeper.py")), *command]
     with log.open("ab") as file:
@@ -92,7 +92,7 @@ def running(command: list[str], env: Mapping[str, str], log: Path) -> Iterator[s
 
 
 def serve(folder: Path, federation: Federation, log: Path | None = None, module: str = _MODULE) -> str:
-    """Runs the server of a federation until its run has ended; returns how. The module holds Flower's two apps."""
+    """Runs a federation's server until the run ends; returns the final message. `module` holds Flower's two apps."""
     folder, secure = folder.resolve(), federation.server.secure
     host, port = _host_and_port(federation.server.address)
     home, logs = folder / ".flower", log or folder / "server.log"
@@ -124,7 +124,7 @@ def serve(folder: Path, federation: Federation, log: Path | None = None, module:
 
 
 def _await_earlier(folder: Path) -> None:
-    """Waits until what an earlier server ran has ended: Flower gives it a session of its own, so it goes last."""
+    """Waits until the server app of a previous server has ended: it runs in its own session and ends last."""
     until = time.monotonic() + START
     while held(folder / SERVING):
         if time.monotonic() > until:
@@ -135,21 +135,21 @@ def _await_earlier(folder: Path) -> None:
 
 
 def _write_app(home: Path, module: str) -> Path:
-    """What Flower hands to the server's and to every client's process."""
+    """Writes the app that Flower distributes to the server's and the clients' processes."""
     atomic.write_text(home / "app" / "pyproject.toml", _APP)
     atomic.write_text(home / "app" / "partita_federation.py", module)
     return home / "app"
 
 
 def _gate(folder: Path, host: str, port: int, inner: str) -> list[str]:
-    """The program that stands before Flower's server; off this machine it listens wherever it may be reached."""
+    """The proxy's command; unless the host is on loopback, it listens on all interfaces."""
     listen = host if loopback(host) else "0.0.0.0"
     where = ["--host", listen, "--port", str(port), "--inner", inner]
     return [sys.executable, "-m", "partita.federation.gate", str(folder), *where]
 
 
 def _await_end(folder: Path, ledger: Ledger, started: list[subprocess.Popen[bytes]], logs: Path) -> str:
-    """How the run ended; an error once a program is gone that should bring it there."""
+    """The run's final message; raises an `InputError` if one of the programs has died."""
     began, until = False, time.monotonic() + START
     while True:
         at_work = held(folder / SERVING)
@@ -157,16 +157,16 @@ def _await_end(folder: Path, ledger: Ledger, started: list[subprocess.Popen[byte
         gone = any(process.poll() is not None for process in started) or (began and not at_work)
         ended = ledger.said("ended")
         if ended is not None and ended["status"] == "failed":
-            raise FederationError(f"{ended['message']} `partita resume {folder}` goes on.")
+            raise FederationError(f"{ended['message']} Continue with `partita resume {folder}`.")
         if ended is not None:
             return str(ended["message"])
         if gone or (not began and time.monotonic() > until):
-            raise FederationError(f"The server was stopped; {logs} may say why. `partita resume {folder}` goes on.")
+            raise FederationError(f"The server stopped; see {logs}. Continue with `partita resume {folder}`.")
         time.sleep(0.2)
 
 
 def attend(folder: Path, federation: Federation, name: str, data: Path) -> None:
-    """Runs a client until it is interrupted, and starts it again when it stops by itself."""
+    """Runs a client until it is interrupted; restarts it if it stops by itself."""
     if name not in federation.clients:
         raise FederationError(
             f"{name!r} is not among the clients of {federation.name}: {', '.join(federation.clients)}."
@@ -179,12 +179,12 @@ def attend(folder: Path, federation: Federation, name: str, data: Path) -> None:
     log = folder / f"client-{name}.log"
     while True:
         with running([*command, "--port", str(free_port())], environment(home), log) as node:
-            _echo(node, log, f"{name}: ")  # so begins what partita says there, and nothing of Flower's
+            _echo(node, log, f"{name}: ")  # the prefix of partita's own log lines
         time.sleep(5.0)
 
 
 def _echo(process: subprocess.Popen[bytes], log: Path, mark: str) -> None:
-    """Prints those lines of a program's log that begin with a mark, as they come, until the program has ended."""
+    """Prints new log lines that start with `mark` until the program ends."""
     with log.open(errors="replace") as file:
         file.seek(0, os.SEEK_END)
         rest = ""
@@ -207,7 +207,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """A free port on this machine."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -241,15 +241,15 @@ def _await_health(address: str, secure: bool, folder: Path, started: list[subpro
             reason = getattr(error, "reason", error)
             if isinstance(reason, ssl.SSLCertVerificationError):
                 raise FederationError(
-                    f"The certificate shown at {address} is not one that {folder / 'ca.crt'} vouches for "
-                    f"({reason.verify_message}): is another server there, or is it of an earlier version of partita?"
+                    f"The certificate at {address} is not signed by {folder / 'ca.crt'} "
+                    f"({reason.verify_message}): is another server, or an earlier version of partita, running there?"
                 ) from None
             time.sleep(0.1)
-    raise FederationError(f"Flower's server did not start at {address}: {log} says why; is the port in use?")
+    raise FederationError(f"Flower's server did not start at {address}: see {log}; is the port in use?")
 
 
 def _register(folder: Path, federation: Federation, env: Mapping[str, str]) -> dict[str, int]:
-    """Tells Flower's server whose keys to accept, and returns the node that each of them will be."""
+    """Registers the clients' public keys with Flower's server; returns each client's node id."""
     return {
         name: int(
             _flwr(["supernode", "register", str(folder / "keys" / f"{name}.pub"), "partita"], env, name)["node-id"]
@@ -265,7 +265,7 @@ def _submit(app: Path, folder: Path, env: Mapping[str, str]) -> None:
 
 
 def _flwr(arguments: list[str], env: Mapping[str, str], what: str) -> dict[str, Any]:
-    """What one of Flower's commands answers; it may fail and return 0 all the same."""
+    """The JSON output of a Flower command; its exit code may be 0 even if it failed."""
     command = [program("flwr"), *arguments, "--format", "json"]
     done = subprocess.run(command, env=dict(env), capture_output=True, text=True, check=False, timeout=START)
     try:
@@ -273,5 +273,5 @@ def _flwr(arguments: list[str], env: Mapping[str, str], what: str) -> dict[str, 
     except ValueError:
         answer = {"error-message": (done.stderr or done.stdout).strip().splitlines()[-1:]}
     if not answer.get("success"):
-        raise FederationError(f"Flower did not take {what}: {answer.get('error-message', 'it does not say why')}")
+        raise FederationError(f"Flower rejected {what}: {answer.get('error-message', 'no reason given')}")
     return answer

@@ -1,4 +1,4 @@
-"""Who takes part: clients introduce themselves before the first round, or when they come."""
+"""Enrolment: clients introduce themselves before the first round, or later."""
 
 from typing import Any
 
@@ -13,32 +13,32 @@ from partita.storage.ledger import Ledger
 
 ROSTER = "roster"
 UNANSWERED, UNFIT = 60.0, 10.0
-"""Seconds after which a client that has not introduced itself, or does not fit, is asked again."""
+"""Seconds until a client that has not answered, or is incompatible, is invited again."""
 LOOK = 10.0
-"""Seconds between two looks for newcomers during a run."""
+"""Seconds between two polls for newcomers during a run."""
 
 
 class Reception:
-    """Asks clients who they are, and keeps those who fit with the encoding on which the first of them agreed."""
+    """Enrols clients whose columns are compatible, and stores the encoding agreed on by the first ones."""
 
     def __init__(self, federation: Federation, link: Link, ledger: Ledger) -> None:
         self.federation, self.link, self.ledger = federation, link, ledger
         found = ledger.said(ROSTER) or {"rows": {}, "encoding": None}
         if found.get("digest", federation.digest) != federation.digest:
             raise FederationError(
-                "federation.toml has other columns, another model, method, solver, prior or seed than when this run "
-                "began: put them back, or begin anew in another folder."
+                "federation.toml has changed since this run started (columns, model, method, solver, prior or seed): "
+                "restore it, or start a new run in another folder."
             )
         self.rows: dict[str, int] = found["rows"]
-        """How many rows each has who takes part."""
+        """The number of rows of each enrolled client."""
         self.encoding = None if found["encoding"] is None else Encoding.from_dict(found["encoding"])
         self._summaries: dict[str, Summary] = {}
         self._ask: dict[str, float] = {}
-        """When each may be asked again."""
+        """When each client may be invited again."""
         self._unfit: dict[str, str] = {}
 
     def assemble(self) -> Encoding:
-        """Waits for everybody, as long as the federation says, and agrees on an encoding; once found, it is kept."""
+        """Waits for all clients, up to the configured timeout, and fixes the encoding, which is then stored."""
         until = self.link.now() + self.federation.run.assemble
         while self.encoding is None:
             if len(self.rows) < len(self.federation.clients) and self.link.now() < until:
@@ -48,14 +48,14 @@ class Reception:
                     self.welcome(letter)
                 continue
             if not self.rows:
-                raise FederationError("No client has joined in time: start clients, and the server again.")
+                raise FederationError("No client enrolled in time: start the clients, then the server again.")
             self.rows = {name: self.rows[name] for name in self.federation.clients if name in self.rows}
             self.encoding = encoding(merge(self._summaries[name] for name in self.rows))
             self._keep()
         return self.encoding
 
     def greet(self) -> None:
-        """Asks those who are there and do not take part to introduce themselves."""
+        """Invites online clients that are not enrolled to introduce themselves."""
         for name in set(self.federation.clients) & set(self.link.present()) - set(self.rows):
             if self.link.now() >= self._ask.get(name, -np.inf):
                 about = {"kind": "hello", "task": f"hello.{name}", "digest": self.federation.digest}
@@ -63,7 +63,7 @@ class Reception:
                 self._ask[name] = self.link.now() + UNANSWERED
 
     def welcome(self, letter: Letter) -> None:
-        """Takes a client in that introduces itself, if its columns fit; if not, that is noted."""
+        """Enrols a client if its columns are compatible; otherwise logs the reason and tells the client."""
         name, message = letter.name, letter.message or Message({"reason": letter.reason}, {})
         if name in self.rows or message.header.get("kind") == "noted":
             return
@@ -89,17 +89,17 @@ class Reception:
             self._keep()
 
     def _expected(self, summary: Summary) -> None:
-        """Raises an `InputError` where a summary is not of the federation's columns."""
+        """Raises an `InputError` if a summary does not match the federation's columns."""
         data = self.federation.data
         if list(summary.columns) != [*data.numbers, *data.categories]:
-            raise FederationError("It introduced itself with other columns than those of federation.toml.")
+            raise FederationError("Its columns are not those of federation.toml.")
         for name, column in summary.columns.items():
             if isinstance(column, Counts) != (name in data.categories):
-                raise FederationError(f"Column {name!r} is of another kind than federation.toml says.")
+                raise FederationError(f"Column {name!r} has another type than in federation.toml.")
             declared = tuple(data.categories.get(name, ()))
             levels = column.levels if isinstance(column, Counts) and declared else declared
             if isinstance(column, Counts) and not column.declared == declared == levels:
-                raise FederationError(f"Column {name!r} has other levels than federation.toml says.")
+                raise FederationError(f"Column {name!r} has other levels than in federation.toml.")
 
     def _keep(self) -> None:
         assert self.encoding is not None
@@ -108,7 +108,7 @@ class Reception:
 
 
 class Attended(Link):
-    """The link of a run: tasks carry the encoding, so that clients need remember nothing, and newcomers are let in."""
+    """The link used during a run: adds the encoding to tasks, so that clients are stateless, and enrols newcomers."""
 
     def __init__(self, reception: Reception, newcomers: bool) -> None:
         self.reception, self.link, self.newcomers = reception, reception.link, newcomers

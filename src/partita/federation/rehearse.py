@@ -1,4 +1,4 @@
-"""A federation in one process, from the files that its clients would have: what the real one must come to."""
+"""Simulates a federation in one process from the clients' files, as a reference for the real run."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from partita.server.run import Result, run
 
 @dataclasses.dataclass(frozen=True)
 class Rehearsal:
-    """Model, prior and rows as server and clients would have them together."""
+    """A federation's model, prior and all clients' rows."""
 
     federation: Federation
     model: Model
@@ -28,7 +28,7 @@ class Rehearsal:
 
     @classmethod
     def read(cls, federation: Federation, files: Mapping[str, Path]) -> "Rehearsal":
-        """The rehearsal of a federation whose clients have these files."""
+        """The simulation of a federation with these client files."""
         frames = [rows.read(files[name], federation.data) for name in federation.clients]
         agreed = federated(frames)
         model = federation.built_model(len(agreed.names))
@@ -37,7 +37,7 @@ class Rehearsal:
         return cls(federation, model, prior, parts)
 
     def run(self) -> Result:
-        """Runs it without any network, with the same settings, seed and checks."""
+        """Runs it in this process with the same settings, seed and admission bounds."""
         return run(
             self.federation.built_method(self.model),
             self.model,
@@ -51,9 +51,9 @@ class Rehearsal:
         )
 
     def free_energy(self, q: Family) -> float:
-        """F(q) on everybody's rows."""
+        """F(q) on all clients' rows."""
         return partition_free_energy(self.model, self.partition, self.prior, q, self.federation.seed)
 
     def posterior(self, folder: Path) -> Family:
-        """The posterior that the real federation has left in its folder."""
+        """The posterior of the real run, from its folder."""
         return load_posterior(folder / "posterior.npz", self.prior)[0]

@@ -1,4 +1,4 @@
-"""What came out of a federation: its posterior, ready to predict with, a table of it, and a picture."""
+"""The result of a federation: the posterior for predictions, a summary table and a figure."""
 
 import csv
 import json
@@ -19,23 +19,23 @@ from partita.io.archive import load_posterior
 from partita.results.posterior import Posterior
 
 MOST = 60
-"""Parameters of which a picture or a terminal has room for the intervals."""
+"""The largest number of parameters shown in a figure or a terminal."""
 
 
 class Fitted(NamedTuple):
-    """The posterior of a federation, and what turns rows of a file into what its model takes."""
+    """The posterior of a federation, and the encoding of its data."""
 
     posterior: Posterior
     encoding: Encoding
     data: config.Data
 
     def table(self, path: str | os.PathLike[str]) -> Table:
-        """The rows of a file with the federation's columns, encoded as those of its clients were."""
+        """Reads a file with the federation's columns and encodes it as the clients' rows were."""
         return self.encoding.encode(read(Path(path), self.data))
 
 
 def fitted(folder: str | os.PathLike[str]) -> Fitted:
-    """What the federation in a folder came to."""
+    """Loads the result of the federation in a folder."""
     if not jax.config.read("jax_enable_x64"):
         raise FederationError(
             'A federation is in double precision: jax.config.update("jax_enable_x64", True) comes first.'
@@ -50,14 +50,14 @@ def fitted(folder: str | os.PathLike[str]) -> Fitted:
 
 
 def summary(folder: Path) -> list[dict[str, Any]]:
-    """The posterior's parameters with mean, standard deviation and interval; None where there is no such number."""
+    """A row per parameter with mean, standard deviation and interval; None for missing values."""
     _result(folder)
     with (folder / "summary.csv").open(newline="", encoding="utf-8") as file:
         return [{name: _number(value) for name, value in row.items()} for row in csv.DictReader(file)]
 
 
 def draw(folder: Path, rows: list[dict[str, Any]]) -> Path:
-    """Draws the intervals of the first parameters, and how the run converged, into result.png."""
+    """Plots the intervals of the first parameters and the free energy into result.png."""
     from matplotlib.figure import Figure
 
     history, rows = _result(folder)["history"], [row for row in rows if row["sd"] is not None][:MOST]

@@ -1,4 +1,4 @@
-"""A client's file of rows: CSV or parquet, checked column by column against what the federation expects."""
+"""Reads a client's data file (CSV or parquet) and validates its columns against the federation's."""
 
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,17 @@ from partita.federation.config import Data
 
 
 class Problems:
-    """What is wrong with a file, column by column: for its owner, and without any value for everybody else."""
+    """Errors in a data file by column: with values for its owner, without values for the server."""
 
     def __init__(self) -> None:
         self._found: list[tuple[str, str]] = []
 
     def add(self, public: str, private: str = "") -> None:
-        """Something that does not fit; the second part quotes a row."""
+        """Adds an error; `private` may quote data."""
         self._found.append((public, private))
 
     def check(self, path: Path) -> None:
-        """Raises an `InputError` if there is any."""
+        """Raises an `InputError` if there are errors."""
         if self._found:
             whole = "; ".join(public + private for public, private in self._found)
             told = "; ".join(public for public, _ in self._found)
@@ -31,7 +31,7 @@ class Problems:
 
 
 def read(path: Path, data: Data) -> Frame:
-    """The rows of the columns that the federation uses. Everything that does not fit is told at once, by column."""
+    """Reads the columns that the federation uses; reports all errors at once, by column."""
     table = whole(path)
     problems = Problems()
     missing = [column for column in (*data.numbers, *data.categories, data.response) if column not in table.columns]
@@ -57,9 +57,9 @@ def whole(path: Path) -> Any:
     try:
         import polars
     except ImportError:
-        raise FederationError("Files of rows are read by polars: pip install 'partita[flower]'.") from None
+        raise FederationError("Reading data files needs polars: pip install 'partita[flower]'.") from None
     if not path.is_file():
-        raise FederationError(f"There is no file {path}.", "Its file is not there.")
+        raise FederationError(f"There is no file {path}.", "Its data file does not exist.")
     try:
         if path.suffix == ".parquet":
             return polars.read_parquet(path)
@@ -73,7 +73,7 @@ def whole(path: Path) -> Any:
 
 def _numbers(values: Any, column: str, problems: Problems) -> np.ndarray:
     if not values.dtype.is_numeric():
-        problems.add(f"column {column!r} has texts where numbers are expected")
+        problems.add(f"column {column!r} has text where numbers are expected")
         return np.empty(0)
     return values.cast(float).fill_null(float("nan")).to_numpy().astype(float)
 
@@ -90,7 +90,7 @@ def _categories(values: Any, column: str, levels: tuple[str, ...], problems: Pro
 
 
 def text(value: Any) -> str:
-    """A category as a text; 2.0 is written 2, as files differ in that."""
+    """A category as text; 2.0 becomes "2", since files differ in that."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -101,6 +101,6 @@ def _response(values: Any, data: Data, problems: Problems) -> np.ndarray:
     if data.positive:
         return np.array([text(value) in data.positive for value in values.to_list()], dtype=float)
     if not values.dtype.is_numeric():
-        problems.add(f"column {data.response!r} has texts where numbers are expected: say which are `positive`")
+        problems.add(f"column {data.response!r} has text where numbers are expected: list the `positive` values")
         return np.empty(0)
     return values.cast(float).to_numpy().astype(float)

@@ -1,4 +1,4 @@
-"""The server of a federation, whatever link its clients are behind: it receives them, runs, and keeps the result."""
+"""The server of a federation, for any link: enrols clients, runs the method, and writes the result."""
 
 import csv
 import io
@@ -18,11 +18,11 @@ from partita.storage.ledger import Ledger
 
 LEDGER = "ledger.sqlite"
 SERVING = ".serving"
-"""A file that the server holds while it runs."""
+"""The server's lock file."""
 
 
 def serve(folder: Path, federation: Federation, link: Link) -> Result:
-    """Runs the federation in its folder to the end, or goes on with it."""
+    """Runs the federation in a folder to the end, resuming it if it was interrupted."""
     ledger = Ledger(folder / LEDGER)
     began = link.now()
     reception = Reception(federation, link, ledger)
@@ -57,7 +57,7 @@ def serve(folder: Path, federation: Federation, link: Link) -> Result:
 
 
 def write_result(folder: Path, result: Result, agreed: Encoding, names: Sequence[str] | None) -> None:
-    """The posterior, a table of it, and the history with the columns' encoding, beside the ledger."""
+    """Writes the posterior, its summary, and the history with the encoding to the federation's folder."""
     result.posterior.save(folder / "posterior.npz", names)
     rows = result.posterior.summary(names)
     text = io.StringIO()

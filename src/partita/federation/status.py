@@ -1,4 +1,4 @@
-"""How a federation stands, read from its ledger while the server may be writing it."""
+"""The status of a federation, read from its ledger while the server may be writing to it."""
 
 import dataclasses
 import json
@@ -28,10 +28,10 @@ class Member:
 
     name: str
     state: str
-    """working, waiting, left, expected (not yet there) or unfit."""
+    """working, waiting, left, expected (not enrolled yet) or unfit (incompatible)."""
     rows: int | None
     rounds: int
-    """How many of its answers made its factor."""
+    """The number of accepted answers."""
     residual: float | None
     accepted: int
     refused: int
@@ -40,21 +40,21 @@ class Member:
     last_seen: float | None
     """Seconds ago."""
     trouble: str
-    """What was last refused or failed, and why."""
+    """The last refusal or failure, with the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
-    """A federation at a moment."""
+    """A snapshot of a federation's status."""
 
     name: str
     ended: str
-    """How the run ended; empty while it has not."""
+    """The run's final message; empty while it is running."""
     step: int
     rounds: float
     communications: int
     free_energy: float | None
-    """As clients reported it with their last answers."""
+    """The sum of what clients reported with their last answers."""
     residual: float | None
     traffic: int
     """Bytes of arrays sent and received, up to the last answer."""
@@ -63,10 +63,10 @@ class Standing:
 
 
 def standing(folder: Path, name: str, clients: tuple[str, ...]) -> Standing:
-    """What the ledger in the folder says."""
+    """Reads the status from the ledger in the folder."""
     path = folder / LEDGER
     if not path.exists():
-        raise FederationError(f"There is no {path} yet: `partita server {folder}` begins the run.")
+        raise FederationError(f"There is no {path} yet: start the run with `partita server {folder}`.")
     db = sqlite3.connect(f"file:{path.resolve()}?mode=ro", uri=True, timeout=10.0, isolation_level=None)
     try:
         db.execute("BEGIN")
@@ -76,7 +76,7 @@ def standing(folder: Path, name: str, clients: tuple[str, ...]) -> Standing:
         history = [json.loads(row) for (row,) in db.execute("SELECT row FROM history ORDER BY place")]
         events = db.execute("SELECT time, name, event, text FROM events ORDER BY place").fetchall()
     except sqlite3.DatabaseError as error:
-        raise FederationError(f"{path} is not a ledger of partita's, or is damaged: {error}.") from None
+        raise FederationError(f"{path} is not a partita ledger, or it is corrupt: {error}.") from None
     finally:
         db.close()
     known = {row[0]: (k, *row[1:]) for k, row in enumerate(rows)}
@@ -122,7 +122,7 @@ def _member(name: str, row: Any, rows: int | None, busy: set[int], events: list[
 
 
 def to_json(now: Standing, indent: int | None = None) -> str:
-    """A standing as one JSON object, in which a number that is not finite is null."""
+    """The status as one JSON object; non-finite numbers become null."""
     return json.dumps(_finite_throughout(dataclasses.asdict(now)), indent=indent, allow_nan=False)
 
 
@@ -139,5 +139,5 @@ def _finite(value: float | None) -> float | None:
 
 
 def _legible(text: str) -> str:
-    """What a client wrote, without what would move a terminal's cursor, and not without end."""
+    """Sanitises a client's text: no control characters, truncated with an ellipsis."""
     return legible(text, LONGEST) + "…" * (len(text) > LONGEST)

@@ -1,4 +1,4 @@
-"""How a federation stands, on a page for browsers on this machine: read-only, and served to no other."""
+"""A read-only status page for browsers, served on loopback only."""
 
 import base64
 import hashlib
@@ -16,11 +16,11 @@ from partita.federation.status import Standing, to_json
 
 ADDRESS = "127.0.0.1"
 HOSTS = (ADDRESS, "localhost")
-"""What browsers may call this machine; under another name, somebody else's page might be asking."""
+"""The allowed Host headers; others are refused, which prevents DNS rebinding."""
 
 
 class Page(ThreadingHTTPServer):
-    """A page that asks again and again how the federation stands; `look` says it."""
+    """An HTTP server for the status page, which polls the status; `look` returns it."""
 
     def __init__(self, look: Callable[[], Standing], port: int = 0) -> None:
         self.look = look
@@ -35,23 +35,23 @@ class Page(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Where browsers find it."""
+        """The page's URL."""
         return f"http://{ADDRESS}:{self.server_port}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that leaves in the midst of an answer is no error."""
+        """Ignores connections closed by the browser."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
 
 class _Visit(BaseHTTPRequestHandler):
-    """One request. Whatever is not a GET of one of two paths is refused."""
+    """Handles one request; only GET of two paths is allowed."""
 
     server: Page
     timeout = 10.0
 
     def do_GET(self) -> None:
-        """The page, or what it shows."""
+        """Sends the page or the status JSON."""
         if self.headers.get("Host", "").partition(":")[0] not in HOSTS:
             self.send_error(HTTPStatus.MISDIRECTED_REQUEST, f"Ask for {self.server.address}")
         elif self.path == "/":
@@ -73,7 +73,7 @@ class _Visit(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def end_headers(self) -> None:
-        """Every answer forbids what the page does not need."""
+        """Adds strict security headers to every response."""
         self.send_header("Content-Security-Policy", self.server.policy)
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         self.send_header("X-Content-Type-Options", "nosniff")
@@ -82,11 +82,11 @@ class _Visit(BaseHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing: the page asks every second."""
+        """Logs nothing: the page polls every second."""
 
 
 def _policy(page: str) -> str:
-    """The page's own script and style, known by their digests, questions to its own server, and nothing else."""
+    """The Content-Security-Policy: only the page's own script and style (by hash) and requests to its own server."""
     digests = {}
     for tag in ("script", "style"):
         texts = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)

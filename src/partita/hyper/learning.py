@@ -1,4 +1,4 @@
-"""How are hyperparameters learned? An axis of methods: when ε moves, and by what step (`sec:hyper_learning`)."""
+"""Hyperparameter learning: when ε is updated and by what step (`sec:hyper_learning`)."""
 
 import abc
 from collections.abc import Callable
@@ -17,29 +17,29 @@ from partita.hyper.values import Hyper
 from partita.numerics.compiled import Compiled
 
 HALVINGS = 20
-"""How often a step is halved before it is given up."""
+"""The maximum number of halvings in backtracking."""
 QUASI_NEWTON = optax.chain(optax.scale_by_lbfgs(), optax.scale(-1.0))
 """L-BFGS without a line search of its own."""
 How = Literal["coordinate", "collapsed", "stochastic"]
 
 
 class Stride(NamedTuple):
-    """What resilient steps remember of a hyperparameter."""
+    """The state of Rprop for one hyperparameter."""
 
     length: Array
-    """How far it goes in a pass."""
+    """The step size per pass."""
     way: Array
     """The sign of its last change."""
     since: Array
-    """How many passes ago its length was halved."""
+    """The number of passes since the step size was halved."""
 
 
 def resilient(longest: float = 0.3, growth: float = 1.1) -> optax.GradientTransformationExtraArgs:
-    """Strides by the gradient's sign (Rprop; Riedmiller and Braun 1993), the longest to begin with.
+    """Rprop: steps by the sign of the gradient (Riedmiller and Braun 1993), starting with the largest step size.
 
-    A pass over all clients goes as far as one stride, which grows by a factor meanwhile, and is halved where it turns
-    back, once a pass at most. So it comes to rest though most gradients are old, and their size, which for a
-    noise is a thousand times larger from below than from above, does not matter.
+    The updates of one pass over all clients add up to one step. The step size grows by `growth` per pass, and is halved
+    when the sign changes, at most once per pass. It therefore converges although most gradients are stale, and does not
+    depend on the gradient's magnitude, which for a noise parameter is far larger below the optimum than above.
     """
 
     def init(u: optax.Params) -> optax.OptState:
@@ -65,46 +65,46 @@ RESILIENT = resilient()
 
 
 class Standing(NamedTuple):
-    """What learning sees of a run: unconstrained hyperparameters u, and the free energy's gradient in them."""
+    """The input of a learning step: unconstrained hyperparameters u, and the free energy's gradient in them."""
 
     u: Hyper
     gradient: Hyper
     bound: Callable[[Hyper], float]
-    """The free energy at other hyperparameters, where q moves with the prior: one communication a client.
+    """The free energy at other hyperparameters, with q moved along with the prior; costs one communication per client.
 
-    NaN where somebody did not answer.
+    NaN if a client did not answer.
     """
     residual: float
-    """How many nats answers lie from the posterior, the farthest; infinite until all have answered to ε as it is."""
+    """The largest residual in nats; infinite until every client has answered for the current ε."""
     tolerance: float
-    """How many nats a fixed point may be missed by."""
+    """The run's convergence tolerance in nats."""
     share: float
-    """What part of those who take part have answered just now."""
+    """The fraction of active clients whose answers were just aggregated."""
 
 
 class Moved(NamedTuple):
-    """Hyperparameters after a step, and what the optimiser remembers."""
+    """The hyperparameters after a step, and the optimiser's state."""
 
     u: Hyper
     memory: PyTree
     left: float = 0.0
-    """How far a client's answer is from a fixed point at least; infinite for until it answers anew."""
+    """A lower bound on every client's residual; infinite until the client answers again."""
     trials: int = 0
-    """How often the free energy was asked for."""
+    """The number of free-energy evaluations."""
 
 
 class Learning(eqx.Module):
-    """Which hyperparameters are learned, and how. Clients report gradients in ε beside their answers."""
+    """Which hyperparameters are learned, and how. Clients report gradients in ε with their answers."""
 
     names: eqx.AbstractVar[tuple[str, ...]]
     optimiser: eqx.AbstractVar[optax.GradientTransformation]
 
     def __check_init__(self) -> None:
         if not self.names or len(set(self.names)) < len(self.names):
-            raise SettingsError(f"Name the hyperparameters to be learned, each once, not {list(self.names)}.")
+            raise SettingsError(f"List the hyperparameters to learn, each once, not {list(self.names)}.")
 
     def init(self, u: Hyper) -> PyTree:
-        """What the optimiser remembers before its first step."""
+        """The optimiser's initial state."""
         return self.optimiser.init(u)
 
     @property
@@ -115,26 +115,26 @@ class Learning(eqx.Module):
     @property
     @abc.abstractmethod
     def why_unmoved(self) -> str:
-        """Why ε may never move though everybody answers, with the remedy."""
+        """Why ε may never be updated although all clients answer, with the remedy."""
 
     @abc.abstractmethod
     def update(self, standing: Standing, memory: PyTree) -> Moved:
-        """The next hyperparameters; the same where it is not time yet, or nothing is to be gained."""
+        """The next hyperparameters; unchanged if an update is not due or would gain nothing."""
 
     def direction(self, standing: Standing, memory: PyTree) -> tuple[Hyper, PyTree]:
-        """Where the optimiser would go from u, and what it then remembers."""
+        """The optimiser's step from u, and its new state."""
         return optimiser_update(self, standing.gradient, memory, standing.u, standing.share)
 
 
 class Ascent(Learning):
-    """Steps that do not lower the free energy: halved until F(ε', q') is not below F(ε, q), with q moved by the prior.
+    """Ascent with backtracking: a step is halved until F(ε', q') ≥ F(ε, q), where q' moves along with the prior.
 
-    On the collapsed bound F(ε, q*(ε)) steps wait until everybody's answers have settled within the tolerance: there the
-    gradient at a fixed q is the bound's own (`sec:hyper-gradients`), and the optimiser sees the bound's curvature.
-    Coordinate ascent waits only until answers lie nearer to the posterior than ε has to gain. Before that the gradient,
-    which is that of a fixed q, may point down the way that q takes with the prior, and every try would fail; and where
-    answers are noisy it ends once noise is all that is left. Nor is a step halved that promises less than answers are
-    away. Factors are kept: PVI goes on from them.
+    With `collapsed`, a step is taken only once all residuals are within the tolerance: there the gradient at fixed q
+    equals that of the collapsed bound F(ε, q*(ε)) (`sec:hyper-gradients`), and the optimiser sees its curvature.
+    Coordinate ascent waits only until the residual is below the expected gain. Before that, the gradient at fixed q may
+    be a descent direction once q moves with the prior, and backtracking would fail; with noisy answers it stops when
+    the gain is below the noise. Backtracking also stops once the expected gain of a step is below the residual. The
+    factors are unchanged.
     """
 
     names: tuple[str, ...] = eqx.field(static=True, converter=tuple)
@@ -144,8 +144,8 @@ class Ascent(Learning):
     @property
     def why_unmoved(self) -> str:
         if self.collapsed:
-            return 'answers did not settle within the tolerance; learn with how="coordinate", or raise the tolerance'
-        return 'answers did not come nearer to the posterior than there is to gain; learn with how="stochastic"'
+            return 'the residual stayed above the tolerance; use how="coordinate", or raise the tolerance'
+        return 'the residual stayed above the expected gain; use how="stochastic"'
 
     def update(self, standing: Standing, memory: PyTree) -> Moved:
         to_gain = gain(standing.gradient)
@@ -168,10 +168,10 @@ class Ascent(Learning):
 
 
 class Stochastic(Learning):
-    """A step with every step of the server, along everybody's last gradients, of which few are new at a time.
+    """One update per server step, using every client's last gradient, most of which are stale.
 
-    A pass over all clients goes as far as one step of the optimiser. It asks for nothing and waits for nobody, and
-    the noise of old gradients vanishes as ε settles.
+    The updates of one pass over all clients add up to one optimiser step. It needs no extra communication and no
+    waiting, and the error from stale gradients vanishes as ε converges.
     """
 
     names: tuple[str, ...] = eqx.field(static=True, converter=tuple)
@@ -183,7 +183,7 @@ class Stochastic(Learning):
 
     @property
     def why_unmoved(self) -> str:
-        return "the optimiser's steps led to no proper posterior; take smaller ones"
+        return "every optimiser step would make the posterior improper; use smaller steps"
 
     def update(self, standing: Standing, memory: PyTree) -> Moved:
         change, memory = self.direction(standing, memory)
@@ -192,16 +192,16 @@ class Stochastic(Learning):
 
 
 def gain(gradient: Hyper) -> float:
-    """Nats that a step along the gradient gains where the free energy bends by 1, as for a scale of few parameters."""
+    """The expected gain |∇|²/2 in nats of a gradient step, assuming unit curvature."""
     return float(optax.tree.norm(gradient, squared=True)) / 2
 
 
 def named(how: How, names: tuple[str, ...]) -> Learning:
-    """The way of learning with this name."""
+    """The learning rule with this name."""
     if how == "stochastic":
         return Stochastic(names)
     if how not in ("coordinate", "collapsed"):
-        raise unknown("way of learning", how, ("coordinate", "collapsed", "stochastic"))
+        raise unknown("learning rule", how, ("coordinate", "collapsed", "stochastic"))
     return Ascent(names, collapsed=how == "collapsed")
 
 

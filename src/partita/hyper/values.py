@@ -1,7 +1,7 @@
 """Hyperparameters ε by name: leaves of the model, and scales of the prior (`sec:hyper_learning`).
 
-They are a dict from names to arrays. The server keeps them, tasks carry them, and `model_at` and `prior_at` put them
-where they belong. A positive one is learned by its logarithm: what learning sees are the unconstrained values u.
+They are a dict from names to arrays. The server stores them, tasks carry them, and `model_at` and `prior_at` insert
+them into model and prior. Positive ones are learned on the log scale: the optimiser sees unconstrained values u.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,20 +48,19 @@ SCALES: Mapping[str, tuple[Callable[[Array, Theta], Theta], Callable[[Theta], tu
     "prior_scales": (_each, lambda theta: (sum(leaf.size for leaf in jax.tree.leaves(theta)),)),
     "layer_scales": (_layers, lambda theta: (len(_parts(theta)[0]),)),
 }
-"""By how much the prior's standard deviations are multiplied: one number for all parameters, one for each (automatic
-relevance determination), one for each group at the top of θ, such as the layers of a network. For each name, what
-spreads the numbers over θ, and how many there are."""
+"""Multipliers of the prior's standard deviations: one for all parameters, one per parameter (automatic relevance
+determination), or one per top-level group of θ, such as a network's layers. Each name maps to a function that
+broadcasts the scales over θ and one that gives their shape."""
 
 
 def begin(model: Model, prior: Family, names: Sequence[str]) -> Hyper:
-    """The hyperparameters of these names as they are; raises an `InputError` for what cannot be learned.
+    """The initial values of the named hyperparameters; raises an `InputError` for one that cannot be learned.
 
-    All are of the prior's precision, whatever the model's own is: in another one the posterior would become what no
-    checkpoint and no client expects.
+    They have the prior's dtype, so that the posterior keeps it.
     """
     leaves, dtype = model_leaves(model), jax.tree.leaves(prior)[0].dtype
     if clash := [name for name in names if name in SCALES and name in leaves]:
-        raise SettingsError(f"{clash[0]} is the model's and the prior's: call the model's something else.")
+        raise SettingsError(f"{clash[0]} is a name in both the model and the prior: rename the model's.")
     found = dict[str, Array]()
     for name in names:
         if name in SCALES:
@@ -72,14 +71,14 @@ def begin(model: Model, prior: Family, names: Sequence[str]) -> Hyper:
         else:
             raise unknown("hyperparameter", name, [*leaves, *SCALES])
         if name in positive(model, names) and not np.all(np.asarray(found[name]) > 0):
-            raise SettingsError(f"The {name} to be learned is {found[name]}: begin with a number above 0.")
+            raise SettingsError(f"The initial {name} must be above 0, not {found[name]}.")
     if sum(name in SCALES for name in names) > 1:
-        raise SettingsError("The prior's scales are learned together, one by one or by layer: name one of these only.")
+        raise SettingsError("prior_scale, prior_scales and layer_scales exclude one another: name only one.")
     return found
 
 
 def positive(model: Model, names: Sequence[str]) -> tuple[str, ...]:
-    """Those of the hyperparameters that are above 0."""
+    """The names of the positive hyperparameters."""
     return tuple(name for name in names if name in SCALES or name in model.positive)
 
 
@@ -96,7 +95,7 @@ def model_at(model: Model, hyper: Hyper) -> Model:
 
 
 def prior_at(prior: Family, hyper: Hyper) -> Family:
-    """p(θ | ε): the prior given, stretched about its mean."""
+    """p(θ | ε): the given prior, scaled about its mean."""
     for name, (spread, _) in SCALES.items():
         if name in hyper:
             return prior.stretched(spread(hyper[name], prior.moments()[0]))
@@ -104,7 +103,7 @@ def prior_at(prior: Family, hyper: Hyper) -> Family:
 
 
 def possible(hyper: Hyper, positive: Sequence[str]) -> bool:
-    """Whether all of ε are finite, and those above 0 that are to be."""
+    """Whether all of ε are finite, and the positive ones above 0."""
     return all(
         np.isfinite(value).all() and (name not in positive or np.all(np.asarray(value) > 0))
         for name, value in hyper.items()
@@ -112,12 +111,12 @@ def possible(hyper: Hyper, positive: Sequence[str]) -> bool:
 
 
 def of_model(hyper: Hyper) -> Hyper:
-    """Those that the likelihood depends on, in which clients have gradients."""
+    """The hyperparameters of the likelihood, for which clients compute gradients."""
     return {name: value for name, value in hyper.items() if name not in SCALES}
 
 
 def unconstrained(hyper: Hyper, positive: Sequence[str]) -> Hyper:
-    """u: the logarithm of what is positive, and all else as it is."""
+    """u: the logarithm of positive hyperparameters, the others unchanged."""
     return {name: jnp.log(value) if name in positive else value for name, value in hyper.items()}
 
 

@@ -14,18 +14,18 @@ from partita.io.wire import flatten, unflatten
 
 
 def save_posterior(path: str | os.PathLike[str], q: Family, about: dict[str, Any]) -> None:
-    """Writes the natural parameters of a posterior, with whatever should be known about them."""
+    """Writes the natural parameters of a posterior and its metadata."""
     write(path, flatten(q), about)
 
 
 def load_posterior(path: str | os.PathLike[str], like: Family) -> tuple[Family, dict[str, Any]]:
-    """The posterior saved at `path`, which must have the natural parameters of `like`, and what was said about it."""
+    """The posterior saved at `path`, whose parameters must have the shapes of `like`, and its metadata."""
     arrays, about = read(path)
     return unflatten(arrays, like, str(path)), about
 
 
 def write(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
-    """Arrays and JSON in one .npz, put in place by a rename once it is on disk."""
+    """Writes arrays and JSON metadata to one .npz atomically."""
     contents: dict[str, Any] = {"about": np.array(json.dumps(about)), **arrays}
     atomic.write(path, lambda file: np.savez(file, **contents))
 
@@ -39,4 +39,4 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str,
     except FileNotFoundError:
         raise DamagedFileError(f"There is no file {path}.") from None
     except (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile, EOFError) as error:
-        raise DamagedFileError(f"{path} is not a file of partita's, or is damaged: {error}.") from None
+        raise DamagedFileError(f"{path} is not a partita file, or it is corrupt: {error}.") from None

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic file writes."""
 
 import functools
 import os
@@ -9,9 +9,9 @@ from typing import IO
 
 
 def write(path: str | os.PathLike[str], fill: Callable[[IO[bytes]], None], mode: int = 0o666) -> None:
-    """Has `fill` write a new file beside `path`, and puts it in place by a rename once it is on disk.
+    """Writes a temporary file with `fill`, syncs it, and renames it to `path`.
 
-    `mode`, less the umask, says who may read it from its first byte on.
+    The file is created with permissions `mode` (less the umask), so it is never readable more widely.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

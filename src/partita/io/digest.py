@@ -1,4 +1,4 @@
-"""A digest of what a method, a model and a prior say, the same in every process: both ends of a link compare it."""
+"""A digest of method, model and prior, the same in every process; server and clients compare it."""
 
 import dataclasses
 import enum
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def digest(*things: Any) -> str:
-    """Sixteen hexadecimal digits that differ where anything in these trees does.
+    """A hash of these trees, as sixteen hexadecimal digits.
 
     Arrays count with their type, shape and bytes, modules and dataclasses with all their fields, functions with their
     names, defaults and what they close over; not with their code, which no two versions of Python compile alike.

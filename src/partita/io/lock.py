@@ -14,7 +14,7 @@ except ImportError:  # Windows, which has msvcrt instead
 
 @contextlib.contextmanager
 def hold(path: Path, wait: bool = True) -> Iterator[None]:
-    """Holds a file alone; where another process has it, waits for it or raises BlockingIOError."""
+    """Locks a file exclusively; if another process has the lock, waits for it or raises BlockingIOError."""
     with path.open("ab") as file:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -46,7 +46,7 @@ def _first_byte(file: IO[bytes], wait: bool) -> Iterator[None]:
 
 
 def held(path: Path) -> bool:
-    """Whether another process holds a file."""
+    """Whether another process has locked a file."""
     try:
         with hold(path, wait=False):
             return False

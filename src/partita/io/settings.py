@@ -1,4 +1,4 @@
-"""Settings that a person writes: TOML tables read into dataclasses, strictly."""
+"""Strict parsing of TOML settings into dataclasses."""
 
 import dataclasses
 import tomllib
@@ -20,15 +20,15 @@ def parse(contents: bytes, source: str) -> dict[str, Any]:
 
 
 def call(function: Callable[..., T], settings: Mapping[str, Any], what: str) -> T:
-    """The function's result with these settings; one that it does not know is the user's mistake."""
+    """Calls a function with the user's settings; an unknown setting raises an `InputError`."""
     try:
         return function(**settings)
     except TypeError as error:
-        raise SettingsError(f"The {what} has a setting that does not fit: {error}.") from None
+        raise SettingsError(f"The {what} has an invalid setting: {error}.") from None
 
 
 def build(kind: type[T], contents: Mapping[str, Any], source: str) -> T:
-    """A dataclass from a table; a key too many or too few is named."""
+    """A dataclass from a TOML table; unknown and missing keys raise an `InputError`."""
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     word = kind.__name__.lower()
     article = "an" if word[0] in "aeiou" else "a"
@@ -44,7 +44,7 @@ def build(kind: type[T], contents: Mapping[str, Any], source: str) -> T:
 
 
 def _value(key: str, value: Any, hint: Any, source: str) -> Any:
-    """The value as its field's type asks: tables become dataclasses, lists tuples, whole numbers floats."""
+    """Converts a value to its field's type: tables to dataclasses, lists to tuples, integers to floats."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, dict):
         return build(hint, value, source)

@@ -1,4 +1,4 @@
-"""Named arrays and JSON as bytes, without pickle: what is sent, and what the ledger keeps."""
+"""The wire format: named arrays and JSON as bytes, without pickle. The ledger stores arrays in it too."""
 
 import json
 import math
@@ -14,11 +14,11 @@ from partita.errors import DamagedFileError
 
 _MAGIC = b"partita\x01"
 _KINDS = frozenset(np.dtype(kind).str for kind in ("<f4", "<f8", "<i4", "<i8", "<u4", "<u8", "?"))
-"""Numbers and truth values; nothing that could hold an object."""
+"""The allowed dtypes: numbers and booleans, no objects."""
 HEADER = 2**24
-"""Bytes of JSON beyond which a message is not read: what they become in memory may be thirty times as much."""
+"""The largest JSON header in bytes; parsed, it may take thirty times as much memory."""
 SHOWN = 500
-"""Letters of a message's own words that are shown and kept."""
+"""The largest length of a remote text that is shown or stored."""
 
 
 class Message(NamedTuple):
@@ -29,17 +29,17 @@ class Message(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many bytes its arrays have."""
+        """The size of its arrays in bytes."""
         return sum(array.nbytes for array in self.arrays.values())
 
     def words(self, name: str, otherwise: str) -> str:
-        """The text in the header under a name, fit to be shown and kept."""
+        """The sanitised text of a header entry, or a default."""
         said = self.header.get(name)
         return legible(said if isinstance(said, str) else otherwise)
 
 
 def legible(text: str, longest: int = SHOWN) -> str:
-    """A text of somebody else's, fit to be shown and kept: a line of a few hundred letters."""
+    """Sanitises untrusted text: one line of printable characters, truncated."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:longest])
 
 
@@ -49,7 +49,7 @@ def pack(message: Message) -> bytes:
     arrays = {name: array.astype(array.dtype.newbyteorder("<"), copy=False) for name, array in arrays.items()}
     for name, array in arrays.items():
         if array.dtype.str not in _KINDS:
-            raise DamagedFileError(f"{name} is an array of {array.dtype}, which is not sent: give numbers.")
+            raise DamagedFileError(f"{name} is an array of {array.dtype}, which cannot be sent: give numbers.")
     contents = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
     head = json.dumps({"header": message.header, "arrays": contents}).encode()
     bodies = [np.ascontiguousarray(array).data.cast("B") if array.size else b"" for array in arrays.values()]
@@ -57,14 +57,14 @@ def pack(message: Message) -> bytes:
 
 
 def unpack(data: bytes, largest: float = math.inf) -> Message:
-    """The message that `pack` made, with at most so many bytes of arrays; anything else is refused.
+    """Decodes a message made by `pack`, with at most `largest` bytes of arrays; anything else raises an `InputError`.
 
-    Nothing is set aside for what a message only claims to hold: arrays are views of its bytes.
+    No memory is allocated from claimed sizes: arrays are views of the received bytes.
     """
     try:
         whole = memoryview(data)
         if whole[: len(_MAGIC)] != _MAGIC:
-            raise ValueError("it begins otherwise")
+            raise ValueError("it does not start with the magic number")
         (length,) = struct.unpack_from("<I", whole, len(_MAGIC))
         start = len(_MAGIC) + 4
         if length > HEADER:
@@ -82,19 +82,19 @@ def unpack(data: bytes, largest: float = math.inf) -> Message:
         if not isinstance(head["header"], dict):
             raise ValueError("its header is not a table")
     except (ValueError, TypeError, KeyError, RecursionError, struct.error) as error:
-        raise DamagedFileError(f"This is not a message of partita's, or is damaged: {str(error)[:SHOWN]}.") from None
+        raise DamagedFileError(f"This is not a partita message, or it is corrupt: {str(error)[:SHOWN]}.") from None
     return Message(head["header"], arrays)
 
 
 def view(name: str, kind: str, shape: Sequence[int], data: bytes | memoryview) -> np.ndarray:
-    """An array of numbers as a view of its bytes; ValueError where it claims to be another than they can be."""
+    """An array as a view of its bytes; ValueError if dtype and shape do not match the number of bytes."""
     if _length(name, kind, shape) != len(data):
         raise ValueError(f"{name} has {len(data)} bytes, and claims to be {kind}{list(shape)}")
     return np.frombuffer(data, np.dtype(kind)).reshape(shape) if len(data) else np.empty(shape, kind)
 
 
 def _length(name: str, kind: str, shape: Sequence[int]) -> int:
-    """How many bytes an array claims to have."""
+    """The number of bytes implied by dtype and shape."""
     if kind not in _KINDS or any(type(side) is not int or side < 0 for side in shape):
         raise ValueError(f"{name} is {kind}{shape}")
     return math.prod(shape) * np.dtype(kind).itemsize
@@ -107,7 +107,7 @@ def flatten(tree: Any) -> dict[str, np.ndarray]:
 
 
 def unflatten(arrays: Mapping[str, np.ndarray], like: Any, source: str) -> Any:
-    """The pytree whose leaves were flattened; they must have the shapes and kinds of those of `like`."""
+    """Rebuilds a flattened pytree; its leaves must have the shapes and dtypes of those of `like`."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(like)
     found = []
     for key, leaf in leaves:

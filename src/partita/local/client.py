@@ -16,25 +16,25 @@ from partita.models import Model
 from partita.numerics.compiled import Compiled
 
 HELD_BACK = (Outcome.TRUST_REGION, Outcome.IMPROPER, Outcome.NO_MOMENTS)
-"""How a solver ends whose answer, however near, says nothing of a fixed point."""
+"""Solver outcomes after which a small residual does not indicate a fixed point."""
 
 
 class Recipe(eqx.Module):
-    """What a client knows of the method: the model, how it solves its problem, against what, and from where."""
+    """The client's part of a method: model, solver, context and initialisation."""
 
     model: Model
     solver: Solver
     context: Context = Cavity()
     trust_region: float = 1.0
-    """How far q may move in one visit when the context is improper, in nats of KL per natural parameter."""
+    """The trust-region radius used when the context is improper, in nats of KL per natural parameter."""
     start: Family | None = None
-    """Where to begin while the posterior is still the prior; at the posterior when None, and ever after."""
+    """The solver's initial q while the posterior is still the prior; otherwise, and if None, it is the posterior."""
     anew: bool = eqx.field(static=True, default=False)
-    """Whether to begin at `start` in every visit (`sec:experiments:fmnist`: so that stopping early means something)."""
+    """Whether every visit restarts at `start` (as with early stopping in `sec:experiments:fmnist`)."""
     temperature: float = 1.0
-    """By what the KL divergence is multiplied; 1 is Bayes."""
+    """The factor on the KL divergence; 1 is Bayes."""
     learned: tuple[str, ...] = eqx.field(static=True, default=())
-    """The names of the hyperparameters that come with every task."""
+    """The names of the learned hyperparameters, whose values are part of every task."""
 
 
 class Info(eqx.Module):
@@ -45,22 +45,22 @@ class Info(eqx.Module):
     free_energy: Float[Array, ""]
     """Its local free energy at its answer."""
     residual: Float[Array, ""]
-    """KL(q_k ‖ q), how far its answer lies from the posterior it was sent; infinite where its solver was held back.
+    """KL(q_k ‖ q) between its answer and the posterior it was sent; infinite if its solver was stopped early.
 
-    Where the solver had farther to go than that, what it had left.
+    If the solver's remaining distance is larger, that distance.
     """
     steps: Int[Array, ""]
     outcome: Int[Array, ""]
     skipped: Int[Array, ""]
-    """How many of its rows have no proper factor, and do not count or count as they did before."""
+    """The number of rows without a proper factor, whose sites were not updated."""
     finite: Bool[Array, ""]
 
 
 class Reply(eqx.Module):
-    """What leaves a client, and nothing else: the undamped change Δ_k = q_k / q of its factor, and scalars.
+    """All that leaves a client: the undamped change Δ_k = q_k / q of its factor, and scalars.
 
-    Where hyperparameters are learned, the gradient of its expected log-likelihood in ε under the posterior it was sent
-    goes with them (`sec:hyper-gradients`).
+    If hyperparameters are learned, it includes ∇_ε of the client's expected log-likelihood under the posterior it was
+    sent (`sec:hyper-gradients`).
     """
 
     delta: Factor
@@ -69,13 +69,13 @@ class Reply(eqx.Module):
 
 
 class Assignment(eqx.Module):
-    """A client's task in numbers: what the method says of it has been worked out."""
+    """The numbers of one visit, computed from the method and the task."""
 
     context: Factor
     weight: Float[Array, ""]
     baseline: Factor
     start: Family | None
-    """Where to begin, if not at the posterior: what is not given apart is not computed twice."""
+    """The initial q; None for the posterior, so that it is not passed twice."""
     trust_region: Float[Array, ""]
 
 
@@ -89,9 +89,9 @@ def client_update(
     key: Key[Array, ""],
     hyper: Hyper | None = None,
 ) -> Reply:
-    """Improves a client's factor against everybody else's: maximises its local free energy (`eq:vfe`).
+    """Updates a client's factor by maximising its local free energy (`eq:vfe`).
 
-    In two programs, so that the long one, which solves, is the same for every method.
+    Two compiled programs, so that the expensive one (the solver) is shared by all methods.
     """
     hyper = hyper or {}
     assignment = assign(recipe, prior, q, factor, share, hyper)
@@ -99,7 +99,7 @@ def client_update(
 
 
 def _assign(recipe: Recipe, prior: Family, q: Family, factor: Factor, share: float, hyper: Hyper) -> Assignment:
-    """What the method asks of a client."""
+    """Computes context, weight, baseline and start of a visit."""
     prior = prior_at(prior, hyper)
     context, start = recipe.context, recipe.start
     dtype = jax.tree.leaves(q)[0].dtype
@@ -126,9 +126,9 @@ def _answer(
     key: Key[Array, ""],
     hyper: Hyper,
 ) -> Reply:
-    """A client's answer to its assignment.
+    """Solves the client's problem and forms its reply.
 
-    An answer may be improper where only its direction counts (`NaturalGradient`); its scale is then 0.
+    The answer may be improper if only its direction is used (`NaturalGradient`); its log scale is then 0.
     """
     start = q if assignment.start is None else assignment.start
 

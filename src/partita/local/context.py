@@ -11,11 +11,11 @@ from partita.families.factor import Factor
 
 
 class Context(eqx.Module):
-    """Against what is a client's answer formed? Together with the weight w this is all that tells methods apart."""
+    """The distribution that takes the prior's place in a client's objective; with the weight w it defines a method."""
 
     @property
     def repeats(self) -> bool:
-        """Whether a client's rows count again at every visit."""
+        """Whether a client's rows are counted again at every visit."""
         return False
 
     @abc.abstractmethod
@@ -27,19 +27,19 @@ class Context(eqx.Module):
         return jnp.ones_like(share)
 
     def baseline(self, prior: Family, q: Family, factor: Factor, share: Float[Array, ""]) -> Factor:
-        """What an answer q_k is divided by to give the change Δ_k of the client's factor; q, unless overridden."""
+        """The density b for which the change of the client's factor is Δ_k = q_k / b; by default q."""
         return Factor.of(q)
 
 
 class Cavity(Context):
-    """q / t_k: everyone else's factors and the prior (PVI, `eq:vfe`)."""
+    """q / t_k: the prior and all other clients' factors (PVI, `eq:vfe`)."""
 
     def __call__(self, prior: Family, q: Family, factor: Factor, share: Float[Array, ""]) -> Factor:
         return Factor.of(q) / factor
 
 
 class Undeleted(Context):
-    """q, with nothing deleted: variational continual learning, online and streaming VB (`eq:vcl_objective`)."""
+    """q, without the deletion step: variational continual learning, online and streaming VB (`eq:vcl_objective`)."""
 
     @property
     def repeats(self) -> bool:
@@ -50,7 +50,7 @@ class Undeleted(Context):
 
 
 class Prior(Context):
-    """p: BCM (same); global VI where there is one client, or where `rescaled` rows stand for everybody's.
+    """p: BCM (same); global VI with one client, or with `rescaled` rows that represent all clients' rows.
 
     A rescaled log-likelihood has the weight N/N_k. (`sec:experiments` prints the inverse.)
     """
@@ -78,9 +78,10 @@ class SplitPrior(Context):
 
 
 class Proximal(Context):
-    """q · t_k^(−1/ρ): Bayesian ADMM, in which a client is held near the posterior it was sent with strength ρ.
+    """q · t_k^(−1/penalty): Bayesian ADMM, in which a KL penalty keeps the client close to the posterior it was sent.
 
-    With the weight 1/ρ a client minimises E_q[−log p(y_k | θ)] + E_q[log t_k] + ρ·KL(q ‖ q_server). ρ = 1 is `Cavity`.
+    With weight 1/penalty a client minimises E_q[−log p(y_k | θ)] + E_q[log t_k] + penalty·KL(q ‖ q_server). A penalty
+    of 1 is `Cavity`.
     """
 
     penalty: float = 1.0

@@ -1,4 +1,4 @@
-"""A client's problem, whatever the method: maximise w·ell(q) − KL(q ‖ context); local free energies and Z_q."""
+"""The client's objective, the same for all methods: maximise w·ell(q) − KL(q ‖ context)."""
 
 from collections.abc import Sequence
 
@@ -15,8 +15,8 @@ from partita.models import Model
 class Problem(eqx.Module):
     """One client's local free energy (`eq:vfe`), w·ell(q) + E_q[log context] + H[q].
 
-    The context's own normaliser is not needed, so it may be improper. The problem may then have no maximum; q is
-    therefore held within a KL ball around `start` when, and only when, the context is improper.
+    It does not need the context's normaliser, so the context may be improper. The problem may then be unbounded;
+    therefore q is restricted to a KL trust region around `start` if, and only if, the context is improper.
     """
 
     model: Model
@@ -26,7 +26,7 @@ class Problem(eqx.Module):
     start: Family
     trust_region: Float[Array, ""]
     free: tuple[bool, ...] | None = eqx.field(static=True, default=None)
-    """For each leaf of q whether it may change; None when all may. See `Blockwise`."""
+    """For each leaf of q whether it may change; None if all may. See `Blockwise`."""
 
     def ell(self, q: Family, key: Key[Array, ""]) -> Float[Array, ""]:
         """w · E_q[log p(y | θ)]."""
@@ -37,15 +37,15 @@ class Problem(eqx.Module):
         return self.ell(q, key) + self.negative_divergence(q)
 
     def negative_divergence(self, q: Family) -> Float[Array, ""]:
-        """−KL(q ‖ context), but for the context's normaliser."""
+        """−KL(q ‖ context) up to the context's normaliser."""
         return self.context.expected_log(q) + q.entropy()
 
     def likelihood_factor(self, q: Family, key: Key[Array, ""]) -> Family:
-        """∇_μ ell at q: the factor that q·t would be a fixed point with (`eq:fixed-point-bi-simplified`)."""
+        """∇_μ ell at q: the client's factor at a fixed point (`eq:fixed-point-bi-simplified`)."""
         return q.natural_gradient(lambda member: self.ell(member, key))
 
     def restrict(self, candidate: Family) -> Family:
-        """The candidate, with the leaves that are not free put back to where they began."""
+        """The candidate with the fixed leaves reset to those of `start`."""
         if self.free is None:
             return candidate
         leaves, treedef = jax.tree.flatten(candidate.plain())
@@ -55,11 +55,11 @@ class Problem(eqx.Module):
         )
 
     def within(self, q: Family) -> Bool[Array, ""]:
-        """Whether q lies in the trust region; everything does when the context is proper."""
+        """Whether q lies in the trust region; always true if the context is proper."""
         return self.bounded() | (q.kl(self.start) <= self.trust_region * q.size())
 
     def bounded(self) -> Bool[Array, ""]:
-        """Whether the context is proper, so that there is a maximum."""
+        """Whether the context is proper, so that the objective is bounded."""
         return self.context.natural.is_proper()
 
 

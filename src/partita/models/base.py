@@ -1,4 +1,4 @@
-"""What is p(y | θ)? A likelihood whose own array leaves are its hyperparameters ε."""
+"""Likelihoods p(y | θ); a model's array leaves are its hyperparameters ε."""
 
 import abc
 from collections.abc import Callable
@@ -17,15 +17,15 @@ from partita.families.base import Theta
 
 
 class Model(eqx.Module):
-    """A likelihood p(y | θ) = Π_n p(y_n | θ), lifted to weighted rows and to expectations under q.
+    """A likelihood p(y | θ) = Π_n p(y_n | θ), with weighted rows and expectations under q.
 
-    A model supplies `log_density` of one row. The other methods are what particular expectations and predictions ask
-    for; a model without them says so when asked.
+    A model implements `log_density` of one row. Other methods are needed by particular expectations and predictions; by
+    default they raise an `InputError`.
     """
 
     expectation: eqx.AbstractVar[Expectation]
     positive: ClassVar[tuple[str, ...]] = ()
-    """Those of its leaves that are above 0, such as a standard deviation; learned, they stay there."""
+    """The names of positive leaves, such as a standard deviation; they are learned on the log scale."""
 
     @abc.abstractmethod
     def log_density(self, theta: Theta, datum: PyTree) -> Float[Array, ""]:
@@ -37,7 +37,7 @@ class Model(eqx.Module):
         return False
 
     def check(self, data: PyTree) -> None:
-        """Raises an `InputError` that names the first row which cannot be used; `data` are NumPy arrays."""
+        """Raises an `InputError` that names the first invalid row; `data` are NumPy arrays."""
         check_finite(data)
 
     def ell(self, q: Family, data: PyTree, weights: Float[Array, " n"], key: Key[Array, ""]) -> Float[Array, ""]:
@@ -67,7 +67,7 @@ class Model(eqx.Module):
         raise self._lacks("a discrete latent variable", "Analytic or MonteCarlo")
 
     def shared(self, q: Family, data: PyTree) -> PyTree[Float[Array, "..."]]:
-        """What all local draws of the rows' predictors have in common, such as means and variances."""
+        """Precomputes what all local draws of the predictors share, such as means and variances."""
         raise self._lacks("predictors that can be sampled locally", "MonteCarlo")
 
     def noise_shape(self, shared: PyTree) -> tuple[int, ...]:
@@ -87,11 +87,11 @@ class Model(eqx.Module):
         raise DataError(f"{type(self).__name__} has no response to predict.")
 
     def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Float[Array, " n"]:
-        """E_q E[y | θ, x], exactly or by a named closed approximation."""
-        raise DataError(f'{type(self).__name__} has no closed predictive: pass how="monte_carlo".')
+        """E_q E[y | θ, x], exactly or by a documented closed-form approximation."""
+        raise DataError(f'{type(self).__name__} has no closed-form prediction: pass how="monte_carlo".')
 
     def _lacks(self, what: str, instead: str) -> InputError:
-        return DataError(f"{type(self).__name__} has not {what}: use the expectation {instead}.")
+        return DataError(f"{type(self).__name__} does not have {what}: use the expectation {instead}.")
 
 
 class LogDensity(Model):

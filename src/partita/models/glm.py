@@ -1,4 +1,4 @@
-"""Generalised linear models: the data act through a linear predictor f = xᵀθ."""
+"""Generalised linear models: the likelihood depends on θ through a linear predictor f = xᵀθ."""
 
 import abc
 from typing import ClassVar
@@ -60,13 +60,13 @@ class GeneralisedLinear(Model):
 
 
 class BinaryRegression(GeneralisedLinear):
-    """y in {0, 1} with the probability that a link gives slope · f; a subclass gives the link."""
+    """Binary y with P(y = 1) = link(slope · f); a subclass defines the link."""
 
     expectation: Expectation = GaussHermite()
     slope: float | Float[Array, ""] = eqx.field(
         converter=lambda slope: float(slope) if isinstance(slope, int) else slope, default=1.0
     )
-    """How steep the link is. Beside a prior whose scale is free it tells nothing more."""
+    """The slope of the link. It is not identifiable if the prior's scale is learned as well."""
     positive: ClassVar[tuple[str, ...]] = ("slope",)
 
     @property
@@ -174,7 +174,7 @@ def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
 
 
 def gaussian(q: Family) -> Gaussian:
-    """q, if it is Gaussian; otherwise the reason why it will not do."""
+    """q if it is Gaussian; otherwise raises an `InputError`."""
     if not isinstance(q, Gaussian):
         raise DataError(
             f"A linear predictor needs a Gaussian family, not {type(q).__name__}: use the expectation MonteCarlo."

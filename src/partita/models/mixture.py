@@ -1,4 +1,4 @@
-"""A mixture of Gaussians, whose rows each have a latent variable: the component that they came from."""
+"""A Gaussian mixture; each row has a latent variable, its component."""
 
 from typing import TypedDict
 
@@ -25,8 +25,8 @@ class Components(TypedDict):
 class GaussianMixture(Model):
     """x ~ Σ_k π_k N(μ_k, diag(1/τ_k)) with θ = {"weights": π, "means": μ, "precisions": τ}; the data are a matrix x.
 
-    q is `Product(weights=Dirichlet(…), means=…, precisions=Gamma(…))`, the means Gaussian over an array (k, d). From a
-    q whose components are alike they stay alike: begin at a `start` that tells them apart.
+    q is `Product(weights=Dirichlet(…), means=…, precisions=Gamma(…))`, with Gaussian means over an array (k, d). Use a
+    `start` that breaks the symmetry of the components; identical components stay identical.
     """
 
     expectation: Expectation = Assignments()
@@ -54,5 +54,5 @@ class GaussianMixture(Model):
         return weights.expected_log + jnp.sum(each, axis=-1) / 2
 
     def responsibilities(self, q: Family, data: Float[Array, "n d"]) -> Float[Array, "n k"]:
-        """The probability of each component for each row, at the best law of its latent variable."""
+        """The responsibilities: the probability of each component for each row."""
         return jax.nn.softmax(self.expected_joint_log_densities(q, data), axis=1)

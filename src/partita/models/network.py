@@ -19,7 +19,7 @@ from partita.models.base import Model, check_table, check_values
 
 
 class Shared(NamedTuple):
-    """What a network's local draws share: the first layer's pre-activations, and the later layers' moments, turned."""
+    """Precomputed for local draws: the first layer's pre-activation moments, and later layers' moments, transposed."""
 
     centre: Float[Array, "h n"]
     spread: Float[Array, "h n"]
@@ -29,8 +29,7 @@ class Shared(NamedTuple):
 class Network(Model):
     """Fully connected layers of the given widths, inputs first; θ is a tuple of {"weight", "bias"}, layer by layer.
 
-    A weight has its outputs first: the product that gives its gradient is then one that compiles well, and with the
-    inputs first would take a third longer.
+    Weights have shape (outputs, inputs): the matrix product for their gradient is then a third faster.
     """
 
     widths: eqx.AbstractVar[tuple[int, ...]]
@@ -70,14 +69,14 @@ class Network(Model):
         centre = data.x @ mean["weight"].T + mean["bias"]
         spread = jnp.sqrt(jnp.square(data.x) @ variance["weight"].T + variance["bias"])
         later = jax.tree.map(jnp.transpose, tuple(zip(means, variances, strict=True)))
-        # narrow layers have their gradients formed faster with the inputs first; the barrier keeps them so
+        # gradients of narrow layers are faster with the inputs first; the barrier keeps XLA from undoing the transpose
         return Shared(centre.T, spread.T, jax.lax.optimization_barrier(later))
 
     def noise_shape(self, shared: Shared) -> tuple[int, ...]:
         return sum(self.widths[1:]), shared.centre.shape[1]
 
     def predictor_at(self, shared: Shared, noise: Float[Array, "u n"]) -> Float[Array, "n c"]:
-        """Draws each layer's pre-activations in turn, with the rows last: narrow layers multiply faster so."""
+        """Draws the pre-activations layer by layer, with the rows last, which is faster for narrow layers."""
         drawn = self.widths[1]
         h = shared.centre + shared.spread * noise[:drawn]
         for mean, variance in shared.later:

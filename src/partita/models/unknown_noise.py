@@ -1,4 +1,4 @@
-"""Linear regression whose noise is a parameter: q(θ, ε) by one family over both (`sec:hyper_learning`, last part)."""
+"""Linear regression with the noise precision as a parameter: q(θ, ε) jointly (`sec:hyper_learning`, last part)."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from partita.models.base import Model, check_table
 
 
 class Residual(NamedTuple):
-    """What q says of a row's residual y − xᵀβ and of the precision τ of its noise."""
+    """Moments under q of a row's predictor xᵀβ and of the noise precision τ."""
 
     predictor: Float[Array, " n"]
     """E[xᵀβ]."""
@@ -52,7 +52,7 @@ class UnknownNoiseRegression(Model):
 
 
 def residual(q: Family, x: Float[Array, "n d"]) -> Residual:
-    """The residuals of all rows under a joint law of coefficients and precision, or under independent ones."""
+    """These moments for all rows, for a joint or an independent distribution of coefficients and precision."""
     if isinstance(q, NormalGamma):
         return Residual(*q.gaussian.project(x), q.gamma)
     parts = q.components if isinstance(q, Product) else {}

@@ -1,4 +1,4 @@
-"""Compilation in which every number is traced, so that only shapes and kinds of things make a new program."""
+"""JIT compilation that traces every number, so that only new shapes and static fields trigger compilation."""
 
 import functools
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 
 _TRACED = object()
-"""Stands for a leaf that is traced."""
+"""Placeholder for a traced leaf."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -17,8 +17,8 @@ R = TypeVar("R")
 class Compiled(Generic[P, R]):
     """A function of pytrees, compiled once per shape.
 
-    Arrays and Python numbers among the leaves are traced, unlike in `equinox.filter_jit`, where a new step size would
-    be a new program; other leaves, and fields marked static, are part of the program. `traces` counts compilations.
+    Arrays and Python numbers are traced; with `equinox.filter_jit` a new step size would recompile. Other leaves and
+    static fields are compile-time constants. `traces` counts compilations.
     """
 
     def __init__(self, function: Callable[P, R]) -> None:

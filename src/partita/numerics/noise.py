@@ -1,4 +1,4 @@
-"""Fast standard normal noise: the bulk of the work of a network's step, were it left to `jax.random.normal`.
+"""Fast standard normal noise; with `jax.random.normal` it would dominate the cost of a network's step.
 
 The generator is Threefry-2x32 with 13 rounds, the fewest that pass BigCrush (Salmon et al. 2011), written out so that
 it compiles to one vectorised loop; JAX's own has 20 rounds in a loop that passes over memory each time. Two words give
@@ -32,7 +32,7 @@ def standard_normal(key: Key[Array, ""], shape: tuple[int, ...], dtype: np.dtype
     radius, angle = threefry((first, second), (counter, jnp.zeros_like(counter)))
     sine, cosine = sine_and_cosine(angle)
     length = jnp.sqrt(-2 * jnp.log(1 - uniform(radius)))
-    # concatenated, the numbers are stored once; left as they are, every use of them would compute them again
+    # concatenating materialises the numbers; otherwise XLA would recompute them at every use
     return jnp.concatenate([length * sine, length * cosine])[:count].reshape(shape)
 
 

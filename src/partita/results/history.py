@@ -1,4 +1,4 @@
-"""What happened in a run, one row per server step."""
+"""The history of a run: one row per server step."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,10 +12,10 @@ class History:
     """A table with a row per server step; `history["free_energy"]` is a column.
 
     Columns: step, communications, rounds, gradient_steps, seconds, clock (simulated time), clients (who answered),
-    staleness (updates between sending and taking in, the largest), free_energy, residual (the largest of the clients'
-    latest), damping, refused (client to reason), unsolved (client to why its solver stopped, unless it converged),
-    skipped (client to how many of its rows have no proper factor), log_evidence (power EP's), hyper (hyperparameters
-    that are learned, by name), and the user's metrics.
+    staleness (largest number of posterior updates between sending a task and aggregating its answer), free_energy,
+    residual (largest of the clients' latest), damping, refused (client → reason), unsolved (client → why its solver
+    stopped without converging), skipped (client → number of rows without a proper factor), log_evidence (power EP
+    only), hyper (learned hyperparameters by name), and the user's metrics.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -47,7 +47,7 @@ class History:
         return iter(self.rows)
 
     def last(self, column: str) -> dict[str, Any]:
-        """What a column of entries by client says of each one's last answer, if anything."""
+        """For a column of per-client entries, the entry of each client's last answer, if any."""
         found: dict[str, Any] = {}
         for row in reversed(self.rows):
             for name in row["clients"]:
@@ -56,17 +56,15 @@ class History:
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences about clients' last answers that were not what was asked for."""
+        """Warnings about clients' last answers: skipped rows and solvers that did not converge."""
         skipped = self.last("skipped").items()
-        found = [
-            f"{rows} rows of {name} have no proper site, and were left out or as before." for name, rows in skipped
-        ]
+        found = [f"{rows} rows of {name} have no proper site and were skipped." for name, rows in skipped]
         reasons: dict[str, list[str]] = {}
         for name, reason in self.last("unsolved").items():
             reasons.setdefault(reason, []).append(name)
         for reason, names in reasons.items():
             who = names[0] if len(names) == 1 else f"{len(names)} clients"
-            found.append(f"The last visit of {who} did not end with a solution: {reason}")
+            found.append(f"The last solve of {who} did not converge: {reason}")
         return found
 
     @property

@@ -1,7 +1,4 @@
-"""How good are predicted probabilities? Each takes an (n, classes) matrix, or class 1's probability, and labels.
-
-And how much of a posterior is in use (`pruned`).
-"""
+"""Metrics of posteriors and of predicted probabilities (an (n, classes) matrix, or class 1's probabilities)."""
 
 import jax
 import numpy as np
@@ -15,13 +12,13 @@ Probabilities = Float[np.ndarray, "n c"] | Float[np.ndarray, " n"]
 
 
 def error(probabilities: Probabilities, y: Int[np.ndarray, " n"]) -> float:
-    """The share of labels that are not the most probable class."""
+    """The classification error rate."""
     p, y = _checked(probabilities, y)
     return float(np.mean(p.argmax(axis=1) != y))
 
 
 def negative_log_likelihood(probabilities: Probabilities, y: Int[np.ndarray, " n"]) -> float:
-    """The mean of −log p(label); infinite where a label was held to be impossible."""
+    """The mean of −log p(label); infinite if a label has probability 0."""
     p, y = _checked(probabilities, y)
     with np.errstate(divide="ignore"):
         return float(-np.mean(np.log(p[np.arange(len(y)), y])))
@@ -49,15 +46,15 @@ def root_mean_squared_error(predictions: Float[np.ndarray, " n"], y: Float[np.nd
 
 
 def pruned(q: Family, prior: Family, threshold: float = 0.1) -> int:
-    """How many parameters q has learnt next to nothing about: KL(q(θ_i) ‖ p(θ_i)) is below the threshold.
+    """The number of pruned parameters, for which KL(q(θ_i) ‖ p(θ_i)) is below the threshold.
 
-    `sec:experiments:fmnist` counts them so, for mean-field Gaussians.
+    As in `sec:experiments:fmnist`; for mean-field Gaussians.
     """
     members = []
     for member in (q, prior):
         if not isinstance(member, MeanFieldGaussian):
             raise SettingsError(
-                f"Parameters are counted as pruned one by one: give MeanFieldGaussian, not {type(member).__name__}."
+                f"Pruned parameters are defined for MeanFieldGaussian, not for {type(member).__name__}."
             )
         members.append(MeanFieldGaussian(ravel_pytree(member.precision_mean)[0], ravel_pytree(member.precision)[0]))
     return int((jax.vmap(MeanFieldGaussian.kl)(*members) < threshold).sum())
@@ -70,7 +67,9 @@ def _checked(
     p = np.stack([1 - p, p], axis=1) if p.ndim == 1 else p
     labels = np.asarray(y)
     if p.ndim != 2 or len(p) != len(labels) or not len(labels):
-        raise SettingsError(f"{len(p)} rows of probabilities need as many labels, and at least one, not {len(labels)}.")
+        raise SettingsError(
+            f"There are {len(p)} rows of probabilities and {len(labels)} labels: give one label per row."
+        )
     allowed = np.isin(labels, np.arange(p.shape[1]))
     if not allowed.all():
         row = int(np.argmin(allowed))

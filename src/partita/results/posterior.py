@@ -1,4 +1,4 @@
-"""The posterior as a user holds it: moments, draws, intervals, predictions, a summary."""
+"""The user-facing posterior: moments, samples, intervals, predictions and a summary."""
 
 import dataclasses
 import math
@@ -31,7 +31,7 @@ class Posterior:
     model: Model
     q: Family
     hyper: Hyper = dataclasses.field(default_factory=dict)
-    """The hyperparameters that were learned; the model has its own of them in place."""
+    """The learned hyperparameters; those of the likelihood are already set in the model."""
 
     @property
     def mean(self) -> Theta:
@@ -46,7 +46,7 @@ class Posterior:
     def interval(self, mass: float = 0.95) -> tuple[Theta, Theta]:
         """The ends of each parameter's central interval."""
         if not 0 < mass < 1:
-            raise SettingsError(f"The mass of an interval lies between 0 and 1, not at {mass}.")
+            raise SettingsError(f"The mass of an interval must be between 0 and 1, not {mass}.")
         return self.q.interval(mass)
 
     def sample(self, draws: int, seed: int = 0) -> Theta:
@@ -62,8 +62,8 @@ class Posterior:
     ) -> np.ndarray:
         """The posterior mean of E[y | θ, x], row by row: in closed form where the model has one, or by Monte Carlo.
 
-        A model whose predictors are sampled locally is predicted so: with draws of each row's predictor, which have
-        the distribution that draws of θ give it and cost a network a fraction.
+        A model with local reparameterisation samples each row's predictor instead of θ: the distribution is the same,
+        and for a network the cost is much lower.
         """
         if how not in ("closed", "monte_carlo"):
             raise unknown("predictive", how, ("closed", "monte_carlo"))
@@ -101,8 +101,8 @@ class Posterior:
     def summary(self, names: Sequence[str] | None = None, mass: float = 0.95) -> list[dict[str, float | str]]:
         """A row per parameter: name, mean, sd, and the ends of its interval.
 
-        Then one per hyperparameter that was learned: of a point estimate there is only the value, and NaN for the rest.
-        Scales of the prior are multiples of the standard deviations that were given, and say so.
+        Then a row per learned hyperparameter: a point estimate as the mean, and NaN for the rest. Prior scales are
+        multiples of the given standard deviations and labelled as such.
         """
         paths = [name for path, leaf in _leaves(self.mean) for name in _elements(path or "theta", leaf)]
         columns = [

@@ -1,4 +1,4 @@
-"""Does an answer count? What the server checks of answers before they touch the posterior."""
+"""Admission: the checks that an answer must pass before it changes the posterior."""
 
 import itertools
 import math
@@ -24,39 +24,39 @@ INFINITE = float("inf")
 
 
 class Admission(NamedTuple):
-    """Bounds on what a single client may say; by default it need only be finite.
+    """Bounds on a single client's factor; by default it only has to be finite.
 
-    Shapes, kinds of numbers, versions and senders are checked where messages are read, and that the posterior stays
-    proper where answers are taken in.
+    Shapes, dtypes, versions and senders are checked when a message is read; that the posterior stays proper is checked
+    by the aggregation.
     """
 
     change: float = INFINITE
-    """How far a client may move what prior and everybody else say, in nats of KL; about N times the mean loss of a row.
+    """The largest KL between the posterior with and without the client's factor, in nats.
 
-    It counts all that the client has said, and not only its last answer: many small steps lead no farther than one.
+    It is checked on the whole factor and not on the last change, so many small changes cannot exceed it.
     """
     dominance: float = INFINITE
-    """How many times the precision of prior and everybody else's factors a factor may have, in every direction."""
+    """The largest ratio, over all directions, of a factor's precision to the precision of its cavity."""
     prominence: float = INFINITE
-    """How many times as far a client may move what all others say as these, in the median, do among themselves.
+    """The largest ratio of a client's KL (as in `change`) to the median of the other clients'.
 
-    Unlike `change` it needs no knowledge of how much clients differ, and there must be three of them at least.
+    Unlike `change` it needs no knowledge of how much clients differ. It needs at least three clients.
     """
     deficit: float = INFINITE
-    """How many times that precision a factor may take away; next to nothing where the log-likelihood is concave."""
+    """The largest negative precision of a factor, relative to its cavity; about 0 for log-concave likelihoods."""
 
     @property
     def compares(self) -> bool:
-        """Whether a client's factor is compared with everybody else's."""
+        """Whether a bound is set that compares a client's factor with all others."""
         return min(self.change, self.dominance, self.prominence) < INFINITE
 
     def check(self) -> None:
-        """Raises an `InputError` for a bound that makes no sense."""
+        """Raises an `InputError` for an invalid bound."""
         if not (self.change > 0 and self.dominance > 0 and self.prominence > 0 and self.deficit >= 0):
-            raise SettingsError(f"Bounds on answers are not negative, as one of {tuple(self)} is.")
+            raise SettingsError(f"Admission bounds must not be negative: {tuple(self)}.")
 
     def refusals(self, arrived: Sequence[tuple[Task, Reply]]) -> dict[int, Refusal]:
-        """The clients whose answers are refused for what they are by themselves, and why."""
+        """The clients whose answers are invalid on their own, with the refusal."""
         not_finite = Refusal(Reason.NOT_FINITE, "is not finite")
         refused = {task.client: not_finite for task, reply in arrived if not reply.info.finite}
         if self.deficit == INFINITE:
@@ -73,9 +73,9 @@ class Admission(NamedTuple):
     def worst(
         self, before: Holdings, after: Holdings, judged: Collection[int], heard: Collection[int]
     ) -> tuple[int, Refusal] | None:
-        """Of the clients judged, the one that is farthest beyond a bound beside all others, and which bound, if any.
+        """The checked client with the largest violation of a bound, and that bound; None if there is none.
 
-        Those heard, whether judged or not, are who it is compared with.
+        Clients are compared with all in `heard`, whether checked or not.
         """
         if not self.compares or not judged:
             return None
@@ -98,7 +98,7 @@ class Admission(NamedTuple):
         return (worst.client, worst.refusal) if worst.times > 1 else None
 
     def _excesses(self, about: "About") -> Iterator[tuple[float, Refusal]]:
-        """How many times a bound a client's factor has, after a step that changes it and others, and in what."""
+        """The ratio of each measure to its bound for a client's factor after the step, with the reason."""
         if self.change < INFINITE:
             nats = float(divergence(*about))
             sentence = f"lies {nats:.3g} nats from all others, where {self.change:.3g} are allowed"
@@ -109,7 +109,7 @@ class Admission(NamedTuple):
             yield _times(greatest, self.dominance), Refusal(Reason.DOMINANCE, sentence)
 
     def _prominent(self, abouts: Mapping[int, "About"], judged: Collection[int]) -> "Excess":
-        """The same for who lies farthest from all others, beside how far these lie from one another without it."""
+        """The same for the client with the largest KL, relative to the median KL of the others without it."""
         own, farthest = max((float(divergence(*abouts[k])), k) for k in judged)
         q, factor, _, beside = abouts[farthest]
         without, one = q / factor * beside, q.one()
@@ -124,7 +124,7 @@ class Admission(NamedTuple):
 
 
 class Excess(NamedTuple):
-    """How many times a bound a client's factor has."""
+    """The ratio of a measure to its bound, for one client."""
 
     times: float
     refusal: Refusal
@@ -132,13 +132,13 @@ class Excess(NamedTuple):
 
 
 About = tuple[Family, Family, Family, Family]
-"""A posterior and one of its factors; what a step changes that factor by, and everybody else's."""
+"""The posterior, one of its factors, the step's change of that factor, and the step's change of all others."""
 
 
 def products_of_others(members: Sequence[Family]) -> list[Family]:
-    """For every member, the last of which is 1, the product of all others: of those before it and of those after it.
+    """For every member (the last is 1) the product of all others, from prefix and suffix products.
 
-    Dividing the product of all by each would cancel beside a member that is far too large.
+    Dividing the full product by each member would lose precision next to a very large member.
     """
     one = members[-1]
     before = itertools.accumulate(members[:-1], operator.mul, initial=one)
@@ -147,19 +147,19 @@ def products_of_others(members: Sequence[Family]) -> list[Family]:
 
 
 def _divergence(q: Family, factor: Family, change: Family, beside: Family) -> Float[Array, ""]:
-    """How far a factor, once changed, moves what all others say: KL of the posterior with it from that without."""
+    """KL between the posterior with and without a factor, after the step."""
     others = _others(q, factor, beside)
     together = others * factor * change
     return jnp.where(together.is_proper(), together.kl(others), jnp.inf)
 
 
 def _ratios(q: Family, factor: Family, change: Family, beside: Family) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """The least and the greatest ratio of a factor's precision, once changed, to that of all others."""
+    """The smallest and largest ratio of a factor's precision to its cavity's, after the step."""
     return (factor * change).precision_range(_others(q, factor, beside))
 
 
 def _others(q: Family, factor: Family, beside: Family) -> Family:
-    """The cavity and what changed beside; where that is improper, as it may be on the way, the posterior."""
+    """The cavity after the step; if it is improper, as it may be before convergence, the posterior."""
     cavity = q / factor * beside
     proper = cavity.is_proper()
     return jax.tree.map(lambda a, b: jnp.where(proper, a, b), cavity, q)
@@ -170,7 +170,7 @@ ratios = Compiled(_ratios)
 
 
 def _times(value: float, other: float) -> float:
-    """How many times another a value is; what is no number, or infinite, is beyond any."""
+    """value / other, where a value that is not finite counts as infinite."""
     return value / other if math.isfinite(value) and other > 0 else 0.0 if value == 0 else INFINITE
 
 

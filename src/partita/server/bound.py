@@ -17,9 +17,9 @@ from partita.server.state import State
 
 
 def free_energy(method: Method, engine: Engine, state: State, q: Family) -> float:
-    """What all clients climb together, with the state's hyperparameters and the method's temperature.
+    """The global free energy with the state's hyperparameters and the method's temperature.
 
-    A client that has left has no rows any more; its factor, which stays, speaks for it.
+    An inactive client's rows are not available; its factor stands in for its likelihood.
     """
     at = (state.seed, method.temperature, state.inactive_names, state.hyper)
     stay = [state.factors[k] for k in np.flatnonzero(state.inactive)]
@@ -38,8 +38,8 @@ def global_free_energy(
 ) -> float:
     """F(q) = Σ_k ell_k(q) − KL(q ‖ p), which equals Σ F_m + log Z_q where q = p · Π t_m (`prop:local-fe-global-fe`).
 
-    With a temperature the divergence has that weight: what tempered clients climb together. The rows of clients that
-    have left do not count. Hyperparameters are the model's own unless given.
+    The KL term is multiplied by the temperature. Rows of inactive clients (`left`) are not counted. Hyperparameters
+    default to the model's own.
     """
     return engine.ell(q, jax.random.key(seed), without, hyper) - temperature * float(divergence(q, prior))
 

@@ -25,10 +25,10 @@ def learn(
     answers: int,
     tolerance: float,
 ) -> State:
-    """④ Server: move ε along the gradient that clients have reported, if it is time to (`sec:hyper_learning`).
+    """④ Server: update ε along the gradient reported by clients, if the learning rule allows it (`sec:hyper_learning`).
 
-    The factors stay and q moves with the prior, so that it is still p(θ | ε) · Π t_m. What clients answered before is
-    then of another problem, and their residuals say nothing any more.
+    The factors are unchanged and q moves with the prior, so that q = p(θ | ε) · Π t_m still holds. Earlier answers
+    were computed for the old ε, so the residuals are reset.
     """
     present = state.active
     reported = all(np.isfinite(column[present]).all() for column in state.gradients.values())
@@ -73,12 +73,12 @@ def learn(
 
 
 def unmoved(learning: Learning, state: State) -> str:
-    """Why hyperparameters are still as they began, with the remedy."""
+    """A message that explains why the hyperparameters never moved, with the remedy."""
     known = [np.isfinite(column).reshape(len(column), -1).all(1) for column in (state.ell, *state.gradients.values())]
     silent = [name for k, name in enumerate(state.names) if state.active[k] and not all(heard[k] for heard in known)]
     reason = learning.why_unmoved
     if silent:
         reason = (
-            f"no answer of {', '.join(silent)} could be taken in, without which the bound is not known: let them leave"
+            f"no answer of {', '.join(silent)} was accepted, so the bound is unknown: remove these clients with `leave`"
         )
-    return f"Hyperparameters are as they began ({', '.join(learning.names)}): {reason}."
+    return f"Hyperparameters still have their initial values ({', '.join(learning.names)}): {reason}."

@@ -12,14 +12,14 @@ from partita.server.state import State, fields_of, unanswered_columns
 
 
 def leave(state: State, name: str, aggregation: Aggregation) -> State:
-    """The client takes no part any more, and its factor stays: what it knew still counts."""
+    """Makes a client inactive and keeps its factor in the posterior."""
     k = _client(state, name)
     held = state.holding(aggregation.without_estimate(state.holdings, k))
     return _without_tasks(held.changed(k, inactive=True), k)
 
 
 def retire(state: State, name: str, aggregation: Aggregation) -> State:
-    """The client takes no part any more, and its factor is divided out, as if it had never been there.
+    """Makes a client inactive and divides its factor out of the posterior (unlearning).
 
     Only where the aggregation keeps the product.
     """
@@ -27,7 +27,7 @@ def retire(state: State, name: str, aggregation: Aggregation) -> State:
     held = state.holding(aggregation.divided(state.holdings, k))
     if not held.posterior.is_proper():
         raise SettingsError(
-            f"Without {name} the posterior would be improper: run on until the others agree, or keep its factor."
+            f"Without {name} the posterior would be improper: run more rounds first, or use leave instead."
         )
     held = dataclasses.replace(held, residual=np.full(len(state.names), np.inf))
     held = held.changed(k, versions=state.versions[k] + 1, residual=0.0, ell=0.0, inactive=True)
@@ -65,7 +65,7 @@ def _client(state: State, name: str) -> int:
 
 
 def _without_tasks(state: State, k: int) -> State:
-    """The state in which nothing is expected of a client."""
+    """The state without a client's tasks and unaggregated answers."""
     return state.with_tasks(
         [task for task in state.in_flight if task.client != k],
         [(task, reply) for task, reply in state.arrived if task.client != k],

@@ -1,4 +1,4 @@
-"""What a method is: one member of each axis that tells methods apart."""
+"""A method: one choice for each axis (solver, schedule, aggregation, context, learning)."""
 
 import equinox as eqx
 import numpy as np
@@ -15,7 +15,7 @@ from partita.server.schedules import Schedule, Sequential, Turns
 
 
 class Method(eqx.Module):
-    """One member of each axis that tells methods apart; `partita.methods` names some compositions."""
+    """One choice for each axis; `partita.methods` has named compositions."""
 
     solver: Solver
     schedule: Schedule = Sequential()
@@ -23,44 +23,44 @@ class Method(eqx.Module):
     context: Context = Cavity()
     trust_region: float = 1.0
     start: Family | None = None
-    """Where clients begin to climb while the posterior is still the prior; None for there."""
+    """The initial q of a client's solver while the posterior is still the prior; None for the prior itself."""
     passes: int | None = eqx.field(static=True, default=None)
-    """How often each client answers in all; None for as often as it takes."""
+    """The number of passes over the clients; None for until convergence."""
     anew: bool = eqx.field(static=True, default=False)
-    """Whether clients begin at `start` in every visit."""
+    """Whether every visit restarts at `start`."""
     temperature: float = 1.0
-    """By what every KL divergence is multiplied: 1 is Bayes, and less is colder. The history says so."""
+    """The factor on the KL term: 1 is Bayes, less than 1 a cold posterior. It is recorded in the history."""
     learning: Learning | None = None
     """Which hyperparameters are learned, and how; none when None."""
 
     def __check_init__(self) -> None:
         if not 0 < self.temperature < np.inf:
-            raise SettingsError(f"The temperature is a number above 0, not {self.temperature}.")
+            raise SettingsError(f"The temperature must be above 0, not {self.temperature}.")
         if self.anew and self.start is None:
-            raise SettingsError("To begin every visit anew takes a start: give one.")
+            raise SettingsError("`anew` restarts every visit at `start`: give a start.")
 
     def check(self, prior: Family, clients: int) -> None:
         """Raises an `InputError` if it cannot run with this prior and this many clients."""
         self.schedule.check(clients)
         self.aggregation.check(clients, self.answers(clients), self.solver.matched_power)
         if self.learning is not None and self.solver.estimates_evidence:
-            raise SettingsError("Power EP has no bound to learn hyperparameters by: use sequential PVI, say.")
+            raise SettingsError("Power EP has no bound to learn hyperparameters with: use PVI, such as sequential.")
         if self.learning is not None and self.passes is not None:
-            raise SettingsError("A method of one pass does not come back to learn hyperparameters: use another.")
+            raise SettingsError("A method with a fixed number of passes cannot learn hyperparameters: use another.")
         if self.learning is not None and self.context.repeats:
             raise SettingsError(
-                "Hyperparameters have no bound where rows count anew at every visit: use sequential PVI, say."
+                "Without the deletion step there is no bound to learn hyperparameters with: use PVI instead."
             )
         if self.start is not None:
             self.start.fitting(prior, "start")
 
     def answers(self, clients: int) -> int:
-        """How many answers the server takes in at a time."""
+        """How many answers the server aggregates per step."""
         first = Turns(0, np.full(clients, np.inf), np.zeros(clients, int), np.zeros(clients, bool), 0)
         return self.schedule.awaits or len(self.schedule.select(first))
 
     def recipe(self, model: Model) -> Recipe:
-        """What the clients need to know of it."""
+        """The part of the method that clients need."""
         learned = self.learning.names if self.learning else ()
         about = (self.context, self.trust_region, self.start, self.anew, self.temperature, learned)
         return Recipe(model, self.solver, *about)

@@ -107,7 +107,7 @@ class Watch:
 
 
 def posterior_of(model: Model, state: State) -> Posterior:
-    """The posterior as a user holds it, with the hyperparameters learned in their places."""
+    """The user-facing posterior, with the learned hyperparameters in the model."""
     return Posterior(model_at(model, state.hyper), state.posterior, state.hyper)
 
 

@@ -1,4 +1,4 @@
-"""A progress bar on a terminal, nothing elsewhere."""
+"""A progress bar, shown only on a terminal."""
 
 import math
 import sys
@@ -33,7 +33,7 @@ class Progress:
             self._bars.stop()
 
     def update(self, communications: int, row: Mapping[str, Any]) -> None:
-        """Moves the bar to so many communications."""
+        """Updates the bar with the number of communications and the last history row."""
         if self._bars is None:
             return
         figures = f"residual {row['residual']:.2g}"

@@ -1,4 +1,4 @@
-"""Why an answer was not taken in: a reason that the program acts on, and a sentence for people to read."""
+"""Refusals of answers: a machine-readable reason and a sentence for users."""
 
 import enum
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Reason(enum.Enum):
-    """The kinds of refusal; a run's status follows from these and never from a sentence."""
+    """The reasons for a refusal; a run's status depends on these, never on the sentence."""
 
     NOT_FINITE = "not finite"
     IMPROPER = "improper"
@@ -30,10 +30,10 @@ class Refusal(NamedTuple):
 
 
 def written(refusals: Mapping[int, Refusal]) -> list[tuple[int, str, str]]:
-    """Refusals by client as JSON can hold them, in order."""
+    """Refusals by client as JSON, in order."""
     return [(client, refusal.reason.value, refusal.sentence) for client, refusal in refusals.items()]
 
 
 def refusals(written: Sequence[Sequence]) -> dict[int, Refusal]:
-    """The refusals that were written down."""
+    """The inverse of `written`."""
     return {client: Refusal(Reason(reason), sentence) for client, reason, sentence in written}

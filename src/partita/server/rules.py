@@ -10,25 +10,25 @@ from partita.server.aggregation import Aggregation
 
 
 class Rules(NamedTuple):
-    """How long the server waits for clients, and for how many; times are in seconds of the engine's clock."""
+    """Deadline, quorum and retry policy; times are in seconds of the engine's clock."""
 
     deadline: float = np.inf
-    """How long a client has for an answer."""
+    """Seconds a client has to answer a task."""
     quorum: float = 1.0
-    """What part of those asked must have answered, rounded down, for a step to go on without the others."""
+    """The fraction of the selected clients that must answer (rounded down) before a step proceeds without the rest."""
     pause: float = 1.0
-    """How long to wait before clients that failed are asked again."""
+    """Seconds before a failed client is retried."""
     until: float = np.inf
-    """When to stop waiting at all."""
+    """The time at which the run times out."""
     admission: Admission = Admission()
-    """What an answer must keep to."""
+    """Bounds that an answer must satisfy."""
 
     def check(self, aggregation: Aggregation) -> None:
         """Raises an `InputError` for a setting that makes no sense, or that the aggregation cannot keep."""
         if not (self.deadline > 0 and self.pause > 0):
-            raise SettingsError(f"A deadline ({self.deadline}) and a pause ({self.pause}) are times above 0.")
+            raise SettingsError(f"The deadline ({self.deadline}) and the pause ({self.pause}) must be above 0.")
         if not 0 <= self.quorum <= 1:
-            raise SettingsError(f"The quorum is a part of the clients from 0 to 1, not {self.quorum}.")
+            raise SettingsError(f"The quorum must be a fraction from 0 to 1, not {self.quorum}.")
         self.admission.check()
         if self.admission.compares and not aggregation.keeps_product:
             raise SettingsError(

@@ -1,4 +1,4 @@
-"""Partitioned variational inference (`alg:vmp`), run until it has converged or its budget is spent."""
+"""Runs partitioned variational inference (`alg:vmp`) until convergence or until the budget is spent."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -42,9 +42,9 @@ class Result:
 
     @property
     def log_evidence(self) -> float:
-        """Power EP's estimate of log p(y), from the factors' scales; NaN where the aggregation has none.
+        """Power EP's estimate of log p(y), from the factors' scales; NaN if the method gives none.
 
-        Methods that climb the bound have that alone.
+        Methods that maximise the free energy have only that lower bound.
         """
         return self._last("log_evidence")
 
@@ -103,9 +103,9 @@ def run(
 
     """
     if (partition is None) == (engine is None):
-        raise SettingsError("Give the clients' rows, for clients in this process, or an engine that has them.")
+        raise SettingsError("Give either a partition, for clients in this process, or an engine.")
     if seed < 0:
-        raise SettingsError(f"A seed is not negative, as {seed} is.")
+        raise SettingsError(f"The seed must not be negative: {seed}.")
     store, requests, monitor = store or Store(), requests or Requests(), monitor or Monitor()
     if engine is None:
         assert partition is not None

@@ -1,4 +1,4 @@
-"""Whose turn is it? Step ① of `alg:vmp`: whom the server sends its posterior, and how many answers it awaits."""
+"""Schedules (step ① of `alg:vmp`): which clients get a task next, and how many answers the server waits for."""
 
 import abc
 from typing import Literal, NamedTuple
@@ -12,7 +12,7 @@ Order = Literal["fixed", "random", "residual"]
 
 
 class Turns(NamedTuple):
-    """What a schedule may look at."""
+    """The part of the state that a schedule sees."""
 
     turn: int
     """How many turns there have been."""
@@ -21,7 +21,7 @@ class Turns(NamedTuple):
     age: np.ndarray
     """How many turns ago each client last answered."""
     busy: np.ndarray
-    """Which clients are at work on an earlier posterior, or away."""
+    """Which clients are busy with an earlier task, or offline."""
     seed: int
 
 
@@ -30,11 +30,11 @@ class Schedule(eqx.Module):
 
     @abc.abstractmethod
     def select(self, turns: Turns) -> list[int]:
-        """The idle clients that are sent the posterior now."""
+        """The idle clients to send a task to."""
 
     @property
     def awaits(self) -> int | None:
-        """How many answers the server takes in at a time; None for all that are under way."""
+        """How many answers the server aggregates per step; None for all tasks in flight."""
         return None
 
     def check(self, clients: int) -> None:
@@ -44,8 +44,8 @@ class Schedule(eqx.Module):
 class Sequential(Schedule):
     """One client at a time, in fixed order, in a new random order each pass, or by residual.
 
-    In residual order the first pass is in fixed order; then the client whose last answer lay farthest from the
-    posterior comes next. Age, in units of the mean residual, is added so that none starves.
+    In residual order the first pass is in fixed order; afterwards the client with the largest residual comes next.
+    Its age, in units of the mean residual, is added to prevent starvation.
     """
 
     order: Order = eqx.field(static=True, default="fixed")
@@ -61,8 +61,8 @@ class Sequential(Schedule):
             return [int(_generator(turns.seed, sweep).permutation(clients)[place])]
         if self.order == "fixed" or sweep == 0:
             return [place]
-        # an infinite residual, of a client whose answer was refused, counts as the farthest, and one that rounding made
-        # negative as 0: no residual is then more than M units, and age still decides
+        # infinite residuals (refused answers) are clipped to the largest finite one and rounding errors to 0, so that
+        # no residual exceeds M units and age still prevents starvation
         known = turns.residual[np.isfinite(turns.residual)]
         residual = np.clip(turns.residual, 0.0, known.max(initial=0.0))
         unit = max(residual.mean(), np.finfo(float).tiny)
@@ -91,7 +91,7 @@ class RandomSubset(Schedule):
 
 
 class Asynchronous(Schedule):
-    """Every client is always at work; each answer is taken in as it comes, and its client sent the new posterior."""
+    """Every client is always busy; each answer is aggregated on arrival and its client is sent the new posterior."""
 
     @property
     def awaits(self) -> int | None:

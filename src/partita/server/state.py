@@ -62,7 +62,7 @@ def apart() -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """All that the server knows; a file of it is a complete checkpoint. Never changed in place.
+    """Everything the server knows; saved to a file it is a complete checkpoint. Never changed in place.
 
     Where the aggregation keeps the product, `posterior == prior_now · Π factors` after every step.
     """
@@ -70,7 +70,7 @@ class State:
     names: tuple[str, ...] = described(list, tuple)
     """The clients."""
     prior: Family = tree()
-    """The prior as it was given: where its scale is learned, p(θ | ε) is another."""
+    """The prior as given by the user; if its scale is learned, the current prior p(θ | ε) is `prior_now`."""
     posterior: Family = tree()
     factors: tuple[Factor, ...] = apart()
     """t_m of every client. Stored once where several are one object, as before anybody has answered."""
@@ -92,15 +92,15 @@ class State:
     """Answers that wait for others, to be aggregated together."""
     seed: int = number()
     keeps_product: bool = number(default=True)
-    """Whether the aggregation keeps the product; a factor can then be judged by itself, and divided out."""
+    """Whether the aggregation keeps q = p · Π t_m; only then can a factor be checked or divided out on its own."""
     memory: PyTree = tree(default=None)
-    """What the aggregation remembers."""
+    """The aggregation's own state, such as an optimiser's."""
     hyper: Hyper = tree(default_factory=dict)
-    """The hyperparameters ε that are learned."""
+    """The current values of the learned hyperparameters ε."""
     gradients: Mapping[str, Float[np.ndarray, "m ..."]] = per_client(np.nan, default_factory=dict)
     """Each client's last ∇_ε of its expected log-likelihood, at the posterior it was sent."""
     learning: PyTree = tree(default=None)
-    """What the way of learning ε remembers."""
+    """The state of the hyperparameter optimiser."""
     turn: int = number(default=0)
     updates: int = number(default=0)
     """How many times the posterior has changed."""
@@ -109,11 +109,11 @@ class State:
     """One per client and pair of messages."""
     gradient_steps: int = number(default=0)
     synchronous_steps: int = number(default=0)
-    """The same, where clients that work at the same time count as the slowest of them (`fig:fmnist_homo_pvi_steps`)."""
+    """Gradient steps where clients that run in parallel count as the slowest of them (`fig:fmnist_homo_pvi_steps`)."""
     clock: float = number(default=0.0)
     """Simulated time."""
     refused: Mapping[int, Refusal] = described(written, refusals, default_factory=dict)
-    """The clients whose answers were refused since one was last taken in, the latest first."""
+    """The clients whose answers were refused since an answer was last accepted, the latest first."""
 
     @property
     def active(self) -> Bool[np.ndarray, " m"]:
@@ -122,7 +122,7 @@ class State:
 
     @property
     def inactive_names(self) -> tuple[str, ...]:
-        """The names of clients that take no part any more."""
+        """The names of inactive clients."""
         return tuple(self.names[k] for k in np.flatnonzero(self.inactive))
 
     @property
@@ -132,7 +132,7 @@ class State:
 
     @property
     def holdings(self) -> Holdings:
-        """What the aggregation sees of it."""
+        """The part of the state that the aggregation updates."""
         return Holdings(self.posterior, dict(enumerate(self.factors)), self.memory)
 
     @property
@@ -208,10 +208,10 @@ def unanswered_columns(clients: int, like: Mapping[str, Any] | None = None) -> d
 
 
 def init(prior: Family, clients: int | Sequence[str], seed: int = 0, aggregation: Aggregation | None = None) -> State:
-    """t_m = 1 for every client, named or counted, and q = p, unless the aggregation begins elsewhere."""
+    """The initial state: t_m = 1 for every client and q = p, unless the aggregation starts elsewhere."""
     names = tuple(f"client {k}" for k in range(clients)) if isinstance(clients, int) else tuple(clients)
     if not names:
-        raise SettingsError("There are no clients: give the data of at least one.")
+        raise SettingsError("There are no clients: give at least one.")
     if not prior.is_proper():
         raise SettingsError("The prior is improper: give it finite natural parameters and positive precision.")
     aggregation = aggregation or Damped()

@@ -32,7 +32,7 @@ LEFT_OUT = Refusal(Reason.LEFT_OUT, "was left out with those that were refused")
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """What a step did."""
+    """The report of one server step."""
 
     clients: tuple[int, ...]
     """Who answered; nobody where the step was interrupted."""
@@ -42,7 +42,7 @@ class Event:
     refusals: dict[int, Refusal]
     replies: dict[int, Reply]
     unanswered: dict[int, str]
-    """The clients that were asked and left out of the step, with the reason."""
+    """The clients that were sent a task and were skipped in this step, with the reason."""
 
 
 def step(
@@ -55,9 +55,9 @@ def step(
     requests: Requests | None = None,
     tolerance: float = 1e-6,
 ) -> tuple[State, Event]:
-    """One pass through the body of `alg:vmp`, and a step in ε where it is learned; the engine is bound already.
+    """One iteration of `alg:vmp`, then a hyperparameter step if any are learned; the engine must be bound.
 
-    Raises nothing for what a client answers: a bad answer is refused. Answers within the tolerance have settled.
+    An invalid answer is refused; it never raises. An answer within `tolerance` nats counts as converged.
     """
     rules, store, requests = rules or Rules(), store or Store(), requests or Requests()
     state = dispatch(method, state, engine.away(state.names))
@@ -180,7 +180,7 @@ def receive(state: State, answer: Answer) -> State:
 
 
 def without(state: State, tasks: Sequence[Task]) -> State:
-    """The state in which nobody waits for these tasks."""
+    """The state without these tasks in flight."""
     ids = {task.id for task in tasks}
     return dataclasses.replace(state, in_flight=tuple(task for task in state.in_flight if task.id not in ids))
 
@@ -194,7 +194,7 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
     deltas = {k: replies[k].delta for k in sorted(replies) if k not in invalid}
 
     held = set(np.flatnonzero(state.versions).tolist()) if state.keeps_product else set()
-    # factors from before there was anybody to compare them with are judged as soon as there is
+    # factors aggregated before the bounds applied are checked as soon as the bounds apply
     judged = held & deltas.keys() if _comparable(state, ()) else held
     bounds = admission if _comparable(state, replies) else Admission()
     climbed = functools.partial(free_energy, method, engine, state)

@@ -57,7 +57,7 @@ class Budget(NamedTuple):
         return cls(state.communications + spendable, state.answers + answers, state.answers + passes)
 
     def spent(self, state: State) -> bool:
-        """Whether it is used up."""
+        """Whether a limit is reached."""
         return state.communications >= self.communications or state.answers >= self.answers
 
 
@@ -107,11 +107,11 @@ class Stopping:
             k, refusal = next(iter(state.refused.items()))
             status, remedy = _REFUSED[refusal.reason]
             name = state.names[k]
-            return Ending(status, f"No answer could be taken in: that of {name} {refusal.sentence}. {remedy}")
+            return Ending(status, f"No answer could be accepted: that of {name} {refusal.sentence}. {remedy}")
         if len(self.history) and not self.latest > self.first - 10 * (1 + abs(self.first)) and not np.isnan(self.first):
             return Ending(Status.DIVERGED, f"The free energy ran away to {self.latest:.6g}. {_slower(state)}")
         if np.all(state.outcome[state.active] == Outcome.NO_MOMENTS):
-            return Ending(Status.IMPROPER, "Nobody's tilted density has moments that could be matched.")
+            return Ending(Status.IMPROPER, "No client found the moments of its tilted density.")
         return None
 
     def _converged(self, state: State) -> Ending | None:
@@ -140,5 +140,5 @@ class Stopping:
 
 
 def _slower(state: State) -> str:
-    """The remedy for a free energy that falls."""
-    return "Damp more, or learn hyperparameters in smaller steps." if state.hyper else "Damp more."
+    """The remedy for a falling free energy."""
+    return "Use more damping, or smaller hyperparameter steps." if state.hyper else "Use more damping."

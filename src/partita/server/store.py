@@ -9,7 +9,7 @@ class Store:
     """Keeps states; this one keeps nothing."""
 
     def load(self, fresh: State) -> tuple[State, History]:
-        """Where to begin: the last state kept and its history, or a fresh state."""
+        """The last saved state and its history, or the fresh state."""
         return fresh, History()
 
     def keep(self, state: State) -> None:

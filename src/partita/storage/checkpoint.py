@@ -18,11 +18,11 @@ _TASK = ("id", "client", "version", "updates", "sent")
 
 
 class Checkpoint(Store):
-    """One file, written every so many steps and at the end. A run goes on from it when it exists."""
+    """One file, written every `every` steps and at the end. A run resumes from it if it exists."""
 
     def __init__(self, path: str | os.PathLike[str], every: int = 10) -> None:
         if every < 1:
-            raise SettingsError(f"A checkpoint is due every step at most, not every {every}.")
+            raise SettingsError(f"checkpoint_every must be at least 1, not {every}.")
         self.path, self.every = path, every
 
     def load(self, fresh: State) -> tuple[State, History]:
@@ -34,9 +34,9 @@ class Checkpoint(Store):
 
 
 def save(path: str | os.PathLike[str], state: State, history: History) -> None:
-    """Writes all that a run needs to go on after a step. The file is the old one or the new one, never part of one.
+    """Writes everything a run needs to resume after a step. The write is atomic.
 
-    What clients and tasks share, such as a factor that nobody has changed, is written once.
+    Objects shared by clients and tasks, such as an initial factor, are written once.
     """
     factors, held = _distinct([*state.factors, *(task.factor for task in state.in_flight)])
     posteriors, sent = _distinct([task.posterior for task in state.in_flight])
@@ -58,7 +58,7 @@ def load(path: str | os.PathLike[str], like: State) -> tuple[State, History]:
     arrays, about = read(path)
     if about.get("format") != _FORMAT:
         raise DamagedFileError(
-            f"{path} has format {about.get('format')} where this version reads {_FORMAT}: start anew elsewhere."
+            f"{path} has format {about.get('format')}, but this version reads {_FORMAT}: use another checkpoint file."
         )
     values = about["state"]
     if values["names"] != list(like.names) or values["seed"] != like.seed:
@@ -100,7 +100,7 @@ def load(path: str | os.PathLike[str], like: State) -> tuple[State, History]:
 
 
 def _distinct(members: Sequence[Any]) -> tuple[list[Any], list[int]]:
-    """The objects among members without repetitions, and the place of each member among them."""
+    """The distinct objects, and the index of each member among them."""
     distinct = {id(member): member for member in members}
     places = {identity: place for place, identity in enumerate(distinct)}
     return list(distinct.values()), [places[id(member)] for member in members]

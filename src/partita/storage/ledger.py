@@ -1,6 +1,6 @@
-"""All that the server knows in one SQLite file: one transaction for every answer; a kill costs at most the last.
+"""The server's state in one SQLite file, with one transaction per answer.
 
-A client whose answer was lost so is asked again. Others may read the file while the server writes it.
+A killed server loses at most the last answer, which is requested again. Other processes may read the file meanwhile.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ _ALWAYS = (
 )
 """Tables that there are before a run has begun."""
 _CACHE = 131_072
-"""How many KiB of memory the data base may use."""
+"""SQLite's page cache in KiB."""
 
 
 class Ledger(Store, Requests, EventLog):
@@ -80,12 +80,12 @@ class Ledger(Store, Requests, EventLog):
         self.path = Path(path)
         self._kept: State | None = None
         self._first: tuple[Factor, ...] = ()
-        """The factors that a run begins with, which need not be written: thousands of clients may share one."""
+        """The initial factors, which are not written: thousands of clients may share one."""
         self._rows = self._traffic = 0
         self._counted: dict[str, Any] = {}
-        """The numbers written last."""
+        """The counters last written."""
         self._db = connect(self.path)
-        # large pages, and a cache that holds a step's: arrays are written in few pieces, and once
+        # large pages and a cache that holds a whole step, so that arrays are written once and in few pieces
         self._db.execute("PRAGMA page_size = 65536")
         self._db.execute(f"PRAGMA cache_size = {-_CACHE}")
         self._db.execute("PRAGMA journal_mode = WAL")
@@ -131,21 +131,21 @@ class Ledger(Store, Requests, EventLog):
             self._note(db, name, event, text)
 
     def carried(self, size: int) -> None:
-        """Kept with the next state: a server that is killed forgets what it sent after the last one."""
+        """Saved with the next state: after a crash, traffic since the last saved state is not counted."""
         self._traffic += size
 
     def say(self, key: str, value: Any) -> None:
-        """Keeps something that JSON can hold."""
+        """Stores a JSON value under a key."""
         with self._transaction() as db:
             self._write(db, key, value)
 
     def said(self, key: str) -> Any:
-        """What was kept under a key; None if nothing was."""
+        """The JSON value stored under a key, or None."""
         found = self._db.execute("SELECT value FROM about WHERE key = ?", [key]).fetchone()
         return None if found is None else json.loads(found[0])
 
     def request(self, name: str, change: Literal["leave", "retire", "join"]) -> None:
-        """Asks the server, which may be another process, for a change of a client's membership at its next step."""
+        """Requests a membership change, which the server (possibly another process) applies at its next step."""
         if change not in CHANGES:
             raise unknown("change of membership", change, CHANGES)
         with self._transaction() as db:
@@ -180,14 +180,14 @@ class Ledger(Store, Requests, EventLog):
         self._db.execute("COMMIT")
 
     def _note(self, db: sqlite3.Connection, name: str, event: str, text: str) -> None:
-        shown = legible(text, 2 * SHOWN)  # a sentence of ours around words of theirs
+        shown = legible(text, 2 * SHOWN)  # our text plus the client's
         db.execute("INSERT INTO events VALUES (NULL, ?, ?, ?, ?)", [time.time(), name, event, shown])
 
     def _write(self, db: sqlite3.Connection, key: str, value: Any) -> None:
         db.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", [key, json.dumps(value)])
 
     def _differences(self, db: sqlite3.Connection, state: State) -> None:
-        """Writes what sets a state apart from the one kept last."""
+        """Writes the differences from the last saved state."""
         kept = self._kept
         if kept is None:
             for statement in _schema(state):
@@ -225,7 +225,7 @@ class Ledger(Store, Requests, EventLog):
         db.executemany(f"INSERT OR REPLACE INTO clients VALUES ({marks})", rows)
 
     def _tasks(self, db: sqlite3.Connection, state: State) -> None:
-        """Writes what has become of tasks; one whose factor is still its client's does without a copy of it."""
+        """Writes changes of tasks; a task whose factor is still the client's current one has no copy of it."""
         before = {} if self._kept is None else _tasks(self._kept)
         now = _tasks(state)
         for id in before.keys() - now.keys():
@@ -242,7 +242,7 @@ class Ledger(Store, Requests, EventLog):
                 db.execute("UPDATE tasks SET place = ?, info = ?, reply = ? WHERE id = ?", row)
 
     def _posteriors(self, db: sqlite3.Connection, state: State) -> None:
-        """Writes the posteriors that tasks were sent with, and the present one unless it is the factors' product."""
+        """Writes the posteriors of open tasks, and the current one unless it is prior times factors."""
         used = {task.updates: (task.posterior, task.hyper) for task, _ in _tasks(state).values()}
         used[state.updates] = state.posterior, state.hyper
         if state.keeps_product:
@@ -254,7 +254,7 @@ class Ledger(Store, Requests, EventLog):
 
 
 def _put(db: sqlite3.Connection, k: int, factor: bytes) -> None:
-    """Writes a client's factor: over the one before it, whose pages need then not be freed and found again."""
+    """Writes a client's factor in place of the previous one, which avoids freeing and reallocating pages."""
     if db.execute("SELECT length(factor) FROM factors WHERE k = ?", [k]).fetchone() == (len(factor),):
         with db.blobopen("factors", "factor", k) as blob:
             blob.write(factor)
@@ -263,17 +263,17 @@ def _put(db: sqlite3.Connection, k: int, factor: bytes) -> None:
 
 
 def _tasks(state: State) -> dict[str, tuple[Task, Reply | None]]:
-    """The tasks that are not done with by their ids, with the answers that have come; those under way come first."""
+    """Open tasks by id, with their replies if they have arrived; tasks in flight come first."""
     waiting: dict[str, tuple[Task, Reply | None]] = {task.id: (task, None) for task in state.in_flight}
     return waiting | {task.id: (task, reply) for task, reply in state.arrived}
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """The file as a data base."""
+    """Opens the file as a database."""
     try:
         return sqlite3.connect(path, isolation_level=None, timeout=60.0)
     except sqlite3.OperationalError as error:
-        raise DamagedFileError(f"{path} cannot be opened as a ledger ({error}): choose another place.") from None
+        raise DamagedFileError(f"{path} cannot be opened as a ledger ({error}): choose another path.") from None
 
 
 def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, History]:
@@ -295,7 +295,7 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
         ).fetchall()
         rows = [json.loads(row) for (row,) in db.execute("SELECT row FROM history ORDER BY place")]
     except (sqlite3.DatabaseError, KeyError, ValueError) as error:
-        raise DamagedFileError(f"{source} is not a ledger of partita's, or is damaged: {error}.") from None
+        raise DamagedFileError(f"{source} is not a partita ledger, or it is corrupt: {error}.") from None
     finally:
         if db.in_transaction:
             db.execute("ROLLBACK")

@@ -17,7 +17,7 @@ from partita.local.solvers.gradient import LBFGS
 class AlphaProblem(Problem):
     """A client's problem with (1/α) log E_q[(p̂ / q)^α], p̂ = context · p(y_k | θ), in place of the free energy.
 
-    Whoever maximises it minimises D_α[p̂ ‖ q]. It is a lower bound on log ∫ p̂, and α → 0 is the free energy itself.
+    Maximising it minimises D_α[p̂ ‖ q]. It is a lower bound on log ∫ p̂, and α → 0 is the free energy.
     """
 
     alpha: float | Float[Array, ""] = 0.5
@@ -37,11 +37,11 @@ class AlphaProblem(Problem):
 
 
 class AlphaDivergence(LBFGS):
-    """Minimises D_α[p̂_k ‖ q] by L-BFGS, with integrals that are sums over some θ; for any model.
+    """Minimises D_α[p̂_k ‖ q] by L-BFGS, with integrals by quadrature or Monte Carlo; for any model.
 
-    Where it ends the moments of p̂^α q^(1−α) are q's: a fixed point of `MomentMatching`. α is below 1, where the
-    objective no longer depends on q. With `MonteCarlo` one set of draws serves throughout; their bias grows with α and
-    with the distance of p̂ from q.
+    At the optimum q has the moments of p̂^α q^(1−α): a fixed point of `MomentMatching`. α must be below 1; at 1 the
+    objective does not depend on q. With `MonteCarlo` one set of draws is used throughout; the bias grows with α and
+    with the distance between p̂ and q.
     """
 
     alpha: float = 0.5
@@ -49,7 +49,7 @@ class AlphaDivergence(LBFGS):
 
     def __check_init__(self) -> None:
         if isinstance(self.alpha, int | float) and not 0 < self.alpha < 1:
-            raise SettingsError(f"The α of a divergence is above 0 and below 1, not {self.alpha}: match moments for 1.")
+            raise SettingsError(f"α must be above 0 and below 1, not {self.alpha}: for α = 1 use MomentMatching.")
 
     @property
     def estimates_evidence(self) -> bool:

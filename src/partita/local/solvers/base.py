@@ -1,4 +1,4 @@
-"""How does a client climb its objective? One compiled loop serves every solver."""
+"""The interface of solvers, and the compiled loop that they share."""
 
 import abc
 import enum
@@ -32,11 +32,11 @@ class Outcome(enum.IntEnum):
         return {
             Outcome.RUNNING: "It is still running.",
             Outcome.CONVERGED: "It converged.",
-            Outcome.STEP_LIMIT: "It took all the steps it was allowed.",
-            Outcome.STALLED: "No step raised its free energy at this precision.",
-            Outcome.TRUST_REGION: "Its context is improper and it was stopped at the trust region.",
-            Outcome.IMPROPER: "Its next step would have led to an improper member: take smaller steps.",
-            Outcome.NO_MOMENTS: "It found no moments of its tilted density that stay: use more points, or damp more.",
+            Outcome.STEP_LIMIT: "It reached the step limit.",
+            Outcome.STALLED: "No step increased its free energy at this precision.",
+            Outcome.TRUST_REGION: "Its context is improper and it stopped at the trust region.",
+            Outcome.IMPROPER: "Its next step would have been improper: use smaller steps.",
+            Outcome.NO_MOMENTS: "The moments of its tilted density did not converge: use more points or more damping.",
             Outcome.NOT_CONJUGATE: "The model is not conjugate to this family, so one step was not exact.",
         }[self]
 
@@ -49,15 +49,15 @@ class Solution(eqx.Module):
     steps: Int[Array, ""]
     outcome: Int[Array, ""]
     log_mass: float | Float[Array, ""] = 0.0
-    """The logarithm of q's mass, for those that match un-normalised densities: their factors then tell the evidence."""
+    """The log mass of q for solvers that match unnormalised densities; from it the evidence is estimated."""
     skipped: int | Int[Array, ""] = 0
-    """How many rows have no proper factor, and were left as they were."""
+    """The number of rows without a proper factor, which were not updated."""
     left: float | Float[Array, ""] = 0.0
-    """How far another step would have gone, in nats of KL, for those that begin anew, and repeat what is unfinished."""
+    """For solvers that restart at every visit: KL of the next step, had the solver continued, in nats."""
 
 
 class Progress(NamedTuple):
-    """Where a solver is."""
+    """The state of a solver."""
 
     q: Family
     free_energy: Float[Array, ""]
@@ -68,22 +68,22 @@ class Progress(NamedTuple):
 class Solver(eqx.Module):
     """A way to maximise a `Problem`.
 
-    Numbers held by a solver are traced, so that changing a step size or a limit compiles nothing anew. A deterministic
-    solver ends no lower in free energy than it began, to rounding.
+    A solver's numbers are traced, so that changing a step size or a limit does not recompile. A deterministic solver
+    never lowers the free energy, up to rounding.
     """
 
     max_steps: eqx.AbstractVar[int]
 
     @property
     def estimates_evidence(self) -> bool:
-        """Whether Z_q = ∫ p(θ) Π t_m(θ) dθ of the factors it finds estimates p(y): its free energy is then q's mass."""
+        """Whether Z_q = ∫ p(θ) Π t_m(θ) dθ estimates p(y), as in power EP; `free_energy` is then the log mass of q."""
         return False
 
     @property
     def matched_power(self) -> float | None:
-        """The α for which q · Δ^α has the moments of q · (p(y_k | θ) / t_k)^α; None where answers do not tell them.
+        """The α for which q · Δ^α has the moments of q · (p(y_k | θ) / t_k)^α; None if there is no such α.
 
-        A solver that goes on to where a client's own sites agree, or part of the way to the moments, does not.
+        There is none for solvers that iterate over a client's own sites, or move only part of the way to the moments.
         """
         return None
 
@@ -96,7 +96,7 @@ class Solver(eqx.Module):
         """One step."""
 
     def finish(self, problem: Problem, progress: Progress, key: Key[Array, ""]) -> Progress:
-        """What is left to do after the last step."""
+        """Post-processing after the last step."""
         return progress
 
     def solve(self, problem: Problem, key: Key[Array, ""]) -> Solution:
@@ -114,19 +114,19 @@ class Solver(eqx.Module):
         return self.solution(progress, steps, outcome)
 
     def solution(self, progress: Progress, steps: Int[Array, ""], outcome: Int[Array, ""]) -> Solution:
-        """What the last progress amounts to."""
+        """The solution from the last progress."""
         log_mass = progress.free_energy if self.estimates_evidence else 0.0
         return Solution(progress.q, progress.free_energy, steps, outcome, log_mass)
 
 
 class Climb(NamedTuple):
-    """What a search among candidates found: the first that does not fall, if any."""
+    """The result of a line search: the first acceptable candidate, if any."""
 
     q: Family
     free_energy: Float[Array, ""]
     rose: Bool[Array, ""]
     limited: Bool[Array, ""]
-    """Whether a better candidate was refused only because it left the trust region."""
+    """Whether a better candidate was rejected only because it left the trust region."""
 
 
 def climb(
@@ -137,10 +137,10 @@ def climb(
     trials: int,
     key: Key[Array, ""],
 ) -> Climb:
-    """Tries `candidate(0)`, `candidate(1)`, … until one is proper, within the trust region, and not lower than q.
+    """Line search: tries `candidate(0)`, `candidate(1)`, … until one is proper, in the trust region, and not below q.
 
-    Differences below the rounding of F do not count: near the optimum they would refuse good steps at random, and the
-    halved step that passes would look like convergence.
+    Decreases below the rounding error of F are accepted: otherwise good steps near the optimum would be rejected at
+    random, and the shortened step would look like convergence.
     """
     terms = 1 + jnp.abs(free_energy) + jnp.abs(problem.context.log_scale)
     floor = free_energy - 8 * jnp.finfo(free_energy.dtype).eps * terms
@@ -163,14 +163,14 @@ def climb(
 
 
 def after(found: Climb, moved: Float[Array, ""], tolerance: float | Float[Array, ""]) -> Int[Array, ""]:
-    """The outcome of a step that moved q by so many nats of KL: running, converged, stalled, at the trust region."""
+    """The outcome after a line search that moved q by `moved` nats of KL."""
     outcome = jnp.where(moved <= tolerance, Outcome.CONVERGED, Outcome.RUNNING)
     outcome = jnp.where(found.rose, outcome, Outcome.STALLED)
     return jnp.where(found.limited, Outcome.TRUST_REGION, outcome)
 
 
 def when_one_was_asked_for(max_steps: int | Int[Array, ""], outcome: Int[Array, ""]) -> Int[Array, ""]:
-    """The outcome, where a single step, if that is all that was asked for, is a whole answer."""
+    """The outcome, where reaching a limit of one step counts as converged."""
     unfinished = (outcome == Outcome.RUNNING) | (outcome == Outcome.STEP_LIMIT)
     return jnp.where(unfinished & (max_steps == 1), Outcome.CONVERGED, outcome)
 

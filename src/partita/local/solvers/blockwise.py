@@ -1,4 +1,4 @@
-"""Coordinate ascent: a solver applied to some leaves of q at a time."""
+"""Block coordinate ascent over the leaves of q."""
 
 import dataclasses
 
@@ -14,12 +14,11 @@ from partita.local.solvers.base import Outcome, Progress, Solver
 
 
 class Blockwise(Solver):
-    """Sweeps over blocks of q's leaves, solving for one block while the others stay (VMP, mean-only updates).
+    """Sweeps over blocks of q's leaves, solving for one block with the others fixed (VMP, mean-only updates).
 
-    A block is a tuple of names; a leaf belongs to it when one of the names is on its path, be it the name of a
-    component of a product, a key of θ, or a natural parameter such as "precision_mean". A block that holds some natural
-    parameters of a Gaussian and not the others is for `Gradient` and `LBFGS` only: a natural-gradient step cut in two
-    ends elsewhere.
+    A block is a tuple of names; a leaf belongs to it if one of the names is on its path: a component of a product, a
+    key of θ, or a natural parameter such as "precision_mean". A block with only some of a Gaussian's natural parameters
+    works with `Gradient` and `LBFGS` only, since part of a natural-gradient step is not an ascent step.
     """
 
     solver: Solver
@@ -39,7 +38,7 @@ class Blockwise(Solver):
             solution = self.solver.solve(part, key)
             q, value = solution.q, solution.free_energy
             limited = limited | (solution.outcome == Outcome.TRUST_REGION)
-        # each block's ball is around where that block began: the whole way is held within the one around the start
+        # each block has its own trust region; the whole sweep must stay in the one around the start
         within = problem.within(q)
         q, value = jax.tree.map(lambda a, b: jnp.where(within, a, b), (q, value), (progress.q, progress.free_energy))
         outcome = jnp.where(q.kl(progress.q) <= self.tolerance, Outcome.CONVERGED, Outcome.RUNNING)

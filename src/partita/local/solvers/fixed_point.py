@@ -18,8 +18,8 @@ def damped(q: Family, target: Family, damping: float | Float[Array, ""]) -> Fami
 class FixedPoint(Solver):
     """Iterates q ← q^(1−ρ) · (context · ∇_μ ell)^ρ: natural-gradient ascent with step ρ.
 
-    Backs off, halving ρ within a step, when the free energy would fall. With `back_off=False` every step is taken as
-    it is: the plain iteration of the paper, whose single step makes synchronous PVI global VI (`prop:local-global-fp`).
+    Backtracks (halves ρ within a step) if the free energy would fall. With `back_off=False` every step is accepted:
+    the paper's plain iteration, a single step of which makes synchronous PVI global VI (`prop:local-global-fp`).
     """
 
     damping: float = 1.0
@@ -46,10 +46,10 @@ class FixedPoint(Solver):
 
 
 class NaturalGradient(Solver):
-    """Replies with one undamped fixed-point change as it is, for a server that takes the step itself.
+    """Answers with one undamped fixed-point change, for a server-side optimiser.
 
-    Against the cavities the changes sum to ∇_μ F (`prop:local-global-fp`). Only that direction counts: the answer may
-    be improper, and the free energy reported is that of the posterior sent.
+    With cavity contexts the changes sum to ∇_μ F (`prop:local-global-fp`). Only that direction is used: the answer may
+    be improper, and the reported free energy is that of the posterior sent.
     """
 
     max_steps: int = 1
@@ -66,8 +66,8 @@ class NaturalGradient(Solver):
 class Conjugate(Solver):
     """One exact step, q = context · ∇_μ ell, for a model conjugate to the family (`sec:optim:analytic`).
 
-    ell is then linear in the mean parameters, so that its natural gradient is the same everywhere. That is checked: a
-    model that is not conjugate is reported as such.
+    Then ell is linear in the mean parameters and its natural gradient is constant. This is checked, and a model that
+    is not conjugate is reported.
     """
 
     max_steps: int = 1

@@ -20,7 +20,7 @@ Watched = Literal["free_energy", "ell"]
 
 
 class Memory(NamedTuple):
-    """What gradient ascent remembers between steps."""
+    """The state of gradient ascent between steps."""
 
     coordinates: PyTree
     optimiser: PyTree
@@ -29,9 +29,9 @@ class Memory(NamedTuple):
     total: Float[Array, ""]
     """The sum of the watched value over the current window of steps."""
     best: Float[Array, ""]
-    """The highest mean of a window so far."""
+    """The best window mean so far."""
     flat: Int[Array, ""]
-    """How many windows have ended since then."""
+    """The number of windows without improvement."""
 
 
 class Gradient(Solver):
@@ -46,18 +46,18 @@ class Gradient(Solver):
     learning_rate: float = 1e-2
     max_steps: int = 1000
     window: int | Literal["epoch"] = 100
-    """Over how many steps what is watched is averaged."""
+    """The number of steps over which the monitored value is averaged."""
     patience: int = 1
-    """Stops when so many windows in a row have not risen above the best before them,"""
+    """Stops after this many consecutive windows without improvement."""
     tolerance: float = 1e-3
-    """by this many nats."""
+    """The smallest improvement of a window's mean that counts, in nats."""
     watch: Watched = eqx.field(static=True, default="free_energy")
-    """Stops when the local free energy is flat, or early, when the expected log-likelihood is."""
+    """The monitored value: the local free energy, or the expected log-likelihood for early stopping."""
     batch_size: int | None = eqx.field(static=True, default=None)
-    """How many rows a step is given; all of them if None, or if there are no more."""
+    """The mini-batch size; None, or at least the number of rows, for full batches."""
     coordinates: Coordinates = eqx.field(static=True, default="unconstrained")
     keep_best: bool = eqx.field(static=True, default=True)
-    """Whether the best q seen is returned, rather than the last, where free energies are exact."""
+    """Whether to return the best q rather than the last, if free energies are exact."""
 
     def __check_init__(self) -> None:
         if self.coordinates not in ("unconstrained", "natural"):
@@ -65,9 +65,9 @@ class Gradient(Solver):
         if self.watch not in ("free_energy", "ell"):
             raise unknown("value to watch", self.watch, ("free_energy", "ell"))
         if isinstance(self.window, str) and self.window != "epoch":
-            raise SettingsError(f'A window is a number of steps or "epoch", not {self.window!r}.')
+            raise SettingsError(f'The window must be a number of steps or "epoch", not {self.window!r}.')
         if self.batch_size is not None and self.batch_size < 1:
-            raise SettingsError(f"A mini-batch has at least one row, not {self.batch_size}.")
+            raise SettingsError(f"The batch size must be at least 1, not {self.batch_size}.")
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         coordinates = to_coordinates(problem.start, self.coordinates)
@@ -126,10 +126,10 @@ class Gradient(Solver):
         return progress._replace(q=q, free_energy=value)
 
     def _admissible(self, problem: Problem, moved: PyTree) -> tuple[Bool[Array, ""], Bool[Array, ""]]:
-        """Whether coordinates give a proper member, and one within the trust region.
+        """Whether the coordinates are those of a proper member, and whether it is in the trust region.
 
-        Unconstrained ones are proper if finite, and the region bounds improper contexts only: so neither is worked out
-        at every step.
+        Both checks are skipped when they are not needed: finite unconstrained coordinates are always proper, and the
+        trust region applies only to improper contexts.
         """
 
         def member() -> Family:
@@ -152,13 +152,13 @@ class Gradient(Solver):
         return (shard.rows + size - 1) // size
 
     def _size(self, shard: Shard) -> int:
-        """How many rows a batch has room for."""
+        """The number of rows in a batch."""
         return min(self.batch_size or len(shard.weights), len(shard.weights))
 
     def _batch(
         self, shard: Shard, order: Int[Array, " n"], index: Int[Array, ""], key: Key[Array, ""]
     ) -> tuple[Shard, Int[Array, " n"]]:
-        """The next mini-batch of an epoch that visits every real row once, weighted to stand for all of them."""
+        """The next mini-batch of an epoch that visits every real row once, reweighted to represent all rows."""
         size = self._size(shard)
         if size == len(shard.weights):
             return shard, order

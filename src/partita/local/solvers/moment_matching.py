@@ -14,38 +14,38 @@ from partita.local.solvers.base import Outcome, Progress, Solver, running, when_
 from partita.local.solvers.power import check_power
 
 BATCH = 64
-"""For how many θ all rows are gone through at a time."""
+"""The number of θ that are evaluated in one batch."""
 
 
 class MomentMatching(Solver):
-    """Matches the family to the tilted density of all of a client's rows, whose integrals are sums over some θ.
+    """Matches the moments of the tilted density of all of a client's rows, by quadrature or importance sampling.
 
-    A `Grid` is exact for few parameters. With `MonteCarlo` draws are weighted by how much likelier the tilted density
-    makes them; the moments are then biased, by about one over the number of draws that the weights leave in effect.
-    Values of θ are laid out anew around what was matched last until that stays where it is. Rows that stand for w times
-    as many (`Prior(rescaled=True)`) count as w clients, of which one is matched: (p(y_k | θ)^w / t_k)^(α/w).
+    A `Grid` is accurate for few parameters. With `MonteCarlo` the draws are importance-weighted; the moments have a
+    bias of about one over the effective sample size. Nodes or draws are placed around the last match until it
+    converges. Rows with weight w (`Prior(rescaled=True)`) count as w clients, one of which is matched:
+    (p(y_k | θ)^w / t_k)^(α/w).
 
-    Natural parameters are no linear function of moments: those matched to few draws are biased, however much the server
-    damps, and may not exist. With a `step_size` ε below 1 an answer says at what rate natural parameters change as mean
-    parameters move by ε towards the moments of one set of draws. Damped by ρ = ε that is EP-μ; at ε = 0, where it is a
-    derivative, EP-η (So and Turner 2024). Noise in the moments then biases steps by a multiple of ε, or not at all.
-    What remains is the bias of weighted draws, of which a single one tells nothing.
+    Natural parameters are not linear in the moments: matching noisy moments is biased whatever the damping, and may be
+    infeasible. With a `step_size` s below 1 the answer is the rate of change of the natural parameters as the mean
+    parameters move by s towards the moments of one set of draws. With damping ρ = s this is EP-μ; s = 0, a derivative,
+    is EP-η (So and Turner 2024). The bias from noisy moments is then of order s, or zero; the bias of importance
+    sampling remains.
     """
 
     alpha: float = 1.0
     rule: Grid | MonteCarlo = Grid()
     max_steps: int = 30
     tolerance: float = 1e-12
-    """Stops when what is matched moves by less than this, in nats of KL."""
+    """Stops when the match moves by less than this, in nats of KL."""
     step_size: float = 1.0
-    """How far mean parameters move towards the moments found; below 1 these are not sought for again."""
+    """The step of the mean parameters towards the moments; below 1 the moments are computed only once."""
 
     def __check_init__(self) -> None:
         check_power(self.alpha)
         if isinstance(self.step_size, int | float) and not 0 <= self.step_size <= 1:
-            raise SettingsError(f"The step towards the moments is from 0 to 1, not {self.step_size}.")
+            raise SettingsError(f"The step size must be from 0 to 1, not {self.step_size}.")
         if isinstance(self.rule, MonteCarlo) and self.rule.samples < 2:
-            raise SettingsError(f"Draws are weighted against one another: give it at least 2, not {self.rule.samples}.")
+            raise SettingsError(f"Importance sampling needs at least 2 samples, not {self.rule.samples}.")
 
     @property
     def estimates_evidence(self) -> bool:
@@ -71,7 +71,7 @@ class MomentMatching(Solver):
             return alpha * (likelihood - inner(factor, statistic)) + inner(start / around, statistic)
 
         logs = log_masses + jax.lax.map(lambda pair: log_ratio(*pair), (theta, statistics), batch_size=BATCH)
-        # draws have other moments than what they were drawn from: the tilted density changes theirs by as much
+        # control variate: apply the weights' change of the sample moments to the exact moments
         gained = jax.nn.softmax(logs) - jnp.exp(log_masses)
         changes = jax.tree.leaves(jax.tree.map(lambda leaf: jnp.tensordot(gained, leaf, 1), statistics))
         before, structure = jax.tree.flatten(around.mean_parameters())
@@ -83,9 +83,9 @@ class MomentMatching(Solver):
         return Progress(matched, log_mass, jnp.where(matched.is_proper(), outcome, Outcome.NO_MOMENTS), moments)
 
     def finish(self, problem: Problem, progress: Progress, key: Key[Array, ""]) -> Progress:
-        """q · (matched / q)^(1/α), with its mass; it may be improper, and yet its damped step proper.
+        """q · (matched / q)^(1/α) with its mass; it may be improper although its damped step is proper.
 
-        A grid that went on being laid out anew has not found the tilted density: it may have no moments.
+        If a grid has not converged, the tilted density may have no moments.
         """
         start, alpha = Factor.of(problem.start), self.power(problem)
         said = start / problem.context
@@ -101,11 +101,11 @@ class MomentMatching(Solver):
         return Progress(whole.natural, log_mass, outcome)
 
     def power(self, problem: Problem) -> Float[Array, ""]:
-        """The power of the whole that gives one of w copies the power α."""
+        """The power α/w of the whole client, which is the power α of one of w copies."""
         return self.alpha / jnp.maximum(problem.weight, 1)
 
     def towards(self, start: Family, moments: Mean) -> Factor:
-        """By what q changes until its moments are these, at the rate at which it does over the first ε of the way."""
+        """The change of q towards these moments: the secant over `step_size`, or the derivative if it is 0."""
 
         def moved(step: Float[Array, ""]) -> Factor:
             return Factor.of(start.with_mean_parameters(between(start, moments, step)))

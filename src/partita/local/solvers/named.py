@@ -1,4 +1,4 @@
-"""Solvers by name, as configurations call them."""
+"""Solvers by name, for configuration files."""
 
 import functools
 from collections.abc import Callable, Mapping

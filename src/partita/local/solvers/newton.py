@@ -1,4 +1,4 @@
-"""Newton's method for models whose data act through a linear predictor, with Gaussian families over one vector."""
+"""Newton's method for generalised linear models with a Gaussian family over one vector."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,28 +20,28 @@ from partita.models import GeneralisedLinear
 from partita.models.glm import gaussian
 
 Path = Callable[[Float[Array, ""]], Family]
-"""Where a step of a given size, 1 for all of it, leads to; it rises for small sizes."""
+"""Maps a step size (1 for the full step) to a member; the free energy rises for small step sizes."""
 
 
 class Memory(NamedTuple):
-    """What Newton remembers between steps."""
+    """Newton's state between steps."""
 
     factor: Float[Array, "p p"]
-    """Cholesky's factor of the negative Hessian, as last computed."""
+    """The Cholesky factor of the negative Hessian, as last computed."""
     moved: Float[Array, ""]
-    """How far the last step went, in nats of KL."""
+    """KL of the last step, in nats."""
     stale: Bool[Array, ""]
-    """Whether the Hessian is to be computed anew."""
+    """Whether the Hessian must be recomputed."""
 
 
 class Newton(Solver):
     """Newton steps on means and standard deviations together, halved while they would lower the free energy.
 
-    For a log-concave likelihood the local free energy is concave in means and standard deviations jointly, as is its
-    quadrature; where the two are moved in turns instead, rows with wide predictors make it crawl. Correlations, where
-    the family has them, are kept during such a step and then follow the natural gradient of the precision.
-    A Hessian is most of a step's cost and hardly changes near the optimum: it is kept while steps are below a nat and
-    shrink tenfold.
+    For a log-concave likelihood the local free energy and its quadrature are jointly concave in means and standard
+    deviations; updating the two alternately converges slowly if some predictors have a large variance. With a full
+    covariance the correlations are fixed during such a step and then updated by a natural-gradient step of the
+    precision. The Hessian dominates the cost and hardly changes near the optimum: it is reused while steps are below
+    1 nat and shrink at least tenfold.
     """
 
     max_steps: int = 50
@@ -50,9 +50,9 @@ class Newton(Solver):
     halvings: int = eqx.field(static=True, default=30)
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
-        """Starts from q, or from its mean with the variance of Laplace's approximation there if that is better.
+        """Starts from q, or from a Laplace approximation at its mean if that has a higher free energy.
 
-        Under a wide q, such as a prior, quadrature sees little curvature and the first steps would be short.
+        Under a wide q, such as a prior, the expected curvature is small and the first steps would be poor.
         """
         if not isinstance(problem.model, GeneralisedLinear):
             raise SettingsError(
@@ -94,10 +94,10 @@ class Newton(Solver):
 
 
 def mean_and_scale(q: Gaussian, problem: Problem, memory: Memory) -> tuple[Path, Float[Array, "p p"]]:
-    """Newton's step in means m and standard deviations s with the correlations R kept, and its Hessian's factor.
+    """The Newton step in means m and standard deviations s with fixed correlations R, and the Hessian's factor.
 
-    The variance of a row's predictor is (s∘x)ᵀR(s∘x). The Hessian directs the step and no more, so its sums over rows
-    are formed in single precision. A standard deviation falls exponentially, so as to stay positive.
+    The variance of a row's predictor is (s∘x)ᵀR(s∘x). The Hessian only determines the direction, so its sums over rows
+    are in single precision. Standard deviations decrease exponentially, so that they stay positive.
     """
     mean, sd, correlation = scales(q)
     context = gaussian(problem.context.natural)
@@ -157,7 +157,7 @@ def correlations(q: Gaussian, problem: Problem) -> Path:
 
 
 def optimal_precision(q: Gaussian, problem: Problem, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Array:
-    """The precision that would be optimal if the curvatures stayed as they are under predictors so distributed."""
+    """The optimal precision if the expected curvatures stayed as under predictors with this mean and variance."""
     predictors = Shard((problem.shard.data, mean, variance), problem.shard.weights, problem.shard.rows)
 
     def sums(block: Shard) -> Array:
@@ -204,7 +204,7 @@ def derivatives(problem: Problem, block: Shard, mean: Float[Array, " n"], varian
 
 
 def over_blocks(function: Callable[[Shard], PyTree], shard: Shard, length: int = 1024) -> PyTree:
-    """The sum of `function` over blocks of rows small enough that what it computes on the way stays in the cache."""
+    """The sum of `function` over blocks of rows small enough for their intermediates to stay in the CPU cache."""
     rows = len(shard.weights)
     if rows <= length:
         return function(shard)
@@ -226,7 +226,7 @@ def over_blocks(function: Callable[[Shard], PyTree], shard: Shard, length: int =
 
 
 def positive_factor(hessian: Float[Array, "p p"]) -> Float[Array, "p p"]:
-    """Cholesky's factor; where an improper context leaves the Hessian indefinite, with its eigenvalues' magnitudes."""
+    """The Cholesky factor; for an indefinite Hessian (improper context) that with the absolute eigenvalues."""
     factor = jnp.linalg.cholesky(hessian)
 
     def indefinite() -> Float[Array, "p p"]:

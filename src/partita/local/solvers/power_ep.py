@@ -1,4 +1,4 @@
-"""Power expectation propagation by the linear predictor (`alg:pep`): a site for every row, matched in one dimension."""
+"""Power EP for generalised linear models (`alg:pep`): one site per row, matched by one-dimensional integrals."""
 
 import dataclasses
 from collections.abc import Callable
@@ -24,30 +24,30 @@ from partita.models.glm import gaussian
 Scalar = Callable[[Array], Array]
 """A function of a predictor, elementwise."""
 BLOCK = 1024
-"""How many rows are matched at a time: so few that what it takes stays in the cache."""
+"""Rows per block, small enough for the CPU cache."""
 DROP = 32.0
-"""How far below that at its mode the logarithm of a tilted density is where its integration ends."""
+"""The integration limits are where the log tilted density has fallen by this much from its mode."""
 GROWTH = 1.5
-"""How many times as far as the shortest pass since then a pass may go before ρ is halved; slow ones go to and fro."""
+"""ρ is halved if a pass moves more than this multiple of the smallest pass since the last halving."""
 RECOVERY = 1.1
-"""By what ρ grows after any other pass."""
+"""The factor by which ρ grows after other passes."""
 LEAST = 1 / 64
-"""The smallest ρ: with less, a pass tells nothing of how far away a fixed point is."""
+"""The smallest ρ; below it, the size of a pass does not measure the distance from a fixed point."""
 SLACK = 8.0
-"""How much farther it may be below it: the ends need not be exact."""
+"""The tolerance of `DROP`: the log density may have fallen by this much more."""
 DECREMENT = 1e-3
-"""A mode is near enough where another of Newton's steps would gain less than this."""
+"""The mode search stops when the Newton decrement is below this."""
 SEARCH = 60
-"""Steps towards that mode and those ends at the most."""
+"""The maximum number of steps in the searches for the mode and the limits."""
 FEWEST = 5
-"""Of how many values of f a tilted density consists at least: one that rests on fewer was not seen."""
+"""The smallest effective number of quadrature points; with fewer, the tilted density was not resolved."""
 
 
 class Sites(eqx.Module):
-    """An un-normalised Gaussian factor s_n for every row: exp(shift·u − precision·u²/2 + log_scale).
+    """An unnormalised Gaussian factor s_n for every row: exp(shift·u − precision·u²/2 + log_scale).
 
-    With a full covariance u is the row's predictor f, so that a site is two numbers and its scale. With a mean-field
-    family the coordinates of θ are matched one by one, and u is θ.
+    With a full covariance u is the row's predictor f, so a site has two numbers and a scale. With a mean-field family
+    u is θ, and its coordinates are matched separately.
     """
 
     shift: Float[Array, " n"] | Float[Array, "n d"]
@@ -85,7 +85,7 @@ class Coordinates(NamedTuple):
         return cls(x @ mean, x @ (variance @ x), jnp.ones((), mean.dtype))
 
     def lift(self, q: Standard, x: Float[Array, " d"]) -> Standard:
-        """q with the coordinates of a row moved here, and θ given them as it was: a change of rank one."""
+        """q with this marginal for the row's coordinates and the conditional of θ unchanged: a rank-one update."""
         mean, variance = q
         if variance.ndim == 1:
             return Standard(self.mean, self.variance)
@@ -125,7 +125,7 @@ class Coordinates(NamedTuple):
 
 
 class Tilted(NamedTuple):
-    """How Z = E[p(y | f)^α] of a row depends on the mean of its cavity, everything divided by α."""
+    """log Z of a row, with Z = E[p(y | f)^α], and its derivatives in the cavity's mean, all divided by α."""
 
     log_mass: Float[Array, ""]
     """log Z."""
@@ -136,35 +136,34 @@ class Tilted(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What power EP remembers between passes."""
+    """Power EP's state between passes."""
 
     sites: Sites
     rest: Factor
-    """What is left of the factor that the client came with, of which the sites are not known: they count as alike.
+    """The remainder of the client's previous factor, whose sites are unknown; it counts as equal sites for all rows.
 
-    It is damped away, by one undamped pass altogether.
+    It decays with the damping, and disappears after one undamped pass.
     """
     damping: Float[Array, ""]
     last: Float[Array, ""]
-    """How far the last pass would have gone undamped, in nats of KL."""
+    """KL of the last pass if it were undamped, in nats."""
     moved: Float[Array, ""]
-    """How far a pass since ρ was last halved would have gone at least."""
+    """The smallest such KL since ρ was last halved."""
     skipped: Int[Array, ""]
-    """How many rows kept their sites in the last pass, since no other was proper."""
+    """The number of rows skipped in the last pass because no proper site was found."""
 
 
 class PowerEP(Solver):
-    """Passes over the rows in which sites are matched, s ← s^(1−ρ) · ŝ^ρ, until q stays where it is.
+    """Iterates over the rows, updating sites s ← s^(1−ρ) · ŝ^ρ, until q converges.
 
-    Rows are matched in turn, each to q as the row before has left it. All at once, each would be matched to a q that
-    does not follow: sites of rows whose predictors are much wider than their likelihoods overshoot then, on Adult by
-    −1.8 times their error. In turn, α = 1 needs no damping; a small α, which leaves most of a site in its cavity, may:
-    ρ is halved when passes go farther again, and recovers slowly.
+    By default sites are updated sequentially, each with the current q. In parallel they overshoot for rows whose
+    predictors are much wider than their likelihoods (on Adult by −1.8 times their error). Sequential updates need no
+    damping for α = 1; a small α, which leaves most of a site in its cavity, may need it: ρ is halved when passes grow,
+    and recovers slowly.
 
     α = 1 is expectation propagation, and α → 0 the fixed point of the free energy (`FixedPoint`). A client's answer
-    depends on its context and not on the sites it had before: none need be kept, and losing them would cost passes and
-    nothing else. The free energy reported is the logarithm of the mass of context · Π s_n, power EP's estimate of
-    what it is to the data.
+    depends on its context and not on its previous sites, so sites need not be stored between visits. The reported free
+    energy is the log mass of context · Π s_n, power EP's estimate of the log evidence given the context.
     """
 
     alpha: float = 1.0
@@ -173,14 +172,14 @@ class PowerEP(Solver):
     tolerance: float = 1e-10
     """Stops after a pass that would move q by less than this undamped, in nats of KL."""
     in_turn: bool = eqx.field(static=True, default=True)
-    """Whether rows are matched one after another, from the context on if it is proper; or all at once, to the start."""
+    """Whether sites are updated sequentially (starting from the context if it is proper) or in parallel."""
     points: int = eqx.field(static=True, default=96)
 
     def __check_init__(self) -> None:
         check_power(self.alpha)
         check_part("damping of power EP", self.damping)
         if isinstance(self.max_steps, int) and self.max_steps < 1:
-            raise SettingsError(f"Power EP makes at least one pass, not {self.max_steps}.")
+            raise SettingsError(f"Power EP needs at least one pass, not {self.max_steps}.")
 
     @property
     def estimates_evidence(self) -> bool:
@@ -239,7 +238,7 @@ class PowerEP(Solver):
         return dataclasses.replace(super().solution(progress, steps, outcome), skipped=memory.skipped, left=left)
 
     def without_share(self, q: Gaussian, memory: Memory, shard: Shard) -> Gaussian:
-        """q without α of the share that a row has, like any other, in what was said before the sites were known."""
+        """q with a fraction α of one row's equal share of the previous factor removed."""
         cavity = q / gaussian(memory.rest.natural) ** (self.alpha / jnp.sum(shard.weights))
         proper = cavity.is_proper()
         return jax.tree.map(lambda a, b: jnp.where(proper, a, b), cavity, q)
@@ -247,9 +246,9 @@ class PowerEP(Solver):
     def pass_over(
         self, model: Model, shard: Shard, q: Gaussian, sites: Sites, damping: float | Float[Array, ""] = 1.0
     ) -> tuple[Sites, Bool[Array, " n"]]:
-        """Every row's new site, or its old one where there is no proper one, and whether there is.
+        """Every row's new site, or its old one if the new one is improper, and whether it is proper.
 
-        A row of weight w counts as w copies of it, or as that power of its likelihood if it is less than one.
+        A row of weight w counts as w copies, or for w < 1 as the power w of its likelihood.
         """
         alphas = self.alpha * jnp.where(shard.weights > 0, jnp.minimum(shard.weights, 1), 1)
 
@@ -283,13 +282,12 @@ def tilted(
     alpha: Float[Array, ""],
     points: int,
 ) -> Tilted:
-    """The tilted density N(f; mean, variance) · p(y | f)^α of a row, by the trapezoidal rule from end to end.
+    """The tilted density N(f; mean, variance) · p(y | f)^α of a row, integrated by the trapezoidal rule.
 
-    For a smooth integrand that vanishes at both ends the rule is exact but for exponentially little. It sees what a
-    Gauss–Hermite rule on the cavity would not: likelihoods much narrower than the cavity, or bent within it. Values of
-    f are sinh of even ones, so that they are a fraction of one apart where likelihoods bend, however wide the cavity.
-    Likelihoods are log-concave, so that it has one mode. A density that does not vanish at both ends, or of which
-    hardly a value was seen, has no moments here: all is NaN.
+    For a smooth integrand that vanishes at both limits the error is exponentially small. Unlike Gauss–Hermite nodes on
+    the cavity, it resolves likelihoods that are much narrower than the cavity. The nodes are sinh of equally spaced
+    points, so that they are dense where likelihoods vary, however wide the cavity. Likelihoods are log-concave, so
+    there is one mode. If the density does not vanish at both limits or is not resolved, the result is NaN.
     """
     data = jax.tree.map(lambda leaf: leaf[None], datum)
     positive = jnp.where(variance > 0, variance, 1)
@@ -313,8 +311,8 @@ def tilted(
     log_mass = jax.nn.logsumexp(heights) + jnp.log((even[1] - even[0]) / jnp.sqrt(2 * jnp.pi * positive))
     by_mean = masses @ first
     bent = -(masses @ second) - alpha * (masses @ jnp.square(first - by_mean))
-    # in a wide cavity the likelihood bends between two values of f, and its derivatives are not seen, or they cancel:
-    # moments are there. Where it hardly shrinks, as for α → 0, it is moments that cancel
+    # in a wide cavity the likelihood's derivatives are not resolved or cancel, so use moments; if the variance hardly
+    # shrinks, as for α → 0, the moments cancel, so use derivatives
     centre = masses @ f
     shrunk = 1 - masses @ jnp.square(f - centre) / positive
     wide = (alpha * positive > 1) | (shrunk > 0.5)
@@ -323,21 +321,21 @@ def tilted(
     vanishes = jnp.max(heights) - jnp.maximum(heights[0], heights[-1]) >= DROP / 2
     seen = vanishes & (jnp.sum(jnp.square(masses)) <= 1 / FEWEST)
     found = jax.tree.map(lambda leaf: jnp.where(seen, leaf, jnp.nan), found)
-    # a row of zeros knows its predictor
+    # a row of zeros has a predictor without variance
     known, tangent = jax.jvp(slope, (mean,), (jnp.ones_like(mean),))
     certain = Tilted(log_density(mean), known, -tangent)
     return jax.tree.map(lambda a, b: jnp.where(variance == 0, a, b), certain, found)
 
 
 Search = tuple[Array, Array, Array, Array, Array, Array]
-"""Where a search for a mode is, its bracket, how far it went last, what that gained, and how often it went."""
+"""The state of the mode search: position, bracket (low, high), last step, last gain, and iteration."""
 
 
 def mode(slope: Scalar, mean: Float[Array, ""], reach: Float[Array, ""]) -> Float[Array, ""]:
-    """Where f = mean + reach · slope(f), the slope of a concave function.
+    """Solves f = mean + reach · slope(f), where `slope` is the derivative of a concave function.
 
-    Newton's steps, while they shrink by half and stay within a bracket. Otherwise, as where exp f is all that counts,
-    the bracket is halved, in arcsinh, in which what is far away is near.
+    Newton steps while they halve and stay in the bracket; otherwise bisection in arcsinh, which handles large values
+    (as for a Poisson likelihood).
     """
     end = mean + reach * slope(mean)
     low, high = jnp.minimum(mean, end), jnp.maximum(mean, end)
@@ -364,9 +362,9 @@ def mode(slope: Scalar, mean: Float[Array, ""], reach: Float[Array, ""]) -> Floa
 
 
 def ends(height: Scalar, mode: Float[Array, ""], reach: Float[Array, ""]) -> Float[Array, "2"]:
-    """Where a concave function has fallen by `DROP` on either side of its mode, or by `SLACK` more.
+    """The points on either side of the mode where a concave function has fallen by `DROP` to `DROP + SLACK`.
 
-    Newton's steps from farther away, and halves of what is left between there and the mode.
+    Newton steps from outside, combined with bisection towards the mode.
     """
     sides = jnp.array([-1.0, 1.0], mode.dtype)
     floor = height(mode) - DROP

@@ -1,4 +1,4 @@
-"""How are answers taken in? Step ③ of `alg:vmp`; the only place that damps."""
+"""Aggregation of clients' changes (step ③ of `alg:vmp`), the only place where damping is applied."""
 
 from partita.server.aggregation.anticipating import Anticipating
 from partita.server.aggregation.averaging import Averaging, Mean

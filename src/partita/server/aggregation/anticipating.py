@@ -1,4 +1,4 @@
-"""Estimates of factors that nobody has sent yet, around any other aggregation."""
+"""A wrapper around any aggregation that imputes the factors of clients that have not answered yet."""
 
 import functools
 import operator
@@ -15,7 +15,7 @@ from partita.server.aggregation.product import Damped
 
 
 class Estimates(NamedTuple):
-    """What `Anticipating` remembers: the memory of the aggregation inside, and who has answered."""
+    """The memory of `Anticipating`: that of the wrapped aggregation, and who has answered."""
 
     memory: PyTree
     heard: Bool[np.ndarray, " m"]
@@ -25,11 +25,10 @@ class Estimates(NamedTuple):
 
 
 class Anticipating(Aggregation):
-    """Another aggregation, in whose first pass the factors of clients not yet heard are estimated from the others'.
+    """Wraps an aggregation and, during the first pass, imputes missing factors from those already received.
 
-    Each is the geometric mean of the factors of those who have answered (`sec:stochastic-approx`, its last paragraph),
-    so that the posterior is about as concentrated as it will be once everybody has. A client's first answer then
-    replaces its estimate as any answer replaces a factor.
+    A missing factor is set to the geometric mean of the received ones (`sec:stochastic-approx`, last paragraph), so
+    that the posterior is about as concentrated as after the first pass. A client's first answer replaces its estimate.
     """
 
     aggregation: Aggregation = Damped()

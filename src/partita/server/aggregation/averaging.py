@@ -1,4 +1,4 @@
-"""The averaging of Bayesian ADMM (Möllenhoff et al. 2025), of which undamped synchronous PVI is a case."""
+"""The averaging step of Bayesian ADMM (Möllenhoff et al. 2025); undamped synchronous PVI is a special case."""
 
 import functools
 import operator
@@ -23,24 +23,24 @@ Mean = Literal["all", "answered"]
 class Averaging(Aggregation):
     """Bayesian ADMM: η ← (1−α)·mean_k η_k + α·(η_0 + Σ_k λ_k), after t_k's λ_k has moved by γρ(η_k − η).
 
-    η_k is client k's last answer, whether or not it answered this time; before its first it is where everybody began.
-    The penalty ρ is that of `Proximal`. The mixing α is 1/(1 + ρM) unless given. At a fixed point all η_k are η, and η
-    is the product; ρ = α = γ = 1 is undamped synchronous PVI. On the way q need not be p · Π t_m.
+    η_k is client k's last answer, from this round or an earlier one, and the initial posterior before its first answer.
+    Here ρ is the penalty of `Proximal`, α the mixing (default 1/(1 + ρM)) and γ the step. At a fixed point all η_k
+    equal η, and q = p · Π t_m; before convergence that need not hold. ρ = α = γ = 1 is undamped synchronous PVI.
     """
 
     penalty: float = 1.0
     mixing: float | None = None
     step: float = 1.0
     over: Mean = eqx.field(static=True, default="all")
-    """Whether the mean is over all clients' last answers, or over those who answered this time."""
+    """Whether to average the last answers of all clients, or only the answers of this round."""
     start: Family | None = None
-    """The posterior to begin with; the prior when None."""
+    """The initial posterior; the prior if None."""
 
     def __check_init__(self) -> None:
         if not self.penalty > 0 or not self.step > 0:
-            raise SettingsError(f"Penalty and step are numbers above 0, not {self.penalty} and {self.step}.")
+            raise SettingsError(f"Penalty and step must be above 0, not {self.penalty} and {self.step}.")
         if self.mixing is not None and not 0 < self.mixing <= 1:
-            raise SettingsError(f"The mixing is a number above 0 and at most 1, not {self.mixing}.")
+            raise SettingsError(f"The mixing must be above 0 and at most 1, not {self.mixing}.")
         if self.over not in ("all", "answered"):
             raise unknown("mean", self.over, ("all", "answered"))
 
@@ -76,7 +76,7 @@ class Averaging(Aggregation):
         return Taken(Holdings(posterior, factors, Averages(answers, mean, product)), 1.0, 0, {}, residual)
 
     def log_evidence(self, prior: Family, holdings: Holdings) -> None:
-        """None: it is for clients that climb a bound, and on the way q is not p · Π t_m."""
+        """None: clients maximise a bound, and q = p · Π t_m does not hold before convergence."""
 
     def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
         memory = holdings.memory._replace(product=holdings.memory.product * change)
@@ -84,7 +84,7 @@ class Averaging(Aggregation):
 
 
 class Averages(NamedTuple):
-    """What `Averaging` remembers: every client's last answer, their mean, and the product p · Π t_m."""
+    """The memory of `Averaging`: every client's last answer, their mean, and the product p · Π t_m."""
 
     answers: Mapping[int, Family]
     mean: Family
@@ -101,7 +101,7 @@ def _respond(
     mean: Family,
     product: Family,
 ) -> tuple[Family, Factor, Family, Family, Float[Array, ""]]:
-    """A client's answer, its factor, everybody's mean and the product after a change, and how far the answer lies."""
+    """A client's answer and factor, the mean and the product after its change, and the residual of the answer."""
     change, latest = delta**step, posterior * delta.natural
     residual = jnp.where(latest.is_proper(), latest.kl(posterior), jnp.inf)
     return latest, factor * change, mean * (latest / answer) ** (1 / clients), product * change.natural, residual

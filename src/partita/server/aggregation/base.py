@@ -1,4 +1,4 @@
-"""What the server holds, and what becomes of answers."""
+"""The interface of aggregations."""
 
 import abc
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from partita.server.refusal import Refusal
 
 
 class Holdings(NamedTuple):
-    """What the server holds: the posterior, every client's factor, and whatever the aggregation remembers."""
+    """The posterior, every client's factor, and the aggregation's own memory."""
 
     posterior: Family
     factors: Mapping[int, Factor]
@@ -23,29 +23,29 @@ class Holdings(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What became of some answers: the holdings after them, or why they were refused."""
+    """The result of an aggregation step: the new holdings, and refusals with reasons."""
 
     holdings: Holdings
     damping: float
-    """The damping ρ taken; 0 when nothing was taken in."""
+    """The damping ρ used; 0 if nothing was accepted."""
     trials: int
-    """How many times the free energy was asked for, at one communication a client each."""
+    """The number of free-energy evaluations; each costs one communication per client."""
     refusals: dict[int, Refusal]
     """The clients whose answers were refused, and why."""
     residual: float | None = None
-    """How far from a fixed point the posterior was, where the clients' own residuals do not tell it."""
+    """The distance from a fixed point, for aggregations where the clients' residuals do not measure it."""
 
 
 FreeEnergy = Callable[[Family], float]
 
 
 class Aggregation(eqx.Module):
-    """Takes clients' undamped changes into the posterior and their factors."""
+    """Combines clients' undamped changes into the posterior and the factors."""
 
     @property
     @abc.abstractmethod
     def keeps_product(self) -> bool:
-        """Whether q = p · Π t_m after every step, where t_m is made of client m's own answers alone.
+        """Whether q = p · Π t_m holds after every step, with t_m computed only from client m's answers.
 
         Only then can a factor be judged by itself, and divided out of the posterior.
         """
@@ -56,23 +56,23 @@ class Aggregation(eqx.Module):
 
     @abc.abstractmethod
     def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
-        """The holdings after the changes `deltas` of some clients. A refusal leaves everything as it was."""
+        """The holdings after the changes `deltas` of some clients. A refused change has no effect."""
 
     def check(self, clients: int, answers: int, power: float | None) -> None:
-        """Raises an `InputError` if it cannot take in so many of the clients' answers at a time, or such answers.
+        """Raises an `InputError` if it does not support this number of answers per step, or this kind of answer.
 
-        The power is the α of the tilted densities whose moments answers tell; None where they tell none.
+        `power` is the α of the tilted densities whose moments answers represent; None for other answers.
         """
 
     def added(self, holdings: Holdings) -> Holdings:
-        """The holdings with one more client, whose factor changes nothing yet."""
+        """The holdings with one more client, whose factor is 1."""
         if not self.keeps_product:
-            raise SettingsError(f"{type(self).__name__} has no place for another client: start a new run with it.")
+            raise SettingsError(f"{type(self).__name__} does not support new clients: start a new run with the client.")
         factors = {**holdings.factors, len(holdings.factors): Factor.one(holdings.posterior)}
         return holdings._replace(factors=factors)
 
     def divided(self, holdings: Holdings, client: int) -> Holdings:
-        """The holdings in which a client's factor is divided out of the posterior."""
+        """The holdings with a client's factor divided out of the posterior."""
         if not self.keeps_product:
             raise SettingsError(
                 f"{type(self).__name__} mixes the answers of all clients, so that none can be divided out: "
@@ -90,11 +90,11 @@ class Aggregation(eqx.Module):
         return holdings
 
     def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
-        """The holdings once the prior has changed by a factor: the clients' factors stay, and q moves with it."""
+        """The holdings after the prior was multiplied by `change`: q moves with it, the factors are unchanged."""
         return holdings._replace(posterior=holdings.posterior * change)
 
     def log_evidence(self, prior: Family, holdings: Holdings) -> float | None:
-        """log ∫ p(θ) Π t_m(θ) dθ (`eq:approx`) where q is that product; None where the factors' scales do not tell it.
+        """log ∫ p(θ) Π t_m(θ) dθ (`eq:approx`) if q is that product; None if it cannot be computed from the factors.
 
         With power EP's factors it is an estimate of log p(y).
         """
@@ -103,7 +103,7 @@ class Aggregation(eqx.Module):
 
 
 def begin(prior: Family, start: Family | None, clients: int) -> tuple[Family, Factor]:
-    """A posterior to begin with, the prior when there is no start, and the equal part of it that each factor bears."""
+    """The initial posterior (the prior without a start) and each client's initial factor, (start/prior)^(1/M)."""
     posterior = prior if start is None else start.fitting(prior, "start")
     return posterior, (Factor.of(posterior) / Factor.of(prior)) ** (1 / clients)
 

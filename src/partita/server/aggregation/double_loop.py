@@ -14,7 +14,7 @@ every tilted density built on the θ that is held has the moments of q.
 *Outer loop.* θ ← q. Let G(θ) = min_λ L. It is a convex function, with the gradient (M/α) μ(q), less (M/α) A(θ); so
 G(θ') − G(θ) ≥ (M/α) [KL(q ‖ θ) − KL(q ‖ θ')] for every θ'. The step raises G by (M/α) KL(q ‖ θ) at least, and a shorter
 one in its direction by something. Since G − A(η_0) is never above Σ_k max log p(y_k | ϑ), KL(q ‖ θ) goes to 0; where it
-is 0, q is a fixed point of power EP, and G − A(η_0) its log evidence. Which of several is not said.
+is 0, q is a fixed point of power EP, and G − A(η_0) its log evidence. If there are several, it may be any of them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,23 +35,23 @@ from partita.server.aggregation.base import Aggregation, FreeEnergy, Holdings, T
 from partita.server.refusal import Reason, Refusal
 
 INEXACT = 1 / 16
-"""The inner loop ends when what is left of it is so small a part of the outer step, in nats of KL."""
+"""The inner loop stops when its remaining error is below this fraction of the outer step, in nats of KL."""
 SAFETY = 0.9
-"""What part of the step at which the slope is expected to vanish is tried."""
+"""The fraction of the predicted optimal step length that is tried."""
 HALVINGS = 60
-"""How often a step is halved to stay among proper densities."""
+"""The maximum number of halvings to keep densities proper."""
 
 
 class DoubleLoop(Aggregation):
-    """Holds θ, the posterior that clients are sent, until their factors solve the inner problem; then moves it.
+    """Keeps θ, the posterior sent to clients, fixed until the factors solve the inner problem; then updates it.
 
     An inner step is along the natural gradient, by the Hessian that L would have were every tilted density the
     posterior: λ_k moves along v_k − Σ_j v_j / (α + M), v_k = F⁻¹(μ_k − μ(q)), where F is the Fisher information of q.
-    The next round shows the gradient after it. By convexity the step has lowered L if L does not rise along it there;
-    otherwise it is shortened to where the slopes at its two ends say that it should have ended, and tried again.
-    Nothing is damped by hand. θ / t_k^α is kept proper for every client, by shorter steps in both loops.
+    The next round gives the gradient at the new point. By convexity the step has lowered L if the slope there is not
+    positive; otherwise the step is shortened by interpolating the two slopes, and tried again. No damping has to be
+    chosen. Steps in both loops are shortened so that θ / t_k^α stays proper for every client.
 
-    On the way q is not p · Π t_m; at a fixed point it is. Every client has to answer in every round.
+    q = p · Π t_m holds only at a fixed point. Every client must answer in every round.
     """
 
     alpha: float = 1.0
@@ -70,7 +70,7 @@ class DoubleLoop(Aggregation):
     def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
         clients = sorted(holdings.factors)
         if len(deltas) < len(clients):
-            refusal = Refusal(Reason.INCOMPLETE_ROUND, "is of no use without everybody else's of this round")
+            refusal = Refusal(Reason.INCOMPLETE_ROUND, "needs all other clients' answers of this round")
             return Taken(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
         trial, changes = [holdings.factors[k] for k in clients], [deltas[k] for k in clients]
         found = search(self.alpha, holdings.posterior, trial, changes, holdings.memory)
@@ -85,11 +85,13 @@ class DoubleLoop(Aggregation):
 
     def check(self, clients: int, answers: int, power: float | None) -> None:
         if answers < clients:
-            raise SettingsError("A double loop takes in everybody's answers at once: use the synchronous schedule.")
+            raise SettingsError(
+                "A double loop needs the answers of all clients in a step: use the synchronous schedule."
+            )
         check_moments(self.alpha, power)
 
     def log_evidence(self, prior: Family, holdings: Holdings) -> float:
-        """log ∫ p(θ) Π t_k(θ) dθ, which is power EP's at a fixed point, and near one but for the distance's square."""
+        """log ∫ p(θ) Π t_k(θ) dθ: power EP's estimate at a fixed point, with a second-order error near it."""
         return float(evidence(prior, list(holdings.factors.values())))
 
     def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
@@ -98,18 +100,18 @@ class DoubleLoop(Aggregation):
 
 
 def check_moments(alpha: float, power: float | None) -> None:
-    """Raises an `InputError` unless answers tell the moments of tilted densities of this power."""
+    """Raises an `InputError` unless answers represent the moments of tilted densities with this power."""
     if power is None:
         raise SettingsError(
-            "A double loop needs answers that tell the moments of tilted densities: use MomentMatching, or, where "
-            "every client has one row, PowerEP with max_steps=1 and in_turn=False."
+            "A double loop needs the moments of tilted densities: use MomentMatching or, if every client has one row, "
+            "PowerEP with max_steps=1 and in_turn=False."
         )
     if power != alpha:
-        raise SettingsError(f"The double loop's α is {alpha} and the solver's {power}: give both the same.")
+        raise SettingsError(f"The double loop's α is {alpha} and the solver's {power}: use the same α.")
 
 
 class Search(NamedTuple):
-    """What `DoubleLoop` remembers of the line search in its inner loop; clients come first in its arrays."""
+    """The line-search state of `DoubleLoop`'s inner loop; the first axis of its arrays is the client."""
 
     prior: Family
     base: Family
@@ -118,7 +120,7 @@ class Search(NamedTuple):
     slope: Float[Array, ""]
     """The slope of L along the direction at the base; 0 where there is no direction."""
     step: Float[Array, ""]
-    """How far along the direction the factors that clients have now are."""
+    """The step length of the factors now held by clients."""
 
 
 def matched(alpha: float, theta: Family, deltas: list[Factor]) -> Family:
@@ -129,9 +131,9 @@ def matched(alpha: float, theta: Family, deltas: list[Factor]) -> Family:
 def _search(
     alpha: float, theta: Family, trial: list[Factor], deltas: list[Factor], memory: Search
 ) -> tuple[Family, list[Factor], Search, Float[Array, ""], Bool[Array, " m"]]:
-    """θ, the factors to be tried next, the memory, and how far from a fixed point θ and the trial were, in nats.
+    """θ, the next trial factors, the memory, the residual in nats, and which answers are proper.
 
-    Last comes which answers are proper: without all of them the others mean nothing.
+    If any answer is improper, the other results are invalid.
     """
     prior, base, direction, slope, step = memory
     tried, clients = stacked([factor.natural for factor in trial]), len(trial)
@@ -155,7 +157,7 @@ def _search(
 
     far = shortened(jnp.ones_like(step), lambda length: cavities_proper(alpha, outward(length), base))
     held = choose(solved, outward(far), theta)
-    # with θ the solution of the inner problem moves as it would were every tilted density the posterior
+    # predict how the inner solution moves with θ, as if every tilted density were the posterior
     following = jax.tree.map(lambda a, b: jnp.broadcast_to(a / (alpha + clients), b.shape), held / theta, base)
     towards = choose(solved, following, direction)
 
@@ -176,9 +178,9 @@ evidence = Compiled(log_partition)
 
 
 def rescaled(factor: Factor, natural: Family, q: Family) -> Factor:
-    """A factor with other natural parameters, whose logarithm q expects to be the same.
+    """A factor with new natural parameters and the same E_q[log t].
 
-    To first order p · Π t_k then keeps its mass, and near a fixed point, where that is stationary, power EP's evidence.
+    To first order p · Π t_k keeps its mass, so that near a fixed point, where it is stationary, the evidence is kept.
     """
     return Factor(natural, factor.expected_log(q) - q.cross(natural))
 
@@ -190,12 +192,12 @@ def missed(q: Family, tilted: Family) -> Mean:
 
 
 def natural(q: Family, change: Mean) -> Family:
-    """F⁻¹ times a change of q's mean parameters: by how much its natural parameters change."""
+    """F⁻¹ times a change of q's mean parameters: the corresponding change of its natural parameters."""
     return jax.jvp(q.with_mean_parameters, (q.mean_parameters(),), (change,))[1]
 
 
 def newton(alpha: float, steepest: Family, clients: int | Int[Array, ""]) -> Family:
-    """The steps of the λ_k that would end at the minimum were every tilted density q: the Hessian is F ⊗ (11ᵀ + αI)."""
+    """The Newton steps of the λ_k if every tilted density were q, where the Hessian is F ⊗ (11ᵀ + αI)."""
     return jax.tree.map(lambda v: (jnp.sum(v, axis=0) / (alpha + clients) - v) / alpha, steepest)
 
 
@@ -210,7 +212,7 @@ def cavities_proper(alpha: float, theta: Family, factors: Family) -> Bool[Array,
 
 
 def shortened(length: Float[Array, ""], possible: Callable[[Float[Array, ""]], Bool[Array, ""]]) -> Float[Array, ""]:
-    """The length, halved until it is possible."""
+    """The step length, halved until it is feasible."""
     shortest = length * 0.5**HALVINGS
     return jax.lax.while_loop(lambda a: ~possible(a) & (a > shortest), lambda a: a / 2, length)
 

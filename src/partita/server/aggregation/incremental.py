@@ -1,4 +1,4 @@
-"""A server-side optimiser on everybody's last gradients: SAG, SAGA and between, with the factors as their table."""
+"""A server-side optimiser on all clients' last gradients: SAG, SAGA and in between, with factors as gradient table."""
 
 import functools
 import operator
@@ -21,35 +21,34 @@ from partita.server.refusal import Reason, Refusal
 
 
 def agile_adam(learning_rate: float) -> optax.GradientTransformation:
-    """Adam that remembers squares for a hundred steps instead of a thousand, in which gradients become far smaller."""
+    """Adam with b2 = 0.99 instead of 0.999, since gradients shrink quickly."""
     return optax.adam(learning_rate, b2=0.99)
 
 
 class Incremental(Aggregation):
-    """An optimiser climbs the free energy that all clients' last gradients tell, however old most of them are.
+    """A server-side optimiser of the free energy that uses every client's last gradient, most of them stale.
 
-    A client's factor is its last natural gradient ∇_μ ell_k, so that prior times factors over posterior estimates
-    ∇_μ F; the newest changes count several times, `gain` · M / (how many answered) and at least once. That is an
-    incremental gradient method with the factors as its table: `gain` = 1/M is SAG (Schmidt et al. 2017), 1 is SAGA
-    (Defazio et al. 2014), whose estimate is unbiased. Where every client answers it is an optimiser on pooled rows.
-    In the first pass the factors of clients not heard yet are the geometric mean of the others'
-    (`sec:stochastic-approx`).
+    A client's factor is its last natural gradient ∇_μ ell_k, so that (prior · factors) / posterior estimates ∇_μ F. The
+    newest changes have the weight max(1, `gain` · M / number of answers). This is an incremental gradient method with
+    the factors as gradient table: `gain` = 1/M is SAG (Schmidt et al. 2017), 1 is SAGA (Defazio et al. 2014), which is
+    unbiased. If every client answers, it is an optimiser on pooled rows. During the first pass missing factors are
+    replaced by the geometric mean of the others (`sec:stochastic-approx`).
 
-    The noise of a single client's gradient vanishes as its factor becomes right, which stochastic global VI's does not,
-    and so does the bias of clients who are unlike. On the way q is not p · Π t_m; at a fixed point it is.
+    Unlike in stochastic global VI, the variance of a client's gradient and the bias from heterogeneous clients vanish
+    as the factors converge. q = p · Π t_m holds only at a fixed point.
     """
 
     optimiser: Callable[..., optax.GradientTransformation] = eqx.field(static=True, default=agile_adam)
     learning_rate: float = 1e-3
     gain: float = 0.5
     start: Family | None = None
-    """The posterior to begin with; the prior when None."""
+    """The initial posterior; the prior if None."""
 
     def __check_init__(self) -> None:
         if not self.learning_rate > 0:
-            raise SettingsError(f"The learning rate is a number above 0, not {self.learning_rate}.")
+            raise SettingsError(f"The learning rate must be above 0, not {self.learning_rate}.")
         if not 0 <= self.gain <= 1:
-            raise SettingsError(f"The gain is a number from 0 to 1, not {self.gain}.")
+            raise SettingsError(f"The gain must be from 0 to 1, not {self.gain}.")
 
     @property
     def keeps_product(self) -> bool:
@@ -77,7 +76,7 @@ class Incremental(Aggregation):
         return Taken(Holdings(moved, changed, memory), 1.0, 0, {}, float(residual) if heard.all() else np.inf)
 
     def log_evidence(self, prior: Family, holdings: Holdings) -> None:
-        """None: it is for clients that climb a bound, and on the way q is not p · Π t_m."""
+        """None: clients maximise a bound, and q = p · Π t_m does not hold before convergence."""
 
     def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
         memory = holdings.memory._replace(prior=holdings.memory.prior * change)
@@ -85,9 +84,9 @@ class Incremental(Aggregation):
 
 
 class Tracked(NamedTuple):
-    """What `Incremental` remembers: its optimiser, the prior, who has answered, and the product of all factors.
+    """The memory of `Incremental`: the optimiser's state, the prior, who has answered, and the product of all factors.
 
-    The last could be had from the factors, at the cost of reading all of them at every step.
+    The product is cached, so that a step does not have to read all factors.
     """
 
     optimiser: PyTree
@@ -105,9 +104,8 @@ def _track(
     weight: float,
     unheard: float,
 ) -> tuple[Family, list[Factor], PyTree, Family, Bool[Array, ""], Float[Array, ""]]:
-    """A step of the server's optimiser, the factors, its memory, all factors' product, and whether it can be taken.
-
-    Last comes how far prior times factors lies from the posterior, in nats of KL.
+    """The posterior after an optimiser step, the factors, the optimiser's state, the factors' product, whether it is
+    proper, and the residual: KL from prior times factors to the posterior, in nats.
     """
     total = functools.reduce(operator.mul, (delta.natural for delta in deltas))
     evidence = memory.evidence * total

@@ -1,4 +1,4 @@
-"""The product of `alg:vmp`, step ③: q · Π Δ_k^ρ, with a fixed damping ρ or one that is searched for."""
+"""The product rule of `alg:vmp`, step ③: q · Π Δ_k^ρ, with fixed damping ρ or backtracking."""
 
 from collections.abc import Mapping
 
@@ -39,9 +39,9 @@ class Damped(Aggregation):
 
 
 class Backtracking(Aggregation):
-    """Halves ρ until the posterior is proper and, if asked, until the free energy does not fall, to rounding.
+    """Halves ρ until the posterior is proper and, if `watch_free_energy`, the free energy does not fall.
 
-    One client's change need not raise the free energy at any ρ: after `halvings` it is refused, which is recorded.
+    A single client's change need not raise the free energy at any ρ: after `halvings` halvings it is refused.
     """
 
     damping: float | None = 1.0
@@ -78,7 +78,7 @@ class Backtracking(Aggregation):
 
 
 def attempt(holdings: Holdings, deltas: Mapping[int, Factor], damping: float) -> Taken:
-    """The product with one damping, without those whose change alone makes the posterior improper; they are refused."""
+    """Applies the product rule with this damping; refuses changes that make the posterior improper on their own."""
     posterior, factors = holdings.posterior, dict(holdings.factors)
     for client, delta in deltas.items():
         posterior, factors[client], proper = take(posterior, factors[client], delta, damping)
@@ -96,7 +96,7 @@ def attempt(holdings: Holdings, deltas: Mapping[int, Factor], damping: float) ->
 
 
 def _take(posterior: Family, factor: Factor, delta: Factor, damping: float) -> tuple[Family, Factor, Bool[Array, ""]]:
-    """One answer taken in: q · Δ^ρ and t · Δ^ρ, and whether the former is proper."""
+    """Applies one change: q · Δ^ρ and t · Δ^ρ, and whether the former is proper."""
     change = delta**damping
     moved = posterior * change.natural
     return moved, factor * change, moved.is_proper()

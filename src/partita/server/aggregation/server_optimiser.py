@@ -1,4 +1,4 @@
-"""A server-side optimiser on the changes of this round: exact global VI where everybody answers."""
+"""A server-side optimiser on the changes of the current round: exact global VI if every client answers."""
 
 import functools
 import operator
@@ -19,20 +19,20 @@ from partita.server.refusal import Reason, Refusal
 
 
 class ServerOptimiser(Aggregation):
-    """The sum of the changes as a gradient ∇_μ F, pulled back to unconstrained coordinates for an optimiser's step.
+    """Uses the sum of the changes as the gradient ∇_μ F of an optimiser step in unconstrained coordinates.
 
-    With `NaturalGradient` clients that all answer, this is an optimiser on pooled rows, for any number of clients. Each
-    of those who answered bears an equal part of the step in its factor, so that q = p · Π t_m holds here as well.
+    If all clients answer with `NaturalGradient`, this equals the optimiser on pooled rows, for any number of clients.
+    The step is divided equally among the factors of the clients that answered, so that q = p · Π t_m holds.
     """
 
     optimiser: Callable[..., optax.GradientTransformation] = eqx.field(static=True, default=optax.adam)
     learning_rate: float = 1e-2
     start: Family | None = None
-    """The posterior to begin with; the prior when None."""
+    """The initial posterior; the prior if None."""
 
     def __check_init__(self) -> None:
         if not self.learning_rate > 0:
-            raise SettingsError(f"The learning rate is a number above 0, not {self.learning_rate}.")
+            raise SettingsError(f"The learning rate must be above 0, not {self.learning_rate}.")
 
     @property
     def keeps_product(self) -> bool:
@@ -53,15 +53,15 @@ class ServerOptimiser(Aggregation):
         return Taken(Holdings(moved, changed, memory), 1.0, 0, {}, float(residual))
 
     def log_evidence(self, prior: Family, holdings: Holdings) -> None:
-        """None: factors bear parts of steps between densities, whose scales say nothing of the rows."""
+        """None: the factors are shares of optimiser steps, whose scales are unrelated to the evidence."""
 
 
 def _ascend(
     server: ServerOptimiser, posterior: Family, factors: list[Factor], deltas: list[Factor], memory: PyTree
 ) -> tuple[Family, list[Factor], PyTree, Bool[Array, ""], Float[Array, ""]]:
-    """One step of the server's optimiser along ∇_μ F, shared out among the factors, and whether it can be taken.
+    """One optimiser step along ∇_μ F, divided among the factors, and whether the posterior is proper.
 
-    Last comes how far the undamped fixed-point step would have led, in nats of KL: 0 at an optimum, at any rate.
+    The last value is the residual: KL of the undamped fixed-point step, in nats.
     """
     total = functools.reduce(operator.mul, (delta.natural for delta in deltas))
     moved, memory = optimiser_step(server.optimiser(server.learning_rate), posterior, total, memory)
@@ -77,7 +77,7 @@ ascend = Compiled(_ascend)
 def optimiser_step(
     optimiser: optax.GradientTransformation, posterior: Family, direction: Family, memory: PyTree
 ) -> tuple[Family, PyTree]:
-    """The posterior after a step along ∇_μ F, pulled back to unconstrained coordinates, and the optimiser's memory."""
+    """The posterior after a step along ∇_μ F in unconstrained coordinates, and the optimiser's state."""
     coordinates = posterior.unconstrained()
     mean, pull = jax.vjp(lambda c: posterior.at_unconstrained(c).mean_parameters(), coordinates)
     (gradient,) = pull(jax.tree.unflatten(jax.tree.structure(mean), jax.tree.leaves(direction)))

@@ -1,4 +1,4 @@
-"""One factor for everybody (`alg:spep`): q = p · t^M, so that what the server holds does not grow with its clients."""
+"""Stochastic EP's tied factor (`alg:spep`): q = p · t^M, so that memory does not grow with the number of clients."""
 
 import functools
 import operator
@@ -16,7 +16,7 @@ from partita.server.aggregation.product import attempt, check_damping
 class Shared(Aggregation):
     """q ← q · Π Δ_k^(ρ/B) over the B clients that answered, and t = (q/p)^(1/M); `Shared(None)` is ρ = 1/M.
 
-    An answer speaks for everybody (`Prior(rescaled=True)`). The clients' own factors stay 1; the memory has t.
+    An answer represents all clients (`Prior(rescaled=True)`). The clients' own factors stay 1; t is in the memory.
     """
 
     damping: float | None = None
@@ -34,7 +34,7 @@ class Shared(Aggregation):
     def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
         posterior, factors, (prior, factor) = holdings
         damping = 1 / len(factors) if self.damping is None else self.damping
-        # a client knows p and q as densities, not the scale of t: the whole of log Z is in its answer, not the change
+        # a client does not know the scale of t, so its answer contains all of log Z rather than the change
         known = Factor(posterior.one(), jnp.asarray(self.log_evidence(prior, holdings), factor.log_scale.dtype))
         before = Holdings(posterior, dict.fromkeys(deltas, Factor.one(posterior)))
         taken = attempt(before, {k: delta / known for k, delta in deltas.items()}, damping / len(deltas))
@@ -44,10 +44,10 @@ class Shared(Aggregation):
         return taken._replace(holdings=after, damping=damping if taken.damping else 0.0)
 
     def log_evidence(self, prior: Family, holdings: Holdings) -> float:
-        """log ∫ p(θ) t(θ)^M dθ: power EP's at a fixed point where clients are alike.
+        """log ∫ p(θ) t(θ)^M dθ: power EP's estimate at a fixed point with homogeneous clients.
 
-        Elsewhere t is a geometric mean of what those said who answered, the last most: an estimate that has their
-        noise, and where sizes differ a bias, since each has the same number of turns.
+        Otherwise t is a geometric moving average of recent answers: the estimate is noisy, and biased if clients'
+        sizes differ, since all are visited equally often.
         """
         scale = len(holdings.factors) * float(holdings.memory.factor.log_scale)
         return float(log_mass(holdings.posterior) - log_mass(prior)) + scale
@@ -58,7 +58,7 @@ class Shared(Aggregation):
 
 
 class Common(NamedTuple):
-    """What `Shared` remembers: the prior, and t with its scale."""
+    """The memory of `Shared`: the prior, and t with its scale."""
 
     prior: Family
     factor: Factor

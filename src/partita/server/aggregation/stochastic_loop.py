@@ -31,14 +31,14 @@ from partita.server.refusal import Reason, Refusal
 
 
 class StochasticLoop(Aggregation):
-    """Every answer is one step ε of the inner loop along the natural gradient; θ follows the product, θ^(1−τ) · q^τ.
+    """Each round is one inner step of size `step` along the natural gradient; θ tracks q as θ^(1−outer) · q^outer.
 
-    The step is linear in the moments that clients answer with, and so unbiased where these are, however noisy; what
-    noise does to the factors shrinks with ε, and what is seen of it in θ with τ. Steps are shortened where a density
-    would not be proper. The original takes mean parameters of the factors themselves, which then have to be proper
-    densities; here they are those of q, for which power EP's own steps are natural gradients (So and Turner 2024).
+    The step is linear in the clients' moments, hence unbiased if they are; the noise in the factors shrinks with
+    `step`, and that in θ with `outer`. Steps are shortened to keep densities proper. The original algorithm uses mean
+    parameters of the factors, which must then be proper; here they are those of q, for which power EP's own steps are
+    natural gradients (So and Turner 2024).
 
-    The memory is the prior. On the way q is not p · Π t_m; at a fixed point it is, and that is `DoubleLoop`'s.
+    The memory is the prior. q = p · Π t_m holds only at a fixed point, which is that of `DoubleLoop`.
     """
 
     alpha: float = 1.0
@@ -48,7 +48,9 @@ class StochasticLoop(Aggregation):
     def __check_init__(self) -> None:
         check_power(self.alpha)
         if not (0 < self.step <= 1 and 0 < self.outer <= 1):
-            raise SettingsError(f"Inner and outer step are above 0 and at most 1, not {self.step} and {self.outer}.")
+            raise SettingsError(
+                f"Inner and outer step must be above 0 and at most 1, not {self.step} and {self.outer}."
+            )
 
     @property
     def keeps_product(self) -> bool:
@@ -73,10 +75,9 @@ class StochasticLoop(Aggregation):
         check_moments(self.alpha, power)
 
     def log_evidence(self, prior: Family, holdings: Holdings) -> float:
-        """log ∫ p(θ) Π t_k(θ) dθ, which is power EP's at a fixed point.
+        """log ∫ p(θ) Π t_k(θ) dθ: power EP's estimate at a fixed point.
 
-        From draws it is as noisy as the factors, whose scales move by steps ε as well, and for each client too low by
-        about one over the number of draws.
+        With Monte Carlo moments it is as noisy as the factors, and biased low by about 1/samples per client.
         """
         return float(evidence(prior, list(holdings.factors.values())))
 
