@@ -88,14 +88,15 @@ def reference() -> Iterator[tuple[str, str]]:
             yield f"reference/{name}.md", "\n".join([f"# {PACKAGE}.{name}", "", *_module(module)])
 
 
-def _module(module: Any) -> Iterator[str]:
-    """The directives for a module and all modules in it."""
+def _module(module: Any, heading: bool = False) -> Iterator[str]:
+    """The directives for a module, whose page may have its name as title already, and for all modules in it."""
     own = [name for name, member in module.members.items() if not (member.is_alias or member.is_module)]
     public = [name for name in own if not name.startswith("_")]
-    yield f"::: {module.path}\n    options:\n      members: {public or 'false'}\n"
+    options = f"{{members: {public or 'false'}, show_root_heading: {str(heading).lower()}}}"
+    yield f"::: {module.path}\n    options: {options}\n"
     for _, inner in sorted(module.modules.items()):
         if not inner.is_alias:
-            yield from _module(inner)
+            yield from _module(inner, heading=True)
 
 
 def _summary(target: Any) -> str:
