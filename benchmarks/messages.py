@@ -36,7 +36,7 @@ from rich.table import Table as Grid
 
 import partita as pt
 from partita.engines import Answer, LocalEngine
-from partita.engines.remote import Letter, Link, RemoteEngine
+from partita.engines.remote import Delivery, RemoteEngine, Transport
 from partita.families.factor import Factor
 from partita.federation import Ledger, config
 from partita.io.lock import hold
@@ -154,7 +154,7 @@ def over_flower(size, repeats):
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         rows, log = folder / "rows.csv", folder / "client.log"
-        (folder / config.FILE).write_text(federation_text(size, free_port()))
+        (folder / config.CONFIG_FILE).write_text(federation_text(size, free_port()))
         rows.write_text("x,y\n" + "".join(f"{x},{y}\n" for x, y in ROWS))
         command = [sys.executable, "-m", "partita", "client", str(folder), "--name", "client", "--data", str(rows)]
         app = APP.format(here=str(Path(__file__).parent), repeats=repeats)
@@ -164,16 +164,16 @@ def over_flower(size, repeats):
 
 def flower_server(folder, link, repeats):
     """What the server does inside Flower: its last words are the times, or what went wrong."""
-    from partita.federation.reception import Attended, Reception
-    from partita.federation.serve import LEDGER, SERVING
+    from partita.federation.enrolment import Attended, Enrolment
+    from partita.federation.serve import LEDGER_FILE, SERVER_LOCK
 
     jax.config.update("jax_enable_x64", True)
     folder = Path(folder)
-    federation, ledger = config.load(folder), Ledger(folder / LEDGER)
-    with hold(folder / SERVING):
+    federation, ledger = config.load(folder), Ledger(folder / LEDGER_FILE)
+    with hold(folder / SERVER_LOCK):
         try:
             there = link(federation.clients)
-            reception = Reception(federation, there, ledger)
+            reception = Enrolment(federation, there, ledger)
             columns = len(reception.assemble().names)
             model, method = federation.built_model(columns), federation.built_method()
             prior = federation.built_prior(model, columns)
@@ -229,7 +229,7 @@ def messages(engines, sizes, repeats):
     return found
 
 
-class Prompt(Link):
+class Prompt(Transport):
     """Clients who answer at once, each with a change of its factor that it made beforehand."""
 
     def __init__(self, prior, names):
@@ -244,7 +244,7 @@ class Prompt(Link):
     def post(self, name, message):
         info = {"ell": 0.0, "free_energy": 0.0, "residual": 1.0, "steps": 1, "outcome": 1, "skipped": 0, "finite": True}
         header = {"kind": "update", "task": message.header["task"], "version": message.header["version"], "info": info}
-        self._come.append(Letter(name, Message(header, unpack(self._changes[name]).arrays)))
+        self._come.append(Delivery(name, Message(header, unpack(self._changes[name]).arrays)))
 
     def poll(self, timeout):
         return self._come.pop(0) if self._come else None

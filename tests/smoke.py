@@ -48,7 +48,7 @@ def main() -> None:
     table, owner = regression()
     clients = pt.split(table, [np.flatnonzero(owner == k) for k in (0, 1)])
     model, prior = pt.LogisticRegression(), pt.FullGaussian.standard_normal(2)
-    best = pt.methods.fit("pooled", model, prior, clients, rounds=2, progress=False).free_energy
+    best = pt.methods.fit("sequential", model, prior, clients.pooled(), rounds=2).free_energy
 
     for name, solver in CLIMBING.items():
         result = pt.run(pt.methods.sequential(solver), model, prior, clients, rounds=10, progress=False)

@@ -22,7 +22,7 @@ def clients(adult, name, deal=None):
         np.arange(len(adult.train.y)) if deal is None else np.random.default_rng(deal).permutation(len(adult.train.y))
     )
     table = pt.Table(adult.train.x[rows], adult.train.y[rows])
-    return pt.split(table, pt.splits.beta_kappa(table.y, 10, *BETA_KAPPA[name]))
+    return pt.split(table, pt.partitioners.beta_kappa(table.y, 10, *BETA_KAPPA[name]))
 
 
 def independent_optimum(x, y):
@@ -53,7 +53,7 @@ def gaps(adult, name, method, communications, family, every, deal=None, speeds=N
     """Communications and the nats by which the free energy still lies below global VI's."""
     parts = clients(adult, name, deal)
     model, prior = pt.LogisticRegression(), family.standard_normal(109)
-    best = pt.run(pt.methods.pooled(), model, prior, parts.pooled(), rounds=1).free_energy
+    best = pt.run(pt.methods.sequential(), model, prior, parts.pooled(), rounds=1).free_energy
     result = pt.run(
         method,
         model,
@@ -74,7 +74,7 @@ def gaps(adult, name, method, communications, family, every, deal=None, speeds=N
 @pytest.mark.parametrize("name", ["A", "B"])
 def test_global_vi_reaches_an_independent_optimum(adult, name):
     pooled = clients(adult, name).pooled()
-    result = pt.run(pt.methods.pooled(), pt.LogisticRegression(), pt.MeanFieldGaussian.standard_normal(109), pooled)
+    result = pt.run(pt.methods.sequential(), pt.LogisticRegression(), pt.MeanFieldGaussian.standard_normal(109), pooled)
     shard = pooled.shards[0]
     reference = independent_optimum(np.asarray(shard.data.x), np.asarray(shard.data.y))
     print(f"\nsplit {name}: global VI {result.free_energy:.4f}, independent {reference:.4f}")
@@ -138,5 +138,5 @@ def test_global_vi_reaches_an_independent_optimum_on_some_rows(adult):
     x, y = adult.train.x[:2000, :30], adult.train.y[:2000]
     parts = pt.split(pt.Table(x, y), [np.arange(2000)])
     prior = pt.MeanFieldGaussian.standard_normal(30)
-    result = pt.run(pt.methods.pooled(), pt.LogisticRegression(), prior, parts)
+    result = pt.run(pt.methods.sequential(), pt.LogisticRegression(), prior, parts)
     assert abs(result.free_energy - independent_optimum(x, y)) < 1e-3

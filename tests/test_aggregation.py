@@ -88,7 +88,7 @@ def test_backtracking_on_the_free_energy_halves_until_it_does_not_fall():
         return -((asked[-1] - 2) ** 2)
 
     # precisions 9 and 5 are worse than the 1 that there is; 3 is as good
-    taken = take(pt.Backtracking(watch_free_energy=True), [8.0], free_energy)
+    taken = take(pt.Backtracking(monitor_free_energy=True), [8.0], free_energy)
     assert asked == [1, 9, 5, 3]
     assert (taken.trials, taken.damping, taken.refusals) == (4, 0.25, {})
     assert taken.holdings.posterior.precision[0] == 3
@@ -107,7 +107,7 @@ def test_after_its_halvings_backtracking_refuses_and_changes_nothing(watch, prec
     def worst_elsewhere(q):
         return -abs(float(q.precision[0]) - 1)
 
-    taken = take(pt.Backtracking(watch_free_energy=watch, halvings=3), [precision], worst_elsewhere)
+    taken = take(pt.Backtracking(monitor_free_energy=watch, halvings=3), [precision], worst_elsewhere)
     # an improper candidate, as -2 times 1 and 1/2 make, has no free energy to ask for
     assert (taken.trials, taken.damping, taken.refusals) == (trials, 0, {0: refusal})
     assert eqx.tree_equal(taken.holdings.posterior, PRIOR)
@@ -119,7 +119,7 @@ def test_backtracking_on_the_free_energy_converges_where_undamped_rounds_diverge
     solver = pt.FixedPoint()
     undamped = pt.run(pt.methods.synchronous(solver, damping=1.0), model, prior, parts, rounds=30)
     assert undamped.status is pt.Status.DIVERGED
-    method = pt.Method(solver, pt.Synchronous(), pt.Backtracking(watch_free_energy=True))
+    method = pt.Method(solver, pt.Synchronous(), pt.Backtracking(monitor_free_energy=True))
     watched = pt.run(method, model, prior, parts, rounds=200, tolerance=1e-4)
     assert watched.status is pt.Status.CONVERGED
     assert np.diff(watched.history["free_energy"]).min() >= -ROUNDING
@@ -134,7 +134,7 @@ def test_backtracking_on_the_free_energy_converges_where_undamped_rounds_diverge
 
 def test_watched_asynchronous_answers_never_lower_the_free_energy_and_some_are_refused():
     """One client's change of a stale posterior need not raise the free energy at any damping."""
-    method = pt.Method(SOLVER, pt.Asynchronous(), pt.Backtracking(watch_free_energy=True))
+    method = pt.Method(SOLVER, pt.Asynchronous(), pt.Backtracking(monitor_free_energy=True))
     result = pt.run(method, MODEL, PRIOR, rounds=8, engine=LocalEngine(PARTS, (1, 10, 10)))
     assert np.diff(result.history["free_energy"]).min() >= -ROUNDING
     refused = [bool(reasons) for reasons in result.history["refused"]]
@@ -164,7 +164,7 @@ def reversed_(reply):
 def test_a_run_whose_backtracking_refuses_a_client_is_never_called_converged(fault, watch, status, monkeypatch):
     """Without client 1 the others soon have no answer that raises the free energy of all: nobody is taken in."""
     monkeypatch.setattr(local, "client_update", faulty(fault))
-    method = pt.Method(SOLVER, pt.Sequential(), pt.Backtracking(watch_free_energy=watch))
+    method = pt.Method(SOLVER, pt.Sequential(), pt.Backtracking(monitor_free_energy=watch))
     result = pt.run(method, MODEL, PRIOR, PARTS, rounds=10)
     assert result.status is status
     turns = [turn for turn, name, _ in result.history.refusals if name == "client 1"]

@@ -180,7 +180,7 @@ def test_with_a_conjugate_model_estimates_leave_the_first_pass_exact():
 
 @pytest.mark.parametrize("temperature", [0.25, 3.0])
 def test_a_tempered_posterior_counts_rows_one_over_temperature_times(temperature):
-    for name, settings in [("sequential", {}), ("synchronous", {"damping": 1.0}), ("pooled", {})]:
+    for name, settings in [("sequential", {}), ("synchronous", {"damping": 1.0})]:
         result = pt.methods.fit(
             name,
             REGRESSION,
@@ -202,11 +202,11 @@ def test_a_temperature_is_a_number_above_zero(temperature):
 
 def test_every_visit_begins_anew_when_asked():
     start = pt.MeanFieldGaussian.tight(3, seed=2)
-    method = pt.Method(pt.FixedPoint(max_steps=0), pt.Sequential(), start=start, anew=True)
+    method = pt.Method(pt.FixedPoint(max_steps=0), pt.Sequential(), start=start, restart=True)
     engine, state = LocalEngine(PARTS), init(PRIOR, 3)
     for _ in range(3):
         # undamped, a client that takes no step answers with where it began, whatever the posterior was
         state, _ = step(method, MODEL, engine, state)
         np.testing.assert_allclose(flat(state.posterior), flat(start), rtol=1e-10)
     with pytest.raises(pt.InputError, match="give a start"):
-        pt.Method(SOLVER, anew=True)
+        pt.Method(SOLVER, restart=True)

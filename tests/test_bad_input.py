@@ -122,7 +122,7 @@ def test_a_mistake_gives_one_sentence_that_names_the_culprit(mistake):
 @pytest.mark.parametrize(("fault", "reason"), [(not_finite, "is not finite"), (improper, "would make the posterior")])
 def test_answers_that_cannot_be_taken_in_are_recorded_by_name_and_leave_the_prior(fault, reason, monkeypatch):
     monkeypatch.setattr(local, "client_update", faulty(fault))
-    result = run(PARTS.alone(1), rounds=5)
+    result = run(PARTS.only(PARTS.names[1]), rounds=5)
     assert result.status is (pt.Status.IMPROPER if fault is improper else pt.Status.DIVERGED)
     assert f"that of client 1 {reason}" in result.message
     [(turn, name, why)] = result.history.refusals

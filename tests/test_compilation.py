@@ -49,7 +49,7 @@ other_values = Partition(
 CHANGES = {
     "damping": {"aggregation": pt.Damped(0.3)},
     "damping by 1/M": {"aggregation": pt.Damped(None)},
-    "backtracking": {"aggregation": pt.Backtracking(0.7, watch_free_energy=True)},
+    "backtracking": {"aggregation": pt.Backtracking(0.7, monitor_free_energy=True)},
     "sequential": {"schedule": pt.Sequential("random")},
     "asynchronous": {"schedule": pt.Asynchronous(), "speeds": (1.0, 10.0, 3.0)},
     "subset": {"schedule": pt.RandomSubset(2)},

@@ -12,7 +12,7 @@ from partita import (
     Asynchronous,
     Damped,
     FullGaussian,
-    Grid,
+    GridQuadrature,
     InputError,
     LogDensity,
     MeanFieldGaussian,
@@ -200,10 +200,10 @@ def test_clients_of_several_rows_with_bimodal_tilted_densities_end_where_damped_
     parts, prior = federate(np.split(y, 3)), FullGaussian.standard_normal(1, 3.0)
     ends, evidences = [], []
     for aggregation in (DoubleLoop(1.0), Damped(0.5)):
-        method = Method(MomentMatching(1.0, Grid(64)), Synchronous(), aggregation)
+        method = Method(MomentMatching(1.0, GridQuadrature(64)), Synchronous(), aggregation)
         result = run(
             method,
-            LogDensity(clutter, expectation=Grid(20)),
+            LogDensity(clutter, expectation=GridQuadrature(20)),
             prior,
             parts,
             rounds=300,

@@ -10,9 +10,9 @@ import pytest
 
 import partita as pt
 from partita.engines import LocalEngine, Task, local
+from partita.engines.endpoint import ClientEndpoint
 from partita.engines.local import client_key
 from partita.engines.remote import RemoteEngine
-from partita.engines.site import Site
 from partita.families.factor import Factor
 from partita.io.digest import digest
 from partita.server.monitor import Monitor
@@ -111,7 +111,7 @@ def test_the_sum_of_the_clients_expectations_is_that_of_all_rows():
 def linked(recipes, prior=PRIOR):
     """Clients of PARTS behind a link, each of whom was given one of these recipes, and their engine."""
     named = zip(PARTS.names, recipes, PARTS.shards, strict=True)
-    link = Weather({name: Site(name, recipe, prior, shard) for name, recipe, shard in named})
+    link = Weather({name: ClientEndpoint(name, recipe, prior, shard) for name, recipe, shard in named})
     return RemoteEngine(link, dict(zip(PARTS.names, PARTS.sizes, strict=True)))
 
 

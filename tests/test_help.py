@@ -66,7 +66,9 @@ def test_names_of_the_package_are_those_it_declares():
 
 
 def test_modules_are_attributes_without_an_import_of_their_own():
-    program = "import partita as pt; pt.families.Gamma, pt.splits.by_column; from partita import *; run, methods.fit"
+    program = (
+        "import partita as pt; pt.families.Gamma, pt.partitioners.by_column; from partita import *; run, methods.fit"
+    )
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

@@ -60,7 +60,7 @@ def test_the_direction_is_that_of_the_formula(gain):
 
 def test_it_converges_where_stochastic_global_vi_goes_on_rattling():
     """The factors become right, and with them the estimate of the gradient: no rate has to fall for that."""
-    exact = pt.run(pt.methods.pooled(SOLVER), MODEL, PRIOR, PARTS.pooled()).free_energy
+    exact = pt.run(pt.methods.sequential(SOLVER), MODEL, PRIOR, PARTS.pooled()).free_energy
     settings = {"learning_rate": 0.05}
     options = {"communications": 600, "monitor": Monitor(every=10), "tolerance": -1.0}
     worst = {}

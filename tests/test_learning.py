@@ -16,7 +16,7 @@ import partita as pt
 from partita.engines import LocalEngine
 from partita.families.factor import Factor
 from partita.hyper.learning import Ascent, Standing, Stochastic
-from partita.hyper.values import begin, bound_gradient, constrained, model_at, positive, prior_at, unconstrained
+from partita.hyper.values import begin, bound_gradient, constrained, model_given, positive, prior_given, unconstrained
 from partita.local.client import answer
 from partita.local.objective import Problem
 from partita.local.solvers import NaturalGradient
@@ -49,8 +49,8 @@ NUMBERS, CLASSES = clients(Y), clients(LABELS)
 
 def bound(model, prior, y, q, hyper):
     """F(ε, q) of all rows, as it is written down."""
-    ell = model_at(model, hyper).ell(q, pt.Table(jnp.asarray(X), jnp.asarray(y)), jnp.ones(len(y)), KEY)
-    return ell - q.kl(prior_at(prior, hyper))
+    ell = model_given(model, hyper).ell(q, pt.Table(jnp.asarray(X), jnp.asarray(y)), jnp.ones(len(y)), KEY)
+    return ell - q.kl(prior_given(prior, hyper))
 
 
 @functools.cache
@@ -182,7 +182,7 @@ def test_in_single_precision_the_posterior_stays_prior_times_factors():
     model = pt.LinearRegression(jnp.float32(1.0))
     options = {"tolerance": 1e-4, "rounds": 40, "monitor": Monitor(every=0)}
     state = pt.methods.fit("sequential", model, single, parts, learn=["prior_scale"], **options).state
-    whole = functools.reduce(operator.mul, (factor.natural for factor in state.factors), state.prior_now)
+    whole = functools.reduce(operator.mul, (factor.natural for factor in state.factors), state.current_prior)
     assert float(state.hyper["prior_scale"]) > 10
     np.testing.assert_allclose(whole.precision, state.posterior.precision, rtol=1e-5, atol=1e-4)
 
@@ -190,12 +190,12 @@ def test_in_single_precision_the_posterior_stays_prior_times_factors():
 def test_a_start_serves_the_first_visit_of_a_prior_with_a_mean_too():
     prior = pt.FullGaussian.from_mean_covariance(jnp.array([1.3, 0.2, -0.7, 2.1]), np.eye(4) + 0.3)
     hyper = begin(LOGISTIC, prior, ["prior_scale"])
-    assert eqx.tree_equal(jax.jit(prior_at)(prior, hyper), prior)
+    assert eqx.tree_equal(jax.jit(prior_given)(prior, hyper), prior)
 
 
 def pooled_bound(scale):
     """max_q F(ε, q) on all rows."""
-    prior = prior_at(PRIOR, {"prior_scale": jnp.asarray(scale)})
+    prior = prior_given(PRIOR, {"prior_scale": jnp.asarray(scale)})
     shard, one = CLASSES.pooled().shards[0], jnp.asarray(1.0)
     return solve(Problem(LOGISTIC, shard, Factor.of(prior), one, prior, one)).free_energy
 
@@ -334,7 +334,7 @@ def test_layers_of_a_network_have_scales_of_their_own():
     prior = pt.MeanFieldGaussian.standard_normal(model.template(), 2.0)
     hyper = begin(model, prior, ["noise", "layer_scales"])
     assert hyper["layer_scales"].shape == (2,)
-    first, second = prior_at(prior, {"layer_scales": jnp.array([0.5, 3.0])}).sd
+    first, second = prior_given(prior, {"layer_scales": jnp.array([0.5, 3.0])}).sd
     for layer, sd in ((first, 1.0), (second, 6.0)):
         assert {float(value) for leaf in jax.tree.leaves(layer) for value in leaf.ravel()} == {sd}
     start = pt.MeanFieldGaussian.tight(model.template())
@@ -370,7 +370,7 @@ def test_the_posterior_stays_prior_times_factors_while_the_prior_moves(method):
     state = with_learning(init(PRIOR, 10, aggregation=method.aggregation), learning, LOGISTIC)
     for _ in range(15):
         state, _ = step(method, LOGISTIC, engine, state)
-        whole = functools.reduce(operator.mul, (factor.natural for factor in state.factors), state.prior_now)
+        whole = functools.reduce(operator.mul, (factor.natural for factor in state.factors), state.current_prior)
         np.testing.assert_allclose(whole.precision, state.posterior.precision, rtol=1e-10)
         np.testing.assert_allclose(whole.precision_mean, state.posterior.precision_mean, rtol=1e-10, atol=1e-10)
     assert float(state.hyper["prior_scale"]) != 1.0
@@ -512,7 +512,7 @@ def test_answers_that_never_settle_leave_a_collapsed_ascent_waiting_and_the_mess
 def test_whoever_was_never_heard_is_named():
     method = pt.methods.named("sequential", solver=pt.Conjugate(), learn=["noise"])
     state = with_learning(init(PRIOR, ["Leeds", "Lyon", "Lund"]), method.learning, LINEAR)
-    engine = LocalEngine(clients(Y, 3))
+    engine = LocalEngine(dataclasses.replace(clients(Y, 3), names=state.names))
     for _ in range(2):
         state, _ = step(method, LINEAR, engine, state)
     assert "as they began (noise): no answer of Lund could be taken in" in unmoved(method.learning, state)
@@ -566,7 +566,7 @@ def test_single_precision_stays_single_beside_a_model_in_double(tmp_path):
 
 
 def test_a_run_that_learns_does_not_go_on_as_one_that_does_not(tmp_path):
-    options = {"rounds": 2, "checkpoint": tmp_path / "state"}
+    options = {"rounds": 2, "store": Checkpoint(tmp_path / "state")}
     learned("coordinate", ["noise"], **options)
     for names in ([], ["prior_scale"]):
         with pytest.raises(pt.InputError, match="learns other hyperparameters"):

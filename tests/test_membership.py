@@ -75,7 +75,7 @@ def test_a_client_joins_a_run_that_estimates_factors():
 def test_a_conjugate_factor_is_divided_out_exactly():
     generator = np.random.default_rng(0)
     x = generator.normal(size=(40, 3))
-    parts = pt.split(pt.Table(x, x.sum(1) + generator.normal(size=40)), pt.splits.equal_random(40, 3))
+    parts = pt.split(pt.Table(x, x.sum(1) + generator.normal(size=40)), pt.partitioners.equal_random(40, 3))
     method, prior = pt.methods.sequential(pt.Conjugate()), pt.FullGaussian.standard_normal(3)
     result = pt.run(method, pt.LinearRegression(), prior, parts)
     others = pt.Partition(parts.shards[:2], parts.names[:2], parts.sizes[:2])

@@ -1,7 +1,5 @@
 """Named methods, each a composition of the axes."""
 
-import inspect
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -19,8 +17,8 @@ from support.problems import FULL, MODEL, PARTS, PRIOR, SOLVER, exact, faulty, n
 @pytest.mark.parametrize(
     ("method", "parts"),
     [
-        (pt.methods.alone(pt.Conjugate()), PARTS.alone(0)),
-        (pt.methods.alone(pt.Conjugate()), PARTS.alone(2)),
+        (pt.methods.sequential(pt.Conjugate()), PARTS.only(PARTS.names[0])),
+        (pt.methods.sequential(pt.Conjugate()), PARTS.only(PARTS.names[2])),
         (pt.methods.sequential(pt.Conjugate()), PARTS),
         (pt.methods.sequential(pt.Conjugate(), order="residual"), PARTS),
         (pt.methods.synchronous(pt.Conjugate(), damping=1.0), PARTS),
@@ -37,7 +35,7 @@ def test_with_a_conjugate_model_a_pass_is_the_exact_posterior_of_the_rows(method
 
 def test_global_vi_on_all_rows_is_the_fixed_point_that_sequential_pvi_reaches():
     """`prop:fixed-point`, on logistic regression with full covariance."""
-    together = pt.run(pt.methods.pooled(SOLVER), MODEL, FULL, PARTS.pooled(), monitor=Monitor(every=0))
+    together = pt.run(pt.methods.sequential(SOLVER), MODEL, FULL, PARTS.pooled(), monitor=Monitor(every=0))
     apart = pt.run(pt.methods.sequential(SOLVER), MODEL, FULL, PARTS, tolerance=1e-14, monitor=Monitor(every=0))
     assert (together.status, apart.status) == (pt.Status.CONVERGED, pt.Status.CONVERGED)
     np.testing.assert_allclose(apart.posterior.q.precision, together.posterior.q.precision, rtol=1e-6)
@@ -63,7 +61,7 @@ def test_methods_damp_and_take_turns_as_their_names_say(method, dampings, client
     ("method", "schedule"), [(pt.methods.sequential, pt.Sequential()), (pt.methods.synchronous, pt.Synchronous())]
 )
 def test_backtracking_watches_the_free_energy(method, schedule):
-    watching = pt.Method(SOLVER, schedule, pt.Backtracking(0.5, watch_free_energy=True))
+    watching = pt.Method(SOLVER, schedule, pt.Backtracking(0.5, monitor_free_energy=True))
     assert eqx.tree_equal(method(SOLVER, damping=0.5, backtracking=True), watching)
 
 
@@ -134,7 +132,7 @@ def test_global_vi_keeps_the_posterior_the_product_of_prior_and_factors():
 
 def test_a_step_of_stochastic_global_vi_is_one_on_the_rows_of_one_client_repeated():
     """`eq:stoch-global`: the client's rows with the weight N/N_k stand for everybody's."""
-    client = PARTS.alone(0)
+    client = PARTS.only(PARTS.names[0])
     weight = PARTS.rows / PARTS.sizes[0]
     repeated = pt.federate([client.shards[0].data], weights=[np.asarray(client.shards[0].weights) * weight])
     start = pt.MeanFieldGaussian.tight(3, seed=1)
@@ -172,7 +170,9 @@ def client_answers(exponents):
     found = []
     for k, exponent in enumerate(exponents):
         # the prior's normaliser is a constant of the problem, so a power of a Gaussian is as good as a Gaussian
-        result = pt.run(pt.methods.alone(SOLVER), MODEL, PRIOR**exponent, PARTS.alone(k), monitor=Monitor(every=0))
+        result = pt.run(
+            pt.methods.sequential(SOLVER), MODEL, PRIOR**exponent, PARTS.only(PARTS.names[k]), monitor=Monitor(every=0)
+        )
         found.append((result.posterior.q.precision_mean, result.posterior.q.precision))
     return np.array(found)
 
@@ -231,27 +231,41 @@ def test_clients_begin_to_climb_at_the_start_until_the_posterior_has_moved():
 
 @pytest.mark.parametrize("name", pt.methods.NAMED)
 def test_every_method_runs_by_name_with_the_same_columns(name):
-    solver = {"solver": SOLVER} if "solver" in inspect.signature(pt.methods.NAMED[name]).parameters else {}
-    options = {"client": "client 1"} if name == "alone" else {}
-    result = pt.methods.fit(name, MODEL, PRIOR, PARTS, solver, rounds=2, **options)
+    solver = {"solver": SOLVER} if "solver" in pt.methods.settings_of(name) else {}
+    result = pt.methods.fit(name, MODEL, PRIOR, PARTS, solver, rounds=2)
     reference = pt.methods.fit("sequential", MODEL, PRIOR, PARTS, {"solver": SOLVER}, rounds=2)
     assert [name for name in result.history.columns if name != "log_evidence"] == reference.history.columns
     assert np.isfinite(result.free_energy)
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "client", "message"),
+    ("name", "settings", "message"),
     [
-        ("parallel", {}, None, "There is no method named 'parallel': choose one of sequential"),
-        ("vcl", {"damping": 0.5}, None, "There is no setting of vcl named 'damping': choose one of solver, order"),
-        ("alone", {}, None, '"alone" needs the name of a client'),
-        ("vcl", {}, "client 1", '"alone" needs the name of a client'),
-        ("alone", {}, "client 9", "There is no client named 'client 9': choose one of client 0"),
+        ("parallel", {}, "There is no method named 'parallel': choose one of sequential"),
+        ("vcl", {"damping": 0.5}, "There is no setting of vcl named 'damping': choose one of solver, order"),
     ],
 )
-def test_a_wrong_name_is_told_with_the_right_ones(name, settings, client, message):
+def test_a_wrong_name_is_told_with_the_right_ones(name, settings, message):
     with pytest.raises(pt.InputError, match=message):
-        pt.methods.fit(name, MODEL, PRIOR, PARTS, settings, client=client)
+        pt.methods.fit(name, MODEL, PRIOR, PARTS, settings)
+
+
+def test_a_client_that_is_not_there_cannot_be_alone():
+    with pytest.raises(pt.InputError, match="There is no client named 'client 9': choose one of client 0"):
+        PARTS.only("client 9")
+
+
+@pytest.mark.parametrize("name", pt.methods.NAMED)
+def test_every_method_takes_the_settings_that_all_have(name):
+    """As arguments, and by name: there is one way in."""
+    method = pt.methods.NAMED[name](temperature=0.5, trust_region=2.0)
+    assert (method.temperature, method.trust_region) == (0.5, 2.0)
+    assert pt.methods.named(name, temperature=0.5).temperature == 0.5
+    with pytest.raises(TypeError, match="cold"):
+        pt.methods.NAMED[name](cold=True)
+    learned = pt.methods.NAMED[name](learn=["slope"], how="stochastic").learning
+    assert isinstance(learned, pt.learning.Stochastic)
+    assert learned.names == ("slope",)
 
 
 @pytest.mark.parametrize("method", [pt.methods.vcl, pt.methods.bcm_same])
@@ -264,7 +278,7 @@ def test_a_pass_without_one_of_the_clients_is_not_complete(method, monkeypatch):
 
 
 def test_global_vi_converges_with_covariances_and_says_so():
-    pooled = pt.run(pt.methods.pooled(SOLVER), MODEL, FULL, PARTS.pooled(), monitor=Monitor(every=0))
+    pooled = pt.run(pt.methods.sequential(SOLVER), MODEL, FULL, PARTS.pooled(), monitor=Monitor(every=0))
     result = pt.run(
         pt.methods.global_vi(learning_rate=0.05),
         MODEL,

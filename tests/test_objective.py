@@ -8,7 +8,7 @@ from scipy.integrate import quad
 from partita import LinearRegression, MeanFieldGaussian, Table
 from partita.data import federate
 from partita.families.factor import Factor
-from partita.local.context import Cavity, Prior, Undeleted
+from partita.local.context import Cavity, NoDeletion, Prior
 from partita.local.objective import Problem, local_free_energy, log_partition
 
 KEY = jax.random.key(0)
@@ -63,7 +63,7 @@ def test_expected_log_is_the_integral():
 
 @pytest.mark.parametrize(
     ("context", "expected"),
-    [(Cavity(), Factor.of(Q) / T), (Undeleted(), Factor.of(Q)), (Prior(), Factor.of(PRIOR))],
+    [(Cavity(), Factor.of(Q) / T), (NoDeletion(), Factor.of(Q)), (Prior(), Factor.of(PRIOR))],
     ids=["cavity", "posterior", "prior"],
 )
 def test_contexts_are_those_of_the_table(context, expected):

@@ -53,7 +53,7 @@ def test_a_terminal_stays_quiet_when_the_bar_is_switched_off(monkeypatch):
 
 def test_the_bar_counts_answers_when_the_budget_is_in_rounds(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
-    watching = pt.Method(SOLVER, pt.Synchronous(), pt.Backtracking(0.1, watch_free_energy=True))
+    watching = pt.Method(SOLVER, pt.Synchronous(), pt.Backtracking(0.1, monitor_free_energy=True))
     pt.run(watching, MODEL, PRIOR, PARTS, rounds=2, monitor=Monitor(every=0))
     assert "6/6" in sys.stderr.getvalue()
     assert "free energy" not in sys.stderr.getvalue()

@@ -87,7 +87,7 @@ def test_every_schedule_converges_to_the_same_posterior(schedule):
     turns, speeds = SCHEDULES[schedule]
     method = pt.Method(SOLVER, turns, pt.Damped(0.7))
     result = pt.run(method, MODEL, PRIOR, tolerance=1e-12, monitor=Monitor(every=0), engine=LocalEngine(PARTS, speeds))
-    pooled = pt.run(pt.methods.pooled(SOLVER), MODEL, PRIOR, PARTS.pooled(), monitor=Monitor(every=0))
+    pooled = pt.run(pt.methods.sequential(SOLVER), MODEL, PRIOR, PARTS.pooled(), monitor=Monitor(every=0))
     assert result.status is pt.Status.CONVERGED
     # each of three clients is within 1e-12 nats, which leaves √(2e-12) standard deviations for each of them
     assert result.posterior.q.kl(pooled.posterior.q) < 1e-10
@@ -125,7 +125,7 @@ def test_a_run_ends_at_the_first_step_that_reaches_its_budget(method, budget, an
 
 def test_rounds_count_answers_and_communications_count_trials_too():
     """A round is as many answers as there are clients; each trial of the free energy is a communication a client."""
-    method = pt.Method(SOLVER, pt.Synchronous(), pt.Backtracking(0.1, watch_free_energy=True))
+    method = pt.Method(SOLVER, pt.Synchronous(), pt.Backtracking(0.1, monitor_free_energy=True))
     by_rounds = pt.run(method, MODEL, PRIOR, PARTS, rounds=4)
     np.testing.assert_array_equal(by_rounds.history["rounds"], [1, 2, 3, 4])
     # three answers, the free energy before them and the free energy after them

@@ -11,7 +11,7 @@ from partita.engines import LocalEngine, local
 from partita.engines.local import client_key
 from partita.local.client import client_update
 from partita.server.monitor import Monitor
-from partita.server.schedules import Turns
+from partita.server.schedules import ScheduleView
 from partita.server.state import init
 from support.problems import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER, faulty, not_finite
 from support.steps import step
@@ -26,7 +26,7 @@ def visits(schedule, clients, turns, residual_of, seed=0):
     """Who is visited, when a client that answers in some turn then has the residual `residual_of(client, turn)`."""
     residual, age, order = np.full(clients, np.inf), np.zeros(clients, int), []
     for turn in range(turns):
-        chosen = schedule.select(Turns(turn, residual.copy(), age.copy(), np.zeros(clients, bool), seed))
+        chosen = schedule.select(ScheduleView(turn, residual.copy(), age.copy(), np.zeros(clients, bool), seed))
         order.append(chosen)
         age += 1
         for k in chosen:

@@ -11,7 +11,7 @@ from partita import (
     FixedPoint,
     FullGaussian,
     GaussHermite,
-    Grid,
+    GridQuadrature,
     LinearRegression,
     LogDensity,
     LogisticRegression,
@@ -86,7 +86,7 @@ def test_as_alpha_vanishes_it_is_mini_batch_global_vi(family):
     Below, the two rules of quadrature are what differs.
     """
     prior, model = family.standard_normal(2), LogisticRegression(GaussHermite(64))
-    plain = FixedPoint(max_steps=1, back_off=False)
+    plain = FixedPoint(max_steps=1, backtrack=False)
     stochastic = Method(plain, Sequential(), Shared(0.3), Prior(rescaled=True))
     limit = run(stochastic, model, prior, PARTS, rounds=2).state.posterior
     alphas = 10.0 ** -np.arange(2, 7)
@@ -111,7 +111,7 @@ def test_for_a_mixture_its_step_is_that_of_the_paper():
     """`alg:spep` on a fine grid: q · (p(y_k) / t)^α is matched, and q moves by M·ρ/α of the way in its parameters."""
     alpha, damping, parts = 0.5, 0.1, federate(np.split(HEIGHTS, 3))
     method = methods.stochastic_power_ep(alpha, damping, "fixed", rows=False)
-    model, prior = LogDensity(mixture, expectation=Grid()), MeanFieldGaussian.standard_normal(1)
+    model, prior = LogDensity(mixture, expectation=GridQuadrature()), MeanFieldGaussian.standard_normal(1)
     before, after = (run(method, model, prior, parts, communications=n).state.posterior for n in (1, 2))
     theta = np.linspace(-12, 12, 20_001)
     mean, precision = float(before.mean[0]), float(before.precision[0])
@@ -129,16 +129,16 @@ def test_for_a_mixture_its_step_is_that_of_the_paper():
 
 def test_as_alpha_vanishes_it_is_mini_batch_global_vi_for_a_mixture():
     """`prop:sep`, step by step with damping, over four decades, with grids so fine that these differ by less."""
-    model, prior = LogDensity(mixture, expectation=Grid(96)), MeanFieldGaussian.standard_normal(1)
+    model, prior = LogDensity(mixture, expectation=GridQuadrature(96)), MeanFieldGaussian.standard_normal(1)
     parts = federate([HEIGHTS[:4], HEIGHTS[4:]])
 
     def posterior(solver):
         method = Method(solver, Sequential(), Shared(0.1), Prior(rescaled=True))
         return run(method, model, prior, parts, rounds=2).state.posterior
 
-    limit = posterior(FixedPoint(max_steps=1, back_off=False))
+    limit = posterior(FixedPoint(max_steps=1, backtrack=False))
     alphas = 10.0 ** -np.arange(2, 7)
-    found = [posterior(MomentMatching(alpha, Grid(96))) for alpha in alphas]
+    found = [posterior(MomentMatching(alpha, GridQuadrature(96))) for alpha in alphas]
     apart = [np.sqrt(sum(np.sum((a - b) ** 2) for a, b in pairs(q, limit))) for q in found]
     np.testing.assert_allclose(np.diff(np.log10(apart)) / np.diff(np.log10(alphas)), 1, atol=0.02)
 
@@ -226,7 +226,7 @@ def test_its_fixed_point_for_small_alpha_is_that_of_global_vi():
     """Clients of one size that all answer stand for themselves; the difference is a multiple of α."""
     prior, model = FullGaussian.standard_normal(2), LogisticRegression(GaussHermite(64))
     parts = federate([Table(x, y) for x, y in zip(np.split(X, 3), np.split(Y, 3), strict=True)])
-    best = run(methods.pooled(), model, prior, parts.pooled(), tolerance=1e-12).state.posterior
+    best = run(methods.sequential(), model, prior, parts.pooled(), tolerance=1e-12).state.posterior
     apart = []
     for alpha in (1e-2, 1e-4):
         method = methods.stochastic_power_ep(alpha, 0.5, participants=3)

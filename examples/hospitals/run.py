@@ -47,7 +47,7 @@ def main(
     for name, frame in frames.items():
         write(files[name], frame)
     settings = SETTINGS.read_text().replace("sequential", method).replace("9092", str(port))
-    atomic.write_text(folder / config.FILE, settings)
+    atomic.write_text(folder / config.CONFIG_FILE, settings)
     with contextlib.ExitStack() as stack:
         for name, path in files.items():
             log = stack.enter_context((folder / f"{name}.txt").open("w"))

@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from partita.engines.base import EventLog
-from partita.engines.remote import Letter, Link, RemoteEngine
-from partita.engines.site import Site
+from partita.engines.endpoint import ClientEndpoint
+from partita.engines.remote import Delivery, RemoteEngine, Transport
 from partita.families import MeanFieldGaussian
 from partita.io.wire import Message
 from partita.methods import named
@@ -66,17 +66,17 @@ HOSPITALS = (
 )
 
 
-class Neighbours(Link):
+class Neighbours(Transport):
     """Clients in this process, on a clock of their own: each answers at once, in the order of being asked."""
 
     def __init__(self, ends: dict[str, Any]) -> None:
         self.ends, self.time = ends, 0.0
-        self._letters: collections.deque[Letter] = collections.deque()
+        self._letters: collections.deque[Delivery] = collections.deque()
 
     def post(self, name: str, message: Message) -> None:
-        self._letters.append(Letter(name, self.ends[name].handle(message)))
+        self._letters.append(Delivery(name, self.ends[name].handle(message)))
 
-    def poll(self, timeout: float) -> Letter | None:
+    def poll(self, timeout: float) -> Delivery | None:
         if self._letters:
             return self._letters.popleft()
         self.time += timeout
@@ -92,7 +92,7 @@ class Neighbours(Link):
 class Remembering:
     """A client's end that answers equal tasks once; without draws, an answer depends on posterior and factor alone."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: ClientEndpoint) -> None:
         self.site = site
         self._answers: dict[bytes, Message] = {}
 
@@ -158,7 +158,7 @@ class Shift:
     round are not known to it, so it stays a little within the bounds.
     """
 
-    def __init__(self, site: Site, bounds: Admission) -> None:
+    def __init__(self, site: ClientEndpoint, bounds: Admission) -> None:
         self.bounds, self.answers, self.farthest = bounds, 0, 0.0
         weights = np.asarray(site.shard.weights)
         curvature = (np.asarray(site.shard.data.x).T * weights) @ np.asarray(site.shard.data.x)
@@ -195,10 +195,10 @@ class Shift:
         return bool(within and ratios(*about)[1] <= self.bounds.dominance)
 
 
-def with_flipped_labels(site: Site) -> Site:
+def with_flipped_labels(site: ClientEndpoint) -> ClientEndpoint:
     """The same rows with every label the other one."""
     shard = eqx.tree_at(lambda shard: shard.data.y, site.shard, 1 - site.shard.data.y)
-    return Site(site.name, site.recipe, site.prior, shard)
+    return ClientEndpoint(site.name, site.recipe, site.prior, shard)
 
 
 def attackers(end: Remembering, bounds: Admission) -> dict[str, Any]:
@@ -273,7 +273,7 @@ class Bench:
         clients = self.setting.clients
         recipe = self.method.recipe(self.setting.model)
         self.ends = {
-            name: Remembering(Site(name, recipe, self.setting.prior, shard))
+            name: Remembering(ClientEndpoint(name, recipe, self.setting.prior, shard))
             for name, shard in zip(clients.names, clients.shards, strict=True)
         }
         self.rows = dict(zip(clients.names, clients.sizes, strict=True))

@@ -110,7 +110,7 @@ def test_runs_with_early_stopping_begin_anew_and_watch_the_likelihood():
     for name, run in plain.items():
         other = early[f"{name}, early stopping"]
         assert (other.method, other.communications) == (run.method, run.communications)
-        assert other.settings == {**run.settings, "anew": True}
+        assert other.settings == {**run.settings, "restart": True}
         assert experiment.solvers[other.solver] == {**experiment.solvers["adam"], "watch": "ell"}
 
 

@@ -19,7 +19,7 @@ START = pt.MeanFieldGaussian.tight(LIKE, 0)
 SOLVER = pt.Gradient(optax.adam, 0.01, batch_size=8, max_steps=20)
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(30, 2)).astype("float32")
-CLIENTS = pt.split(pt.Table(X, (X[:, 0] > 0).astype("float32")), pt.splits.equal_random(30, 3))
+CLIENTS = pt.split(pt.Table(X, (X[:, 0] > 0).astype("float32")), pt.partitioners.equal_random(30, 3))
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from partita import checks, methods
-    from partita.data import Frame, Partition, Shard, Table, federate, split, splits, with_intercept
+    from partita.data import Frame, Partition, Shard, Table, federate, partitioners, split, with_intercept
     from partita.data import bundled as datasets
     from partita.engines import Engine, LocalEngine
     from partita.errors import (
@@ -16,7 +16,14 @@ if TYPE_CHECKING:
         MissingExtraError,
         SettingsError,
     )
-    from partita.expectations import Analytic, Assignments, GaussHermite, Grid, LocalReparameterisation, MonteCarlo
+    from partita.expectations import (
+        Analytic,
+        Assignments,
+        GaussHermite,
+        GridQuadrature,
+        LocalReparameterisation,
+        MonteCarlo,
+    )
     from partita.families import (
         Dirichlet,
         Family,
@@ -29,7 +36,7 @@ if TYPE_CHECKING:
         Product,
     )
     from partita.hyper import learning
-    from partita.local.context import Cavity, Context, Prior, Proximal, SplitPrior, Undeleted
+    from partita.local.context import Cavity, Context, NoDeletion, Prior, Proximal, SplitPrior
     from partita.local.solvers import (
         LBFGS,
         AlphaDivergence,
@@ -100,7 +107,7 @@ __all__ = [
     "GaussHermite",
     "GaussianMixture",
     "Gradient",
-    "Grid",
+    "GridQuadrature",
     "History",
     "InputError",
     "InverseGamma",
@@ -122,6 +129,7 @@ __all__ = [
     "NetworkClassifier",
     "NetworkRegressor",
     "Newton",
+    "NoDeletion",
     "NormalGamma",
     "Partition",
     "PoissonRegression",
@@ -143,7 +151,6 @@ __all__ = [
     "Status",
     "Synchronous",
     "Table",
-    "Undeleted",
     "UnknownNoiseRegression",
     "aggregation",
     "checks",
@@ -152,9 +159,9 @@ __all__ = [
     "learning",
     "methods",
     "metrics",
+    "partitioners",
     "run",
     "split",
-    "splits",
     "with_intercept",
 ]
 
@@ -175,7 +182,7 @@ _HOMES = {
         "Table",
         "federate",
         "split",
-        "splits",
+        "partitioners",
         "with_intercept",
     ),
     "engines": (
@@ -194,7 +201,7 @@ _HOMES = {
         "Analytic",
         "Assignments",
         "GaussHermite",
-        "Grid",
+        "GridQuadrature",
         "LocalReparameterisation",
         "MonteCarlo",
     ),
@@ -215,7 +222,7 @@ _HOMES = {
         "Prior",
         "Proximal",
         "SplitPrior",
-        "Undeleted",
+        "NoDeletion",
     ),
     "local.solvers": (
         "LBFGS",

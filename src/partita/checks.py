@@ -21,7 +21,7 @@ from partita.local.solvers import Outcome, Solver
 from partita.models import Model
 from partita.server.aggregation import Aggregation, Damped
 from partita.server.method import Method
-from partita.server.schedules import Schedule, Sequential, Turns
+from partita.server.schedules import Schedule, ScheduleView, Sequential
 from partita.server.state import init
 from partita.server.step import step
 
@@ -152,7 +152,7 @@ def check_schedule(schedule: Schedule, clients: int = 5, turns: int = 100) -> No
     residual, age, busy = np.full(clients, np.inf), np.zeros(clients, int), np.zeros(clients, bool)
     generator = np.random.default_rng(0)
     for turn in range(turns):
-        view = Turns(turn, residual.copy(), age.copy(), busy.copy(), seed=0)
+        view = ScheduleView(turn, residual.copy(), age.copy(), busy.copy(), seed=0)
         chosen = schedule.select(view)
         assert chosen == schedule.select(view), "the same view gives different clients"
         assert len(set(chosen)) == len(chosen), "a client is selected twice"
@@ -160,7 +160,11 @@ def check_schedule(schedule: Schedule, clients: int = 5, turns: int = 100) -> No
         busy[list(chosen)] = True
         under_way = np.flatnonzero(busy)
         assert len(under_way), "nobody is at work"
-        answering = under_way if schedule.awaits is None else generator.permutation(under_way)[: schedule.awaits]
+        answering = (
+            under_way
+            if schedule.answers_per_step is None
+            else generator.permutation(under_way)[: schedule.answers_per_step]
+        )
         age += 1
         for k in answering:
             busy[k], age[k] = False, 0

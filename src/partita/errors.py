@@ -62,7 +62,7 @@ def exit_with_sentence(program: str) -> Iterator[None]:
     sys.exit(2)
 
 
-def check_part(what: str, value: Any) -> None:
+def check_fraction(what: str, value: Any) -> None:
     """Raises a `SettingsError` unless a number is above 0 and at most 1; one that is traced was checked before."""
     import jax  # here, since the command line needs errors before it needs JAX
 

@@ -3,23 +3,22 @@
 `fit` runs any of them by name.
 """
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 import optax
 
 from partita.data.shard import Partition
 from partita.errors import SettingsError, unknown
-from partita.expectations import Grid, MonteCarlo
+from partita.expectations import GridQuadrature, MonteCarlo
 from partita.families import Family
-from partita.hyper import learning
-from partita.hyper.learning import How
-from partita.local.context import Prior, Proximal, SplitPrior, Undeleted
+from partita.hyper.learning import How, Learning, learning_by_name
+from partita.local.context import Cavity, Context, NoDeletion, Prior, Proximal, SplitPrior
 from partita.local.solvers import MomentMatching, NaturalGradient, Newton, PowerEP, Solver
 from partita.models import Model
 from partita.server.aggregation import (
+    Aggregation,
     Anticipating,
     Averaging,
     Backtracking,
@@ -36,13 +35,52 @@ from partita.server.method import Method
 from partita.server.run import Result, run
 from partita.server.schedules import Asynchronous, Order, RandomSubset, Schedule, Sequential, Synchronous
 
+Optimiser = Callable[..., optax.GradientTransformation]
 _NEWTON = Newton()
 _SCHEDULES: Mapping[str, Schedule] = {
     "sequential": Sequential(),
     "synchronous": Synchronous(),
     "asynchronous": Asynchronous(),
 }
-Optimiser = Callable[..., optax.GradientTransformation]
+
+
+class Common(TypedDict, total=False):
+    """Settings that every method has."""
+
+    temperature: float
+    """The factor of every KL divergence: 1 is Bayes, and less is colder."""
+    restart: bool
+    """Whether clients start every visit at `start`."""
+    trust_region: float
+    """How far q may move in one visit when the context is improper, in nats of KL per natural parameter."""
+    learn: Sequence[str]
+    """The hyperparameters to learn, by name."""
+    how: How
+    """The way of learning them; see `partita.hyper.learning`."""
+    learning: Learning
+    """A way of learning of your own, instead of `learn` and `how`."""
+
+
+def _method(
+    solver: Solver,
+    schedule: Schedule,
+    aggregation: Aggregation,
+    context: Context | None = None,
+    start: Family | None = None,
+    passes: int | None = None,
+    learn: Sequence[str] = (),
+    how: How = "coordinate",
+    learning: Learning | None = None,
+    **common: Any,
+) -> Method:
+    """A composition, with the settings that every method has."""
+    if isinstance(learn, str) or (learn and learning is not None):
+        raise SettingsError(f"Hyperparameters to learn are a list of names, without other learning, not {learn!r}.")
+    if learn:
+        learning = learning_by_name(how, tuple(learn))
+    return Method(
+        solver, schedule, aggregation, context or Cavity(), start=start, passes=passes, learning=learning, **common
+    )
 
 
 def sequential(
@@ -52,14 +90,15 @@ def sequential(
     backtracking: bool = False,
     anticipating: bool = False,
     start: Family | None = None,
+    **common: Unpack[Common],
 ) -> Method:
     """Sequential PVI (`sec:pvi:pvi_flavours`): one client at a time, by default undamped.
 
     With `backtracking` the damping is halved until the free energy does not fall; with `anticipating` the missing
     factors of clients that have not answered yet are estimated during the first pass.
     """
-    product = Backtracking(damping, watch_free_energy=True) if backtracking else Damped(damping)
-    return Method(solver, Sequential(order), Anticipating(product) if anticipating else product, start=start)
+    product = Backtracking(damping, monitor_free_energy=True) if backtracking else Damped(damping)
+    return _method(solver, Sequential(order), Anticipating(product) if anticipating else product, start=start, **common)
 
 
 def synchronous(
@@ -67,18 +106,21 @@ def synchronous(
     damping: float | None = None,
     backtracking: bool = False,
     start: Family | None = None,
+    **common: Unpack[Common],
 ) -> Method:
     """Synchronous PVI (`sec:pvi:pvi_flavours`): all clients in parallel, by default with damping 1/M.
 
     With `backtracking` the damping is halved until the free energy does not fall.
     """
-    product = Backtracking(damping, watch_free_energy=True) if backtracking else Damped(damping)
-    return Method(solver, Synchronous(), product, start=start)
+    product = Backtracking(damping, monitor_free_energy=True) if backtracking else Damped(damping)
+    return _method(solver, Synchronous(), product, start=start, **common)
 
 
-def asynchronous(solver: Solver = _NEWTON, damping: float | None = None, start: Family | None = None) -> Method:
+def asynchronous(
+    solver: Solver = _NEWTON, damping: float | None = None, start: Family | None = None, **common: Unpack[Common]
+) -> Method:
     """Asynchronous PVI (`sec:pvi:pvi_flavours`): each answer is aggregated on arrival, by default with damping 1/M."""
-    return Method(solver, Asynchronous(), Damped(damping), start=start)
+    return _method(solver, Asynchronous(), Damped(damping), start=start, **common)
 
 
 def power_ep(
@@ -87,6 +129,7 @@ def power_ep(
     damping: float | None = None,
     passes: int = 100,
     start: Family | None = None,
+    **common: Unpack[Common],
 ) -> Method:
     """Power EP (`alg:pep`) of a generalised linear model, with a site for every row.
 
@@ -97,7 +140,7 @@ def power_ep(
         raise unknown("schedule", schedule, _SCHEDULES)
     if damping is None and schedule == "sequential":
         damping = 1.0
-    return Method(PowerEP(alpha=alpha, max_steps=passes), _SCHEDULES[schedule], Damped(damping), start=start)
+    return _method(PowerEP(alpha=alpha, max_steps=passes), _SCHEDULES[schedule], Damped(damping), start=start, **common)
 
 
 def expectation_propagation(
@@ -105,21 +148,27 @@ def expectation_propagation(
     damping: float | None = None,
     passes: int = 100,
     start: Family | None = None,
+    **common: Unpack[Common],
 ) -> Method:
     """Expectation propagation (Minka 2001): power EP with α = 1."""
-    return power_ep(1.0, schedule, damping, passes, start)
+    return power_ep(1.0, schedule, damping, passes, start, **common)
 
 
-def double_loop(alpha: float = 0.5, points: int = 20) -> Method:
+def double_loop(alpha: float = 0.5, points: int = 20, **common: Unpack[Common]) -> Method:
     """Power EP with clients as sites by a double loop (Hasenclever et al. 2017), which converges without damping.
 
     For any model of up to three parameters; moments are computed on a grid of `points` nodes per parameter.
     """
-    return Method(MomentMatching(alpha=alpha, rule=Grid(points)), Synchronous(), DoubleLoop(alpha))
+    return _method(MomentMatching(alpha=alpha, rule=GridQuadrature(points)), Synchronous(), DoubleLoop(alpha), **common)
 
 
 def snep(
-    alpha: float = 0.5, samples: int = 100, step: float = 0.3, outer: float = 0.1, participants: int | None = None
+    alpha: float = 0.5,
+    samples: int = 100,
+    step: float = 0.3,
+    outer: float = 0.1,
+    participants: int | None = None,
+    **common: Unpack[Common],
 ) -> Method:
     """Stochastic natural-gradient EP (Hasenclever et al. 2017): the double loop in small steps, from noisy moments.
 
@@ -128,7 +177,7 @@ def snep(
     """
     solver = MomentMatching(alpha=alpha, rule=MonteCarlo(samples), max_steps=1)
     schedule = Synchronous() if participants is None else RandomSubset(participants)
-    return Method(solver, schedule, StochasticLoop(alpha, step, outer))
+    return _method(solver, schedule, StochasticLoop(alpha, step, outer), **common)
 
 
 def stochastic_power_ep(
@@ -138,6 +187,7 @@ def stochastic_power_ep(
     participants: int = 1,
     rows: bool = True,
     start: Family | None = None,
+    **common: Unpack[Common],
 ) -> Method:
     """Stochastic power EP (`alg:spep`; Li et al. 2015): one tied factor for all clients, damped by ρ (1/M if None).
 
@@ -147,16 +197,21 @@ def stochastic_power_ep(
     """
     solver = PowerEP(alpha=alpha, max_steps=1, in_turn=False) if rows else MomentMatching(alpha=alpha)
     schedule = Sequential(order) if participants == 1 else RandomSubset(participants)
-    return Method(solver, schedule, Shared(damping), Prior(rescaled=True), start=start)
+    return _method(solver, schedule, Shared(damping), Prior(rescaled=True), start=start, **common)
 
 
-def global_vi(optimiser: Optimiser = optax.adam, learning_rate: float = 1e-2, start: Family | None = None) -> Method:
+def global_vi(
+    optimiser: Optimiser = optax.adam,
+    learning_rate: float = 1e-2,
+    start: Family | None = None,
+    **common: Unpack[Common],
+) -> Method:
     """Global VI without pooling rows (`prop:local-global-fp`, Ashman et al. 2022): a round is one optimiser step.
 
     Clients reply with one undamped fixed-point change; their sum is ∇_μ F, and the server takes the step. The iterates
     are those of the optimiser on pooled rows, whatever the number of clients.
     """
-    return Method(NaturalGradient(), Synchronous(), ServerOptimiser(optimiser, learning_rate, start))
+    return _method(NaturalGradient(), Synchronous(), ServerOptimiser(optimiser, learning_rate, start), **common)
 
 
 def stochastic_global_vi(
@@ -164,13 +219,14 @@ def stochastic_global_vi(
     learning_rate: float = 1e-2,
     order: Order = "random",
     start: Family | None = None,
+    **common: Unpack[Common],
 ) -> Method:
     """Stochastic global VI (`sec:experiments`, `eq:stoch-global`; Hoffman et al. 2013): a step on one client's rows.
 
     They are weighted by N/N_k. The gradient is biased if clients' sizes differ, since all are visited equally often.
     """
     server = ServerOptimiser(optimiser, learning_rate, start)
-    return Method(NaturalGradient(), Sequential(order), server, Prior(rescaled=True))
+    return _method(NaturalGradient(), Sequential(order), server, Prior(rescaled=True), **common)
 
 
 def incremental_vi(
@@ -179,6 +235,7 @@ def incremental_vi(
     gain: float = 0.5,
     participants: int = 1,
     start: Family | None = None,
+    **common: Unpack[Common],
 ) -> Method:
     """Incremental global VI: a server-side optimiser on the sum of all clients' last gradients (SAG/SAGA).
 
@@ -186,33 +243,37 @@ def incremental_vi(
     VI and avoids its noise and bias with many heterogeneous clients; see `Incremental`.
     """
     schedule = Sequential("random") if participants == 1 else RandomSubset(participants)
-    return Method(NaturalGradient(), schedule, Incremental(optimiser, learning_rate, gain, start))
+    return _method(NaturalGradient(), schedule, Incremental(optimiser, learning_rate, gain, start), **common)
 
 
-def bcm_same(solver: Solver = _NEWTON, start: Family | None = None) -> Method:
+def bcm_same(solver: Solver = _NEWTON, start: Family | None = None, **common: Unpack[Common]) -> Method:
     """The Bayesian committee machine in which every client has the whole prior (`sec:experiments`; Tresp 2000).
 
     One round of undamped synchronous PVI.
     """
-    return Method(solver, Synchronous(), Damped(), Prior(), start=start, passes=1)
+    return _method(solver, Synchronous(), Damped(), Prior(), start=start, passes=1, **common)
 
 
-def bcm_split(solver: Solver = _NEWTON, start: Family | None = None) -> Method:
+def bcm_split(solver: Solver = _NEWTON, start: Family | None = None, **common: Unpack[Common]) -> Method:
     """The Bayesian committee machine in which a client has the share p^(N_k/N) of the prior (`sec:experiments`)."""
-    return Method(solver, Synchronous(), Damped(), SplitPrior(), start=start, passes=1)
+    return _method(solver, Synchronous(), Damped(), SplitPrior(), start=start, passes=1, **common)
 
 
-def vcl(solver: Solver = _NEWTON, order: Order = "fixed", start: Family | None = None) -> Method:
+def vcl(
+    solver: Solver = _NEWTON, order: Order = "fixed", start: Family | None = None, **common: Unpack[Common]
+) -> Method:
     """Variational continual learning (`eq:vcl_objective`; Nguyen et al. 2018): one pass of sequential PVI."""
-    return Method(solver, Sequential(order), Damped(), Undeleted(), start=start, passes=1)
+    return _method(solver, Sequential(order), Damped(), NoDeletion(), start=start, passes=1, **common)
 
 
-def streaming_vb(solver: Solver = _NEWTON, order: Order = "fixed", start: Family | None = None) -> Method:
+def streaming_vb(
+    solver: Solver = _NEWTON, order: Order = "fixed", start: Family | None = None, **common: Unpack[Common]
+) -> Method:
     """Streaming VB (`sec:experiments`; Broderick et al. 2013): sequential PVI without the deletion step.
 
     Clients that are visited again count their rows again.
     """
-    return Method(solver, Sequential(order), Damped(), Undeleted(), start=start)
+    return _method(solver, Sequential(order), Damped(), NoDeletion(), start=start, **common)
 
 
 def bayesian_admm(
@@ -223,6 +284,7 @@ def bayesian_admm(
     participants: int | None = None,
     over: Mean = "all",
     start: Family | None = None,
+    **common: Unpack[Common],
 ) -> Method:
     """Bayesian ADMM (Möllenhoff et al. 2025): a KL penalty keeps clients close to the average of their answers.
 
@@ -230,67 +292,48 @@ def bayesian_admm(
     round `participants` random clients answer, or all. `start` is the server's initial posterior.
     """
     schedule = Synchronous() if participants is None else RandomSubset(participants)
-    return Method(solver, schedule, Averaging(penalty, mixing, step, over, start), Proximal(penalty))
-
-
-def pooled(solver: Solver = _NEWTON, start: Family | None = None) -> Method:
-    """Global VI on one client that holds all rows: maximises F(q) = ell(q) − KL(q ‖ p) (`sec:pvi:setup`).
-
-    The client's cavity is the prior. It is the reference for all other methods.
-    """
-    return Method(solver, Synchronous(), Damped(), start=start)
-
-
-def alone(solver: Solver = _NEWTON, start: Family | None = None) -> Method:
-    """Local-only VI: one client fits its own rows without communication."""
-    return pooled(solver, start)
+    return _method(solver, schedule, Averaging(penalty, mixing, step, over, start), Proximal(penalty), **common)
 
 
 NAMED: Mapping[str, Callable[..., Method]] = {
-    "sequential": sequential,
-    "synchronous": synchronous,
-    "asynchronous": asynchronous,
-    "power_ep": power_ep,
-    "expectation_propagation": expectation_propagation,
-    "double_loop": double_loop,
-    "snep": snep,
-    "stochastic_power_ep": stochastic_power_ep,
-    "global_vi": global_vi,
-    "stochastic_global_vi": stochastic_global_vi,
-    "incremental_vi": incremental_vi,
-    "bcm_same": bcm_same,
-    "bcm_split": bcm_split,
-    "vcl": vcl,
-    "streaming_vb": streaming_vb,
-    "bayesian_admm": bayesian_admm,
-    "pooled": pooled,
-    "alone": alone,
+    method.__name__: method
+    for method in (
+        sequential,
+        synchronous,
+        asynchronous,
+        power_ep,
+        expectation_propagation,
+        double_loop,
+        snep,
+        stochastic_power_ep,
+        global_vi,
+        stochastic_global_vi,
+        incremental_vi,
+        bcm_same,
+        bcm_split,
+        vcl,
+        streaming_vb,
+        bayesian_admm,
+    )
 }
+"""Every method by its name: what `fit`, TOML files and command lines know."""
 
 
-COMMON = ("anew", "how", "learn", "learning", "temperature", "trust_region")
-"""Settings common to all methods."""
+def settings_of(name: str) -> list[str]:
+    """The settings that the method with this name has."""
+    if name not in NAMED:
+        raise unknown("method", name, NAMED)
+    own = inspect.signature(NAMED[name]).parameters.values()
+    return [*(each.name for each in own if each.kind is not each.VAR_KEYWORD), *Common.__annotations__]
 
 
 def named(name: str, **settings: Any) -> Method:
-    """The method with this name and these settings, such as `named("synchronous", damping=0.2)`.
-
-    With `learn` it learns the hyperparameters named, in one of the ways of `partita.hyper.learning` (`how`).
-    """
-    if name not in NAMED:
-        raise unknown("method", name, NAMED)
-    own = inspect.signature(NAMED[name]).parameters
+    """The method with this name and these settings, such as `named("synchronous", damping=0.2)`."""
+    known = settings_of(name)
     for setting in settings:
-        if setting not in own and setting not in COMMON:
-            raise unknown(f"setting of {name}", setting, [*own, *COMMON])
-    method = NAMED[name](**{setting: value for setting, value in settings.items() if setting in own})
-    common = {setting: value for setting, value in settings.items() if setting not in own}
-    names, how = common.pop("learn", ()), common.pop("how", "coordinate")
-    if isinstance(names, str) or (names and "learning" in common):
-        raise SettingsError(f"`learn` must be a list of names, and excludes `learning`: {names!r}.")
-    if names:
-        common["learning"] = learning.named(how, tuple(names))
-    return dataclasses.replace(method, **common)
+        if setting not in known:
+            raise unknown(f"setting of {name}", setting, known)
+    return NAMED[name](**settings)
 
 
 def fit(
@@ -300,22 +343,27 @@ def fit(
     partition: Partition,
     settings: Mapping[str, Any] | None = None,
     *,
-    client: str | None = None,
     learn: Sequence[str] = (),
     how: How = "coordinate",
     **options: Any,
 ) -> Result:
-    """Runs a method by its name, with `options` as for `run`; every method's history has the same columns.
+    """Runs a method by its name on a partition; every method's history has the same columns.
 
-    "pooled" runs on the union of all rows, and "alone" on the rows of the `client` named. Hyperparameters to `learn`
-    are leaves of the model, such as "noise", and the prior's "prior_scale", "prior_scales" or "layer_scales"; see
-    `partita.hyper.learning` for the ways of learning them.
+    Args:
+        name: one of `NAMED`.
+        model: the likelihood.
+        prior: the prior, which is also the family of q.
+        partition: the clients' rows; `partition.pooled()` has them in one client, and `partition.only(name)` is one
+            client without the others.
+        settings: the method's settings.
+        learn: hyperparameters to learn: leaves of the model, such as "noise", and the prior's "prior_scale",
+            "prior_scales" or "layer_scales".
+        how: the way of learning them; see `partita.hyper.learning`.
+        options: as for `run`.
+
+    Returns:
+        The result of the run.
+
     """
-    method = named(name, learn=learn, how=how, **settings or {})
-    if (client is not None) != (name == "alone"):
-        raise SettingsError('"alone" needs the name of a client; other methods take none.')
-    if client is not None:
-        if client not in partition.names:
-            raise unknown("client", client, partition.names)
-        partition = partition.alone(partition.names.index(client))
-    return run(method, model, prior, partition.pooled() if name == "pooled" else partition, **options)
+    learned = {"learn": learn, "how": how} if learn else {}
+    return run(named(name, **learned, **settings or {}), model, prior, partition, **options)

@@ -274,7 +274,7 @@ def test_an_error_of_a_clients_own_is_kept_short_and_in_one_line(tmp_path):
     serve_under(method, Weather(hostile(method, attack)), ledger, until=20.0)
     noted = events(ledger, NAME)
     assert noted
-    assert all(event == "failed" and len(text) <= wire.SHOWN and text.isprintable() for event, text in noted)
+    assert all(event == "failed" and len(text) <= wire.MAX_TEXT_LENGTH and text.isprintable() for event, text in noted)
 
 
 @pytest.mark.parametrize("ell", ["-1.0", None, nested(300), float("nan")])

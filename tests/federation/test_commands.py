@@ -9,7 +9,7 @@ from partita.cli import app
 from partita.errors import InputError
 from partita.federation import config
 from partita.federation.client import Client
-from partita.federation.serve import LEDGER, serve
+from partita.federation.serve import LEDGER_FILE, serve
 from partita.storage.ledger import Ledger
 from support.clinic_files import clinic, write
 from support.weather import Weather
@@ -98,14 +98,14 @@ def test_a_client_that_retires_by_command_is_divided_out(study):
     after = serve(study, federation, Weather(there))
     assert after.state.inactive.tolist() == [False, True]
     assert not after.state.factors[1].natural.precision.any()
-    events = Ledger(study / LEDGER)._db.execute("SELECT event FROM events WHERE name = 'west'").fetchall()
+    events = Ledger(study / LEDGER_FILE)._db.execute("SELECT event FROM events WHERE name = 'west'").fetchall()
     assert ("retire",) in events
 
 
 def test_what_could_not_be_done_is_shown(study):
     federation, there = clients(study)
     serve(study, federation, Weather(there))
-    Ledger(study / LEDGER).note("west", "could not retire", "Without west the posterior would be improper.")
+    Ledger(study / LEDGER_FILE).note("west", "could not retire", "Without west the posterior would be improper.")
     assert "west: it could not retire: Without west" in partita("status", study).output
 
 

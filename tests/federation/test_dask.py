@@ -37,7 +37,7 @@ def test_numbers_are_those_of_one_process(name, cluster):
 def test_numbers_are_those_of_one_process_on_adult(name, cluster):
     """Ten clients that differ in size and class (B), twenty messages."""
     table = pt.datasets.adult().train
-    parts = pt.split(table, pt.splits.beta_kappa(table.y, 10, 0.7, -3.0))
+    parts = pt.split(table, pt.partitioners.beta_kappa(table.y, 10, 0.7, -3.0))
     method, prior = METHODS[name], pt.MeanFieldGaussian.standard_normal(table.x.shape[1])
     there = pt.run(method, MODEL, prior, engine=DaskEngine(cluster, parts), rounds=2)
     here = pt.run(method, MODEL, prior, parts, rounds=2)
@@ -89,7 +89,7 @@ def test_a_synchronous_round_of_a_hundred_clients_loses_nobody(cluster):
     generator = np.random.default_rng(0)
     x = np.column_stack([np.ones(500), generator.normal(size=(500, 2))])
     y = (x[:, 1] + generator.logistic(size=500) > 0).astype(float)
-    parts = pt.split(pt.Table(x, y), pt.splits.equal_random(500, 100))
+    parts = pt.split(pt.Table(x, y), pt.partitioners.equal_random(500, 100))
     method, notes = METHODS["synchronous"], Notes()
     engine = DaskEngine(cluster, parts, notes)
     there = pt.run(method, MODEL, PRIOR, engine=engine, rounds=1, store=notes, requests=notes)

@@ -11,7 +11,7 @@ from partita.engines import LocalEngine
 from partita.io.wire import unpack
 from partita.server.monitor import Monitor
 from partita.server.state import init
-from partita.server.step import dispatch, receive
+from partita.server.step import LEFT_OUT, dispatch, receive
 from partita.storage.ledger import Ledger
 from support.remote_runs import EXACT, METHODS, MODEL, PARTS, PRIOR, assert_product, serve, sites
 from support.weather import Fragile, Fuse, Killed, Weather
@@ -191,7 +191,7 @@ def test_when_everybody_has_left_the_run_ends_and_says_so(tmp_path):
 def test_one_that_left_after_a_refusal_is_not_taken_for_everybody(tmp_path):
     method, ledger = METHODS["synchronous"], Ledger(tmp_path / "ledger")
     state, _ = ledger.load(init(PRIOR, PARTS.names))
-    ledger.keep(dataclasses.replace(state, refused=(0,)))
+    ledger.keep(dataclasses.replace(state, refused={0: LEFT_OUT}))
     for name in PARTS.names[:2]:
         ledger.request(name, "leave")
     result = serve(method, Weather(sites(method)), ledger)

@@ -53,14 +53,14 @@ def files(tmp_path):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_numbers_are_those_of_one_process(method, tmp_path, files):
-    (tmp_path / config.FILE).write_text(TOML + f'[method]\nname = "{method}"\n')
+    (tmp_path / config.CONFIG_FILE).write_text(TOML + f'[method]\nname = "{method}"\n')
     serve(tmp_path, files)
     check(tmp_path, files)
 
 
 def test_arrays_travel_in_flowers_own_records(tmp_path, files):
     """Every array of a message is one of Flower's, of 8 numbers or one, and its header a text."""
-    (tmp_path / config.FILE).write_text(TOML)
+    (tmp_path / config.CONFIG_FILE).write_text(TOML)
     grid = serve(tmp_path, files)
     tasks = [message.content for message in grid.pushed if message.metadata.message_type == "train.partita"]
     assert tasks
@@ -81,7 +81,7 @@ def test_numbers_are_those_of_one_process_on_adult(method, tmp_path):
     numbers = [column for column in frame.columns if column not in levels]
     categories = "{ " + ", ".join(f'"{column}" = {list(some)}' for column, some in levels.items()) + " }"
     text = ADULT.format(clients=names, numbers=numbers, categories=categories, method=method).replace("'", '"')
-    (tmp_path / config.FILE).write_text(text.replace('"?"', '"unknown"'))
+    (tmp_path / config.CONFIG_FILE).write_text(text.replace('"?"', '"unknown"'))
     files = {name: tmp_path / f"{name}.csv" for name in names}
     for path, indices in zip(files.values(), beta_kappa(frame.y, 10, 0.7, -3.0), strict=True):
         own = frame.rows(indices)

@@ -10,7 +10,7 @@ from partita.data import Partition
 from partita.federation import config
 from partita.federation.client import Client
 from partita.federation.rehearse import Rehearsal
-from partita.federation.serve import LEDGER, serve
+from partita.federation.serve import LEDGER_FILE, serve
 from partita.storage.ledger import Ledger
 from support.weather import Weather
 
@@ -30,8 +30,13 @@ def files(tmp_path_factory):
 
 
 def settings(method="sequential", rounds=20):
-    text = (FOLDER / config.FILE).read_text().replace("sequential", method).replace("rounds = 20", f"rounds = {rounds}")
-    return config.read(text.encode(), config.FILE)
+    text = (
+        (FOLDER / config.CONFIG_FILE)
+        .read_text()
+        .replace("sequential", method)
+        .replace("rounds = 20", f"rounds = {rounds}")
+    )
+    return config.read(text.encode(), config.CONFIG_FILE)
 
 
 def test_answers_in_any_order_end_at_the_same_free_energy(files, tmp_path):
@@ -49,7 +54,7 @@ def test_a_hospital_that_retires_might_never_have_been_there(files, tmp_path):
     federation = settings(rounds=3)
     clients = {name: Client(name, federation, path) for name, path in files.items()}
     serve(tmp_path, federation, Weather(clients))
-    Ledger(tmp_path / LEDGER).request("va", "retire")
+    Ledger(tmp_path / LEDGER_FILE).request("va", "retire")
     serve(tmp_path, settings(rounds=40), Weather(clients))
     whole = Rehearsal.read(settings(), files)
     parts = Partition(whole.partition.shards[:3], whole.partition.names[:3], whole.partition.sizes[:3])

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import partita as pt
+from partita.engines.endpoint import ClientEndpoint
 from partita.engines.remote import RemoteEngine
-from partita.engines.site import Site
 from partita.federation import config
 from partita.federation.client import Client
 from partita.federation.rehearse import Rehearsal
@@ -58,7 +58,7 @@ def test_clients_in_single_precision_answer_though_the_server_has_double(tmp_pat
     method = pt.methods.named("sequential", solver=pt.Conjugate(), learn=["noise", "prior_scale"])
     prior, recipe = single(PRIOR), method.recipe(MODEL)
     pairs = zip(PARTS.names, PARTS.shards, strict=True)
-    link = Weather({name: Site(name, recipe, prior, single(shard)) for name, shard in pairs})
+    link = Weather({name: ClientEndpoint(name, recipe, prior, single(shard)) for name, shard in pairs})
     engine = RemoteEngine(link, dict(zip(PARTS.names, PARTS.sizes, strict=True)))
     options = {"rounds": 40, "monitor": Monitor(every=0)}
     limits = Rules(deadline=10.0, until=5000.0)
@@ -119,7 +119,7 @@ def test_a_server_killed_at_many_operations_goes_on_to_the_same_end(which, tmp_p
         link.fuse = Fuse()
         result = serve(method, link, Fragile(path, link.fuse))
         state = result.state
-        product = functools.reduce(operator.mul, (factor.natural for factor in state.factors), state.prior_now)
+        product = functools.reduce(operator.mul, (factor.natural for factor in state.factors), state.current_prior)
         np.testing.assert_allclose(state.posterior.precision, product.precision, rtol=1e-12)
         # answers that were under way may come in another order; a hundred rounds then end as near to the maximum
         np.testing.assert_allclose(values(result), values(undisturbed), rtol=1e-8 if "sequential" in which else 1e-4)

@@ -12,7 +12,7 @@ pytest.importorskip("flwr")
 import partita as pt
 from partita.federation import config, processes
 from partita.federation.initialise import initialise
-from partita.federation.serve import SERVING
+from partita.federation.serve import SERVER_LOCK
 from partita.io.lock import hold
 from support.clinic_files import clinic, write
 
@@ -60,7 +60,7 @@ def commands(monkeypatch):
 def test_a_client_is_given_another_port_whenever_it_starts(study, commands):
     folder = study / "clients" / "east"
     with pytest.raises(Started):
-        processes.attend(folder, config.load(folder), "east", study / "east.csv")
+        processes.run_client(folder, config.load(folder), "east", study / "east.csv")
     ports = [command[command.index("--port") + 1] for command in commands]
     assert len(set(ports)) > 1
 
@@ -80,7 +80,7 @@ def test_a_server_waits_until_what_the_last_one_ran_has_ended(study, monkeypatch
     began, ended = threading.Event(), []
 
     def last():
-        with hold(study / SERVING):
+        with hold(study / SERVER_LOCK):
             began.set()
             time.sleep(1.0)
             ended.append(True)
@@ -100,7 +100,7 @@ def test_a_server_waits_until_what_the_last_one_ran_has_ended(study, monkeypatch
 def test_a_server_does_not_wait_for_ever_for_the_last_one(study, monkeypatch):
     monkeypatch.setattr(processes, "START", 0.3)
     monkeypatch.setattr(processes, "running", None)
-    with hold(study / SERVING), pytest.raises(pt.InputError, match="has not ended"):
+    with hold(study / SERVER_LOCK), pytest.raises(pt.InputError, match="has not ended"):
         processes.serve(study, config.load(study))
 
 

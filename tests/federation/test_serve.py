@@ -14,10 +14,10 @@ from partita.data.frame import Frame
 from partita.data.preprocess import federated
 from partita.federation import config
 from partita.federation.client import Client
-from partita.federation.reception import Reception
+from partita.federation.enrolment import Enrolment
 from partita.federation.rehearse import Rehearsal
 from partita.federation.rows import read
-from partita.federation.serve import LEDGER, serve
+from partita.federation.serve import LEDGER_FILE, serve
 from partita.io import wire
 from partita.server.monitor import Monitor
 from partita.storage.ledger import Ledger
@@ -87,7 +87,7 @@ def test_what_leaves_a_client_does_not_grow_with_its_rows_and_quotes_none(clinic
 
 def test_what_came_out_predicts_rows_of_a_file(clinics, tmp_path):
     federation, clients = clinics
-    (tmp_path / config.FILE).write_text(TOML)
+    (tmp_path / config.CONFIG_FILE).write_text(TOML)
     there = serve(tmp_path, federation, Weather(clients))
     found = pt.federation.fitted(tmp_path)
     table = found.table(tmp_path / "east.csv")
@@ -112,7 +112,7 @@ kind = "adam"
 max_steps = 20
 """
     )
-    (tmp_path / config.FILE).write_text(changed)
+    (tmp_path / config.CONFIG_FILE).write_text(changed)
     federation = config.load(tmp_path)
     there = serve(
         tmp_path, federation, Weather({name: Client(name, federation, c.path) for name, c in clients.items()})
@@ -137,8 +137,8 @@ def test_a_file_that_does_not_fit_is_told_to_both_sides_by_column(clinics, tmp_p
     assert "terrible" not in answer.header["reason"]
     with pytest.raises(pt.InputError, match=r"north.csv .* such as 'terrible'"):
         read(tmp_path / "north.csv", federation.data)
-    link, ledger = Weather(clients), Ledger(tmp_path / LEDGER)
-    reception = Reception(federation, link, ledger)
+    link, ledger = Weather(clients), Ledger(tmp_path / LEDGER_FILE)
+    reception = Enrolment(federation, link, ledger)
     reception.assemble()
     assert list(reception.rows) == ["east", "west"]
     events = ledger._db.execute("SELECT text FROM events WHERE name = 'north' AND event = 'unfit'").fetchall()
@@ -213,7 +213,7 @@ def test_who_introduces_itself_falsely_stays_out_is_told_and_keeps_nobody_else_o
     federation = dataclasses.replace(federation, run=dataclasses.replace(federation.run, assemble=5.0))
     lie, reason = LIES[name]
     liar = Liar(clients["east"], lie)
-    reception = Reception(federation, Weather({**clients, "east": liar}), Ledger(tmp_path / LEDGER))
+    reception = Enrolment(federation, Weather({**clients, "east": liar}), Ledger(tmp_path / LEDGER_FILE))
     reception.assemble()
     assert list(reception.rows) == ["north", "west"]
     ((noted,),) = reception.ledger._db.execute("SELECT text FROM events WHERE name = 'east'").fetchall()
@@ -224,9 +224,9 @@ def test_who_introduces_itself_falsely_stays_out_is_told_and_keeps_nobody_else_o
 
 def test_a_server_that_starts_again_keeps_the_encoding_agreed_on(clinics, tmp_path):
     federation, clients = clinics
-    first = Reception(federation, Weather(clients), Ledger(tmp_path / LEDGER))
+    first = Enrolment(federation, Weather(clients), Ledger(tmp_path / LEDGER_FILE))
     agreed = first.assemble()
-    again = Reception(federation, Weather({}), Ledger(tmp_path / LEDGER))
+    again = Enrolment(federation, Weather({}), Ledger(tmp_path / LEDGER_FILE))
     assert again.assemble().to_dict() == agreed.to_dict()
     assert again.rows == first.rows
     assert agreed.names[-1] == "site=right"
@@ -271,7 +271,7 @@ def test_a_client_that_comes_late_with_a_category_that_nobody_had_stays_out_and_
     write(tmp_path / "north.csv", [(*row[:3], "middle", *row[4:]) for row in clinic(1)])
     there = serve(tmp_path, federation, Late(clients, "north", 23.0))
     assert there.state.names == ("east", "west")
-    events = Ledger(tmp_path / LEDGER)._db.execute("SELECT text FROM events WHERE event = 'unfit'").fetchall()
+    events = Ledger(tmp_path / LEDGER_FILE)._db.execute("SELECT text FROM events WHERE event = 'unfit'").fetchall()
     assert len(events) == 1
     assert "'site' has the category 'middle'" in events[0][0]
 
@@ -279,7 +279,7 @@ def test_a_client_that_comes_late_with_a_category_that_nobody_had_stays_out_and_
 def test_asking_for_somebody_who_never_came_does_not_stop_the_server(clinics, tmp_path):
     federation, clients = clinics
     federation = dataclasses.replace(federation, run=dataclasses.replace(federation.run, assemble=20.0))
-    Ledger(tmp_path / LEDGER).request("north", "join")
+    Ledger(tmp_path / LEDGER_FILE).request("north", "join")
     there = serve(tmp_path, federation, Late(clients, "north", np.inf))
     assert there.state.names == ("east", "west", "north")
     assert there.state.versions[2] == 0

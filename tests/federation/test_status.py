@@ -9,7 +9,7 @@ from rich.console import Console
 
 from partita.cli.standing import show, since
 from partita.federation.serve import serve
-from partita.federation.status import LONGEST, to_json
+from partita.federation.status import MAX_ERROR_LENGTH, to_json
 from partita.io import wire
 from support.clinics import HOSTILE, NAMES, federate, look, stopped
 from support.weather import Weather
@@ -46,10 +46,10 @@ def test_what_a_client_writes_neither_moves_the_cursor_nor_is_markup(tmp_path):
 
 
 def test_a_long_reason_is_cut(tmp_path):
-    federation, clients = federate(tmp_path, "long " * LONGEST)
+    federation, clients = federate(tmp_path, "long " * MAX_ERROR_LENGTH)
     serve(tmp_path, federation, Weather(clients))
     trouble = look(tmp_path).members[-1].trouble
-    assert trouble == f"{('a task failed: ' + 'long ' * LONGEST)[:LONGEST]}…"
+    assert trouble == f"{('a task failed: ' + 'long ' * MAX_ERROR_LENGTH)[:MAX_ERROR_LENGTH]}…"
 
 
 def test_numbers_that_are_not_finite_are_null_in_json(tmp_path):

@@ -124,7 +124,7 @@ def test_the_normal_gamma_of_many_rows_is_exact_in_single_precision(rows):
     y = np.float32(x @ [1.0, -0.5, 0.2] + 0.7 * generator.normal(size=rows))
     single = [np.float32(value) for value in (np.zeros(D), np.eye(D), SHAPE, RATE)]
     prior = pt.NormalGamma.from_parameters(*single)
-    parts = pt.split(pt.Table(x, y), pt.splits.equal_random(rows, 3))
+    parts = pt.split(pt.Table(x, y), pt.partitioners.equal_random(rows, 3))
     result = pt.run(pt.methods.sequential(pt.Conjugate()), MODEL, prior, parts, rounds=2)
     q = result.posterior.q
     assert q.rate.dtype == jnp.float32
@@ -159,7 +159,7 @@ def test_the_scale_of_the_coefficients_is_learned_beside_unknown_noise():
     for spacing in (1e-1, 1e-2, 1e-3):
         grid = best + np.arange(-9, 10) * spacing
         best = grid[np.argmax([pooled_bound(scale) for scale in grid])]
-    three = pt.split(pt.Table(X, Y), pt.splits.equal_random(N, 3))
+    three = pt.split(pt.Table(X, Y), pt.partitioners.equal_random(N, 3))
     settings = {"solver": pt.FixedPoint()}
     options = {"rounds": 300, "tolerance": 1e-10}
     result = pt.methods.fit("sequential", MODEL, PRODUCT, three, settings, learn=["prior_scale"], **options)

@@ -29,7 +29,7 @@ PROBLEMS = {
 def states(problem, clients, inner, outer, steps=1):
     family, model, _, data = PROBLEMS[problem]
     parts = shards(reference.divide(*data, reference.SIZES[clients]))
-    method = Method(FixedPoint(inner, max_steps=steps, back_off=False), Synchronous(), Damped(outer))
+    method = Method(FixedPoint(inner, max_steps=steps, backtrack=False), Synchronous(), Damped(outer))
     return trajectory(method, model, family.standard_normal(3), parts, ROUNDS)
 
 

@@ -63,7 +63,7 @@ def test_the_fisher_matrix_cancels(state):
 @pytest.mark.parametrize("damping", [1.0, 0.3])
 def test_a_damped_step_is_the_papers(state, damping):
     """`eq:fixed-point-bi-damp`: η_k ← (1 − ρ) η_k + ρ d/dμ E_q[log p(y_k | θ)]."""
-    solver = FixedPoint(damping, max_steps=1, back_off=False)
+    solver = FixedPoint(damping, max_steps=1, backtrack=False)
     for client in range(3):
         _, factor = answer(solver, state, client)
         target = reference.natural_gradient(natural(state.posterior), *CLIENTS[client], reference.logistic)

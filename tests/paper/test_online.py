@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from partita import Conjugate, FullGaussian, LinearRegression, LogisticRegression, MeanFieldGaussian, Method, Sequential
-from partita.local.context import Cavity, Undeleted
+from partita.local.context import Cavity, NoDeletion
 from support import reference
 from support.trajectories import EXACT, assert_equal, natural, shards, trajectory
 
@@ -31,7 +31,7 @@ def logistic():
     data = reference.divide(*reference.logistic_data(), reference.SIZES[M])
     runs = [
         trajectory(Method(EXACT, Sequential(), context=context), LogisticRegression(), prior, shards(data), 2 * M)
-        for context in (Cavity(), Undeleted())
+        for context in (Cavity(), NoDeletion())
     ]
     return data, *runs
 

@@ -76,7 +76,7 @@ def test_pooled_is_the_union_of_real_rows():
 
 def test_alone_is_one_client_as_it_was():
     parts = federate(CLIENTS, names=["a", "b", "c", "d"], buckets=1)
-    one = parts.alone(1)
+    one = parts.only(parts.names[1])
     assert (one.names, one.sizes, one.rows) == (("b",), (3,), 3)
     jax.tree.map(np.testing.assert_array_equal, one.shards[0], parts.shards[1])
 

@@ -5,7 +5,7 @@ import pytest
 from partita import (
     LBFGS,
     AlphaDivergence,
-    Grid,
+    GridQuadrature,
     LogisticRegression,
     Method,
     MomentMatching,
@@ -18,7 +18,7 @@ from partita.errors import InputError
 from support.small_problems import FAMILIES, KEY, X, Y, problem, solve
 
 ROWS = Table(X[:8, :2], Y[:8])
-GRID = Grid(40)
+GRID = GridQuadrature(40)
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())

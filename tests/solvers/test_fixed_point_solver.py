@@ -58,7 +58,7 @@ HOSTILE = {
 def test_backing_off_never_lowers_the_free_energy(start):
     task = problem(WIDE, start)
     before = task.free_energy(start, KEY)
-    plain = solve(FixedPoint(back_off=False), task, KEY)
+    plain = solve(FixedPoint(backtrack=False), task, KEY)
     assert plain.free_energy < before
     values = [float(before)]
     for steps in (1, 2, 3, 5, 10, 100):
@@ -74,7 +74,7 @@ def test_without_backing_off_a_step_is_the_papers():
     """`eq:fixed-point-bi-damp`: q^(1−ρ) · (context · ∇_μ ell)^ρ."""
     start = HOSTILE["far and tight"]
     task = problem(WIDE, start)
-    found = solve(FixedPoint(damping=0.3, max_steps=1, back_off=False), task, KEY).q
+    found = solve(FixedPoint(damping=0.3, max_steps=1, backtrack=False), task, KEY).q
     target = WIDE * task.likelihood_factor(start, KEY)
     expected = start**0.7 * target**0.3
     np.testing.assert_allclose(found.precision, expected.precision, rtol=1e-12)

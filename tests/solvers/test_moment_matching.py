@@ -7,7 +7,7 @@ from partita import (
     Damped,
     FixedPoint,
     FullGaussian,
-    Grid,
+    GridQuadrature,
     LogDensity,
     LogisticRegression,
     MeanFieldGaussian,
@@ -30,7 +30,7 @@ from partita.server.monitor import Monitor
 from support.small_problems import FAMILIES, KEY, X, Y, problem, solve
 
 ROWS = Table(X[:6, :2], Y[:6])
-GRID = Grid(48)
+GRID = GridQuadrature(48)
 
 
 @pytest.mark.parametrize("alpha", [1.0, 0.4])
@@ -90,7 +90,7 @@ def mixture(theta, y):
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
 def test_as_alpha_vanishes_it_is_the_damped_fixed_point_for_a_mixture(family):
     """`prop:pep-fp`, step by step with damping: the difference is a multiple of α over four decades."""
-    model = LogDensity(mixture, expectation=Grid(40))
+    model = LogDensity(mixture, expectation=GridQuadrature(40))
     prior = family.standard_normal(1)
     y = np.random.default_rng(2).normal(0.8, 1.2, 9)
     parts = federate([y[:4], y[4:]])
@@ -99,11 +99,11 @@ def test_as_alpha_vanishes_it_is_the_damped_fixed_point_for_a_mixture(family):
         method = Method(solver, Sequential(), Damped(0.3))
         return run(method, model, prior, parts, rounds=2).state.posterior
 
-    limit = posterior(FixedPoint(max_steps=1, back_off=False))
+    limit = posterior(FixedPoint(max_steps=1, backtrack=False))
     alphas = 10.0 ** -np.arange(2, 7)
     apart = []
     for alpha in alphas:
-        q = posterior(MomentMatching(alpha, Grid(40)))
+        q = posterior(MomentMatching(alpha, GridQuadrature(40)))
         pairs = zip(jax.tree.leaves(q), jax.tree.leaves(limit), strict=True)
         apart.append(np.sqrt(sum(float(np.sum((a - b) ** 2)) for a, b in pairs)))
     slopes = np.diff(np.log10(apart)) / np.diff(np.log10(alphas))
@@ -149,9 +149,9 @@ def test_a_run_in_which_nobody_finds_moments_ends_and_says_so():
 
 def test_grids_are_for_gaussians_of_few_parameters():
     with pytest.raises(InputError, match="too large, 3 at most"):
-        Grid().nodes(FullGaussian.standard_normal(4), KEY)
+        GridQuadrature().nodes(FullGaussian.standard_normal(4), KEY)
     with pytest.raises(InputError, match="needs a Gaussian"):
-        Grid().nodes(Product(a=FullGaussian.standard_normal(1)), KEY)
+        GridQuadrature().nodes(Product(a=FullGaussian.standard_normal(1)), KEY)
     with pytest.raises(InputError, match="above 0 and at most 1"):
         MomentMatching(2.0)
     with pytest.raises(InputError, match="at least 2, not 1"):

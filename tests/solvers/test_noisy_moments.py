@@ -8,7 +8,7 @@ import pytest
 from partita import (
     Damped,
     FullGaussian,
-    Grid,
+    GridQuadrature,
     LogDensity,
     MeanFieldGaussian,
     Method,
@@ -22,7 +22,7 @@ from partita.engines import LocalEngine
 from partita.errors import InputError
 from partita.families.factor import Factor
 from partita.families.gaussian import Moments
-from partita.local.client import HELD_BACK
+from partita.local.client import RESIDUAL_UNDEFINED
 from partita.local.objective import Problem
 from partita.server.monitor import Monitor
 from partita.server.state import init
@@ -118,9 +118,11 @@ def test_answers_are_those_steps_with_the_moments_of_weighted_draws(alpha, famil
 
 def test_from_a_wide_prior_four_draws_a_visit_neither_fail_nor_overshoot():
     """Where weights differ most. Matched, some draws have no moments, and others claim far too much precision."""
-    model, prior = LogDensity(mixture, expectation=Grid(20)), MeanFieldGaussian.standard_normal(1, 2.0)
+    model, prior = LogDensity(mixture, expectation=GridQuadrature(20)), MeanFieldGaussian.standard_normal(1, 2.0)
     parts = federate(np.split(np.random.default_rng(2).normal(0.8, 1.2, 12), 4))
-    exact = run(Method(MomentMatching(rule=Grid(40))), model, prior, parts, rounds=20, monitor=Monitor(every=0))
+    exact = run(
+        Method(MomentMatching(rule=GridQuadrature(40))), model, prior, parts, rounds=20, monitor=Monitor(every=0)
+    )
 
     def visited(step_size):
         """What the precision of q is to the exact one, visit after visit, and how many answers failed."""
@@ -129,7 +131,9 @@ def test_from_a_wide_prior_four_draws_a_visit_neither_fail_nor_overshoot():
         state, ratios, failed = init(prior, 4), [], 0
         for _ in range(300):
             state, event = step(method, model, engine, state)
-            failed += len(event.refusals) + sum(int(r.info.outcome) in HELD_BACK for r in event.replies.values())
+            failed += len(event.refusals) + sum(
+                int(r.info.outcome) in RESIDUAL_UNDEFINED for r in event.replies.values()
+            )
             ratios.append(float(state.posterior.precision[0] / exact.state.posterior.precision[0]))
         return np.array(ratios), failed
 
@@ -146,4 +150,4 @@ def test_from_a_wide_prior_four_draws_a_visit_neither_fail_nor_overshoot():
 @pytest.mark.parametrize("step_size", [-0.1, 1.5, float("nan")])
 def test_steps_outside_zero_to_one_are_refused(step_size):
     with pytest.raises(InputError, match="from 0 to 1"):
-        MomentMatching(rule=Grid(), step_size=step_size)
+        MomentMatching(rule=GridQuadrature(), step_size=step_size)

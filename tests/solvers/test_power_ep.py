@@ -27,7 +27,7 @@ from partita.data import federate
 from partita.errors import InputError
 from partita.families.factor import Factor
 from partita.local.solvers import Outcome
-from partita.local.solvers.power_ep import LEAST, Sites, tilted
+from partita.local.solvers.power_ep import MIN_DAMPING, Sites, tilted
 from partita.numerics.compiled import Compiled
 from partita.server.monitor import Monitor
 from support.small_problems import FAMILIES, KEY, X, Y, problem, solve
@@ -47,7 +47,7 @@ def test_as_alpha_vanishes_its_passes_are_the_fixed_points_steps(model, family, 
     context = family.standard_normal(3, 0.5)
     start = family.from_mean_sd(jnp.full(3, 0.2), 0.4) if family is MeanFieldGaussian else context**1.3
     task = problem(context, start, model)
-    limit = solve(FixedPoint(damping, max_steps=3, tolerance=0.0, back_off=False), task, KEY).q
+    limit = solve(FixedPoint(damping, max_steps=3, tolerance=0.0, backtrack=False), task, KEY).q
     alphas = 10.0 ** -np.arange(3, 9)
     apart = []
     for alpha in alphas:
@@ -423,4 +423,4 @@ def test_rounding_does_not_damp_passes_to_a_standstill():
     task, solver = problem(FullGaussian.standard_normal(3), x=x, y=y), PowerEP(0.1, tolerance=0.0, points=48)
     start = solver.init(task, KEY)
     memory = jax.lax.fori_loop(0, 250, lambda i, progress: solver.step(task, progress, i, KEY), start).memory
-    assert float(memory.damping) >= LEAST
+    assert float(memory.damping) >= MIN_DAMPING

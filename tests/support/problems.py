@@ -15,7 +15,7 @@ _generator = np.random.default_rng(0)
 _x = np.column_stack([np.ones(60), _generator.normal(size=(60, 2))])
 _y = (_x[:, 1] + _generator.logistic(size=60) > 0).astype(float)
 
-PARTS = pt.split(pt.Table(_x, _y), pt.splits.equal_random(60, 3))
+PARTS = pt.split(pt.Table(_x, _y), pt.partitioners.equal_random(60, 3))
 MODEL, PRIOR = pt.LogisticRegression(), pt.MeanFieldGaussian.standard_normal(3)
 FULL = pt.FullGaussian.standard_normal(3)
 SOLVER = pt.FixedPoint(tolerance=1e-16)
@@ -33,7 +33,7 @@ AGGREGATIONS = {
     "damped": pt.Damped(0.3),
     "1/M": pt.Damped(None),
     "backtracking": pt.Backtracking(),
-    "watching": pt.Backtracking(watch_free_energy=True),
+    "watching": pt.Backtracking(monitor_free_energy=True),
 }
 
 
@@ -46,7 +46,11 @@ def correlated():
     generator = np.random.default_rng(1)
     x = generator.normal(size=(60, 1)) + 0.1 * generator.normal(size=(60, 4))
     data = pt.Table(x, x.sum(axis=1) + generator.normal(size=60))
-    return pt.LinearRegression(), pt.MeanFieldGaussian.standard_normal(4), pt.split(data, pt.splits.equal_random(60, 6))
+    return (
+        pt.LinearRegression(),
+        pt.MeanFieldGaussian.standard_normal(4),
+        pt.split(data, pt.partitioners.equal_random(60, 6)),
+    )
 
 
 def faulty(change):

@@ -24,8 +24,8 @@ def federation(folder, names, rows, schedule="sequential", secure=False, rounds=
     initialise(study, names, "ill", files[names[0]], f"127.0.0.1:{free_port()}", "logistic", schedule, secure)
     if rounds is not None:
         for path in (study, *(study / "clients" / name for name in names)):
-            text = (path / config.FILE).read_text()
-            (path / config.FILE).write_text(text.replace("rounds = 20", f"rounds = {rounds}"))
+            text = (path / config.CONFIG_FILE).read_text()
+            (path / config.CONFIG_FILE).write_text(text.replace("rounds = 20", f"rounds = {rounds}"))
     return study, files
 
 

@@ -6,14 +6,14 @@ import operator
 import numpy as np
 
 import partita as pt
+from partita.engines.endpoint import ClientEndpoint
 from partita.engines.remote import RemoteEngine
-from partita.engines.site import Site
 from partita.server.monitor import Monitor
 from partita.server.rules import Rules
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(40, 2))
-PARTS = pt.split(pt.Table(X, X @ [1.0, -2.0] + GENERATOR.normal(size=40)), pt.splits.equal_random(40, 3))
+PARTS = pt.split(pt.Table(X, X @ [1.0, -2.0] + GENERATOR.normal(size=40)), pt.partitioners.equal_random(40, 3))
 MODEL, PRIOR = pt.LinearRegression(), pt.FullGaussian.standard_normal(2)
 METHODS = {
     "sequential": pt.methods.sequential(pt.Conjugate()),
@@ -28,7 +28,7 @@ EXACT = np.linalg.inv(np.eye(2) + X.T @ X)
 
 def sites(method):
     return {
-        name: Site(name, method.recipe(MODEL), PRIOR, shard)
+        name: ClientEndpoint(name, method.recipe(MODEL), PRIOR, shard)
         for name, shard in zip(PARTS.names, PARTS.shards, strict=True)
     }
 

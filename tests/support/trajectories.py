@@ -13,7 +13,7 @@ from support.steps import step
 
 FAMILIES = [MeanFieldGaussian, FullGaussian]
 KEY = jax.random.key(0)
-EXACT = FixedPoint(0.7, max_steps=60, tolerance=-1.0, back_off=False)
+EXACT = FixedPoint(0.7, max_steps=60, tolerance=-1.0, backtrack=False)
 """Solves a client's problem to rounding: takes all its steps, each of which shrinks the error about threefold here."""
 
 

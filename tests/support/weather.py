@@ -5,8 +5,8 @@ import itertools
 
 import numpy as np
 
-from partita.engines.remote import Letter, Link
-from partita.engines.site import Site
+from partita.engines.endpoint import ClientEndpoint
+from partita.engines.remote import Delivery, Transport
 from partita.io.wire import pack, unpack
 from partita.storage.ledger import Ledger
 
@@ -41,11 +41,11 @@ class Fragile(Ledger):
         return super()._transaction()
 
 
-class Weather(Link):
+class Weather(Transport):
     """Fair unless told: messages take a second, and everybody is there."""
 
     def __init__(self, sites, seed=0, loss=0.0, repeat=0.0, delay=1.0, crash=0.0, bounce=0.5, fuse=None):
-        self.sites: dict[str, Site] = dict(sites)
+        self.sites: dict[str, ClientEndpoint] = dict(sites)
         self.generator = np.random.default_rng(seed)
         self.loss, self.repeat, self.delay, self.crash, self.bounce = loss, repeat, delay, crash, bounce
         self.fuse = fuse or Fuse()
@@ -74,7 +74,7 @@ class Weather(Link):
         while self._events and self._events[0][0] <= until:
             self.time, _, what, name, content = heapq.heappop(self._events)
             if what == "letter":
-                return Letter(name, unpack(content) if content else None, "cannot be reached")
+                return Delivery(name, unpack(content) if content else None, "cannot be reached")
             if self.time < self.calm and self.generator.random() < self.crash:
                 self.down[name] = self.time + self.generator.exponential(20.0)
             if self.down.get(name, -np.inf) <= self.time:

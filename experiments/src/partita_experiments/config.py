@@ -11,6 +11,11 @@ from partita.errors import InputError, unknown
 from partita.io.settings import build, parse
 from partita.methods import NAMED
 
+ON_ONE_CLIENT = ("pooled", "alone")
+"""Global VI on one client that has all rows, and VI of every client by itself."""
+METHODS = (*NAMED, *ON_ONE_CLIENT)
+"""What a run may be of."""
+
 NAMES = (
     "uci",
     "mortality",
@@ -35,7 +40,7 @@ class Problem:
     name: str
     data: str
     split: Mapping[str, Any]
-    """The kind of division and its settings as in `partita.splits`; {kind = "given"} for clients as they are."""
+    """The kind of division and its settings as in `partita.partitioners`; {kind = "given"} for clients as they are."""
     model: Literal["logistic", "network"] = "logistic"
     hidden: tuple[int, ...] = ()
     """Widths of a network's hidden layers."""
@@ -66,6 +71,11 @@ class Run:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     evaluate_every: int = 1
     """How many server steps lie between two evaluations."""
+
+    @property
+    def named(self) -> str:
+        """The name under which `partita.methods` has its method: on one client it is sequential PVI."""
+        return "sequential" if self.method in ON_ONE_CLIENT else self.method
 
     @property
     def curve(self) -> str:
@@ -149,8 +159,8 @@ def file_name(name: str) -> str:
 def _check(experiment: Experiment, source: str) -> None:
     """Raises an `InputError` for what would go wrong later: unknown names, names used twice, nothing to run."""
     for run in experiment.runs:
-        if run.method not in NAMED:
-            raise unknown(f"method in {source}", run.method, NAMED)
+        if run.method not in METHODS:
+            raise unknown(f"method in {source}", run.method, METHODS)
     problems = (*experiment.problems, *experiment.quick.problems)
     named = [run.solver for run in experiment.runs if run.solver] + [problem.solver for problem in problems]
     for solver in named:

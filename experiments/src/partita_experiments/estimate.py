@@ -59,7 +59,7 @@ def forecasts(plan: Plan, problem: Problem, setting: Setting) -> list[Forecast]:
     found = []
     for run, cells in missing.items():
         first = cells[0]
-        method = named(first.run.method, **method_settings(plan, first, setting))
+        method = named(first.run.named, **method_settings(plan, first, setting))
         pooled, alone = (first.run.method == name for name in ("pooled", "alone"))
         kind = (str(method.solver), pooled)
         if kind not in paces:

@@ -15,8 +15,8 @@ import numpy as np
 
 from partita.data.shard import Partition
 from partita.engines.base import Task
+from partita.engines.endpoint import read_reply, reply_message
 from partita.engines.local import LocalEngine
-from partita.engines.site import read_reply, reply_message
 from partita.errors import InputError
 from partita.io.atomic import write_bytes
 from partita.io.wire import pack, unpack

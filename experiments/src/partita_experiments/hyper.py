@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from partita.data import split, splits
+from partita.data import partitioners, split
 from partita.data.bundled import breast_cancer
 from partita.data.shard import Partition
 from partita.data.table import Table
@@ -71,7 +71,7 @@ def run(folder: Path, quick: bool, as_json: bool) -> None:
 
 def clients(table: Table) -> Partition:
     """The rows, dealt out at random."""
-    return split(table, splits.equal_random(len(table.y), CLIENTS))
+    return split(table, partitioners.equal_random(len(table.y), CLIENTS))
 
 
 @Compiled

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from partita.data import federate, splits
+from partita.data import federate, partitioners
 from partita.data.shard import Partition
 from partita.data.table import Table
 from partita.errors import InputError, unknown
@@ -78,10 +78,10 @@ def divide(problem: Problem, source: Source, limit: int | None) -> Division:
         return Division(given, list(source.owners), held_out)
     used = used[:limit]
     kinds: Mapping[str, Callable[..., list[Indices]]] = {
-        "beta_kappa": functools.partial(splits.beta_kappa, source.y[used]),
-        "k_means": lambda **settings: splits.k_means(source.inputs(used, problem.clip), **settings),
-        "equal_random": functools.partial(splits.equal_random, len(used)),
-        "label_shards": functools.partial(splits.label_shards, source.y[used]),
+        "beta_kappa": functools.partial(partitioners.beta_kappa, source.y[used]),
+        "k_means": lambda **settings: partitioners.k_means(source.inputs(used, problem.clip), **settings),
+        "equal_random": functools.partial(partitioners.equal_random, len(used)),
+        "label_shards": functools.partial(partitioners.label_shards, source.y[used]),
     }
     if kind not in kinds:
         raise unknown("kind of split", kind, ("given", *kinds))

@@ -9,7 +9,6 @@ import concurrent.futures.process
 import dataclasses
 import functools
 import hashlib
-import inspect
 import json
 import multiprocessing
 import os
@@ -26,7 +25,7 @@ from partita import __version__
 from partita.engines.local import cores
 from partita.errors import InputError
 from partita.io.atomic import write_text
-from partita.methods import NAMED, fit, named
+from partita.methods import named, settings_of
 from partita.server.monitor import Monitor
 from partita.server.rules import Rules
 from partita.server.run import Result
@@ -281,14 +280,14 @@ def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, A
         "monitor": Monitor(setting.metrics, run.evaluate_every, progress=False),
     }
     if run.method == "alone":
-        data = (setting.model, setting.prior, setting.clients)
-        results = [fit("alone", *data, settings, client=name, **budget) for name in setting.clients.names]
+        method, data = named(run.named, **settings), (setting.model, setting.prior)
+        results = [run_method(method, *data, setting.clients.only(name), **budget) for name in setting.clients.names]
         rows = [
             _last(result) | {"client": name, "communications": 0}
             for name, result in zip(setting.clients.names, results, strict=True)
         ]
         return rows, [result.status.value for result in results], sum(map(_seconds, results))
-    pooled, method = run.method == "pooled", named(run.method, **settings)
+    pooled, method = run.method == "pooled", named(run.named, **settings)
     clients = setting.clients.pooled() if pooled else setting.clients
     speeds = None if pooled else setting.speeds
     checkpoint = cell.path(plan.folder).with_suffix(f".{plan.digest(cell)}.npz")
@@ -308,7 +307,7 @@ def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, A
 def method_settings(plan: Plan, cell: Cell, setting: Setting) -> dict[str, Any]:
     """The settings of the cell's method: the run's own, and what the problem has for all methods."""
     settings: dict[str, Any] = dict(cell.run.settings)
-    accepted = inspect.signature(NAMED[cell.run.method]).parameters
+    accepted = settings_of(cell.run.named)
     if "solver" in accepted:
         settings["solver"] = solver(plan.experiment, cell.solver)
     if "learning_rate" in accepted:

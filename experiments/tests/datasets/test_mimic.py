@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from partita.errors import InputError
-from partita_experiments.datasets.mimic import SCALES, VARIABLES, mimic_frames
+from partita_experiments.datasets.mimic import PRIOR_SCALES, VARIABLES, mimic_frames
 from partita_experiments.datasets.series import Measurements
 from support.slow_series import slow
 
@@ -26,8 +26,8 @@ def made_up(name, rows=30):
     hours[-3:] = [48, 48.5, 60]
     cells = np.where(rng.random((rows, 17)) < 0.4, rng.gamma(3, 30, (rows, 17)).round(3).astype(str), "")
     for column, variable in enumerate(VARIABLES):
-        if variable in SCALES:
-            texts = rng.choice(list(SCALES[variable]), rows)
+        if variable in PRIOR_SCALES:
+            texts = rng.choice(list(PRIOR_SCALES[variable]), rows)
             cells[:, column] = np.where(cells[:, column] == "", "", texts)
     cells[:, VARIABLES.index("Height")] = ""
     return hours, cells
@@ -73,7 +73,7 @@ def expected(part):
         for hour, line in zip(hours, cells, strict=True):
             for column, cell in enumerate(line):
                 if cell and hour <= 48:
-                    scale = SCALES.get(VARIABLES[column])
+                    scale = PRIOR_SCALES.get(VARIABLES[column])
                     entries.append((row, column, hour, float(scale[cell] if scale else cell)))
     return slow(Measurements(*map(np.array, zip(*entries, strict=True))), len(DEATHS[part]), 17)
 
@@ -110,7 +110,7 @@ def test_texts_and_numbers_of_a_scale_are_mixed(root):
 
 
 def test_a_text_that_names_its_number_stands_for_it():
-    numbered = [(text, value) for scale in SCALES.values() for text, value in scale.items() if text[0].isdigit()]
+    numbered = [(text, value) for scale in PRIOR_SCALES.values() for text, value in scale.items() if text[0].isdigit()]
     assert len(numbered) == 2 + 4 + 6 + 13 + 6
     assert all(float(text.split()[0]) == value for text, value in numbered)
 

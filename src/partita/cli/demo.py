@@ -129,7 +129,7 @@ def run_demo(settings: Settings, as_json: bool) -> None:
         demo.compile()
     compiled = time.perf_counter()
 
-    results = {"global_vi": demo.fit("global_vi", methods.pooled(), demo.pooled, 1)}
+    results = {"global_vi": demo.fit("global_vi", methods.sequential(), demo.pooled, 1)}
     for name, method in demo.methods().items():
         every = 5 if name == "asynchronous" else 1
         results[name] = demo.fit(name, method, demo.clients, settings.communications, every)
@@ -166,7 +166,14 @@ def _figures(result: Result) -> dict[str, Any]:
 def _alone(demo: Demo) -> dict[str, dict[str, Any]]:
     rows = []
     for k in range(len(demo.clients)):
-        result = run(methods.alone(), demo.model, demo.prior, demo.clients.alone(k), rounds=1, monitor=Monitor(every=0))
+        result = run(
+            methods.sequential(),
+            demo.model,
+            demo.prior,
+            demo.clients.only(demo.clients.names[k]),
+            rounds=1,
+            monitor=Monitor(every=0),
+        )
         seconds = result.history.rows[-1]["seconds"]
         free_energy = demo.free_energy(result.posterior.q)
         measured = demo.metrics(result.posterior)

@@ -74,13 +74,13 @@ def join(folder: Folder, name: Annotated[str, typer.Argument(help="The client.")
 def _request(folder: Path, name: str, change: Literal["leave", "retire", "join"]) -> None:
     from partita.errors import unknown
     from partita.federation.config import load
-    from partita.federation.serve import LEDGER
+    from partita.federation.serve import LEDGER_FILE
     from partita.storage.ledger import Ledger
 
     known = load(folder).clients
     if name not in known:
         raise unknown("client", name, known)
-    Ledger(folder / LEDGER).request(name, change)
+    Ledger(folder / LEDGER_FILE).request(name, change)
     typer.echo(f"Requested: {change} {name}. The server applies it at its next step.")
 
 
@@ -91,9 +91,9 @@ def server(folder: Folder) -> None:
 
 def resume(folder: Folder) -> None:
     """Resume a federation whose server stopped, from the last accepted answer."""
-    from partita.federation.serve import LEDGER
+    from partita.federation.serve import LEDGER_FILE
 
-    if not (folder / LEDGER).exists():
+    if not (folder / LEDGER_FILE).exists():
         raise InputError(f"There is nothing to resume in {folder}: start with `partita server {folder}`.")
     _serve(folder)
 
@@ -117,13 +117,13 @@ def client(
     """Run a client until it is interrupted. It answers the server's tasks; its rows stay on this machine."""
     from partita.federation import rows
     from partita.federation.config import load
-    from partita.federation.processes import attend
+    from partita.federation.processes import run_client
 
     about = load(folder)
     frame = rows.read(data, about.data)
     typer.echo(f"{name}: read {frame.size} rows of {data.name}. Waiting for {about.server.address}; Ctrl-C stops.")
     with _interruptible():
-        attend(folder, about, name, data)
+        run_client(folder, about, name, data)
 
 
 def status(
@@ -173,7 +173,7 @@ def result(
     from rich.console import Console
     from rich.table import Table as Grid
 
-    from partita.federation.result import MOST, draw, summary
+    from partita.federation.result import MAX_PARAMETERS_SHOWN, draw, summary
 
     rows = summary(folder)
     figure = draw(folder, rows)
@@ -183,13 +183,14 @@ def result(
     grid = Grid(title=f"Posterior of {folder.name}")
     for column in rows[0]:
         grid.add_column(column, justify="left" if column == "name" else "right")
-    for row in rows[:MOST]:
+    for row in rows[:MAX_PARAMETERS_SHOWN]:
         grid.add_row(*(f"{value:.4g}" if isinstance(value, float) else value or "" for value in row.values()))
     console = Console()
     console.print(grid)
-    if len(rows) > MOST:
+    if len(rows) > MAX_PARAMETERS_SHOWN:
         console.print(
-            f"Shown: {MOST} of {len(rows):,} parameters; all are in {folder / 'summary.csv'}.", soft_wrap=True
+            f"Shown: {MAX_PARAMETERS_SHOWN} of {len(rows):,} parameters; all are in {folder / 'summary.csv'}.",
+            soft_wrap=True,
         )
     console.print(f"Figure: {figure}", highlight=False, soft_wrap=True)
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from partita.data.table import Table
-from partita.errors import DataError
+from partita.errors import DataError, unknown
 
 
 class Shard(eqx.Module):
@@ -45,8 +45,11 @@ class Partition(eqx.Module):
         data, weights = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
         return federate([data], weights=[weights], names=["all"])
 
-    def alone(self, index: int) -> "Partition":
-        """The partition that consists of one of the clients."""
+    def only(self, name: str) -> "Partition":
+        """The partition that consists of one client, which talks to nobody."""
+        if name not in self.names:
+            raise unknown("client", name, self.names)
+        index = self.names.index(name)
         return Partition((self.shards[index],), (self.names[index],), (self.sizes[index],))
 
 

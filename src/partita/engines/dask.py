@@ -9,8 +9,8 @@ import numpy as np
 
 from partita.data.shard import Partition
 from partita.engines.base import EventLog
-from partita.engines.remote import Letter, Link, RemoteEngine
-from partita.engines.site import Site
+from partita.engines.endpoint import ClientEndpoint
+from partita.engines.remote import Delivery, RemoteEngine, Transport
 from partita.errors import MissingExtraError
 from partita.families import Family
 from partita.io.wire import Message, pack, unpack
@@ -21,7 +21,7 @@ try:
 except ImportError:
     raise MissingExtraError("Dask", "dask") from None
 
-FETCH = 300.0
+FETCH_TIMEOUT_SECONDS = 300.0
 """Timeout in seconds for fetching an answer from a worker."""
 
 
@@ -38,10 +38,10 @@ class Precision(WorkerPlugin):
         jax.config.update("jax_enable_x64", self.double)
 
 
-class DaskLink(Link):
+class DaskLink(Transport):
     """Every client's rows live on a worker; if the worker dies, the scheduler moves them to another."""
 
-    def __init__(self, cluster: Client, sites: Mapping[str, Site]) -> None:
+    def __init__(self, cluster: Client, sites: Mapping[str, ClientEndpoint]) -> None:
         self.cluster, self.sites = cluster, dict(sites)
         self._homes: dict[str, Future] = {}
         self._come: queue.SimpleQueue[tuple[str, Future]] = queue.SimpleQueue()
@@ -54,16 +54,16 @@ class DaskLink(Link):
         answer = self.cluster.submit(_handle, self._homes[name], pack(message), pure=False)
         answer.add_done_callback(lambda future: self._come.put((name, future)))
 
-    def poll(self, timeout: float) -> Letter | None:
+    def poll(self, timeout: float) -> Delivery | None:
         try:
             name, answer = self._come.get(timeout=timeout if np.isfinite(timeout) else None)
         except queue.Empty:
             return None
         try:
-            return Letter(name, unpack(answer.result(timeout=FETCH)))
+            return Delivery(name, unpack(answer.result(timeout=FETCH_TIMEOUT_SECONDS)))
         except Exception as error:
             self._homes.pop(name, None)
-            return Letter(name, None, f"failed with its worker ({type(error).__name__}: {error})")
+            return Delivery(name, None, f"failed with its worker ({type(error).__name__}: {error})")
 
     def present(self) -> Sequence[str]:
         return list(self.sites)
@@ -83,14 +83,14 @@ class DaskEngine(RemoteEngine):
     def bind(self, recipe: Recipe, prior: Family) -> None:
         """Gives every client its rows with the method, the model and the prior."""
         shards = zip(self.partition.names, self.partition.shards, strict=True)
-        self.link = DaskLink(self.cluster, {name: Site(name, recipe, prior, shard) for name, shard in shards})
+        self.link = DaskLink(self.cluster, {name: ClientEndpoint(name, recipe, prior, shard) for name, shard in shards})
         super().bind(recipe, prior)
 
 
-def _settle(site: Site) -> Site:
+def _settle(site: ClientEndpoint) -> ClientEndpoint:
     return site
 
 
-def _handle(site: Site, message: bytes) -> bytes:
+def _handle(site: ClientEndpoint, message: bytes) -> bytes:
     """What a worker runs."""
     return pack(site.handle(unpack(message)))

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partita.engines.remote import Letter, Link
+from partita.engines.remote import Delivery, Transport
 from partita.errors import FederationError, InputError, MissingExtraError
-from partita.io.wire import HEADER, SHOWN, Message, view
+from partita.io.wire import HEADER, MAX_TEXT_LENGTH, Message, view
 
 try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -22,7 +22,7 @@ try:
 except ImportError:
     raise MissingExtraError("Flower", "flower") from None
 
-PULL = 0.2
+PULL_INTERVAL_SECONDS = 0.2
 """Seconds between two polls for answers."""
 ASK = 60.0
 """Timeout in seconds for a node to identify itself; then it is asked again."""
@@ -58,7 +58,9 @@ def from_records(records: RecordDict, largest: int = LARGEST) -> Message:
         arrays = {str(name): view(str(name), array.dtype, array.shape, array.data) for name, array in found.items()}
         about = json.loads(header)
     except Exception as error:
-        raise FederationError(f"This is not a partita message, or it is too large: {str(error)[:SHOWN]}.") from None
+        raise FederationError(
+            f"This is not a partita message, or it is too large: {str(error)[:MAX_TEXT_LENGTH]}."
+        ) from None
     return Message(about if isinstance(about, dict) else {}, arrays)
 
 
@@ -73,7 +75,7 @@ class Posted(NamedTuple):
     """The size of its arrays in bytes."""
 
 
-class FlowerLink(Link):
+class FlowerLink(Transport):
     """Identifies nodes by their registered keys or, without keys, by asking them; asks again after every error."""
 
     def __init__(
@@ -90,15 +92,15 @@ class FlowerLink(Link):
         """The exception type raised by Flower when the answer to an envelope was last pulled."""
         self._online: frozenset[int] = frozenset()
         self._looked = -np.inf
-        self._come: collections.deque[Letter] = collections.deque()
+        self._come: collections.deque[Delivery] = collections.deque()
 
     def post(self, name: str, message: Message) -> None:
         if name in self._nodes:
             self._push(self._nodes[name], message, "train.partita", name, self.ttl)
         else:
-            self._come.append(Letter(name, None, "is offline"))
+            self._come.append(Delivery(name, None, "is offline"))
 
-    def poll(self, timeout: float) -> Letter | None:
+    def poll(self, timeout: float) -> Delivery | None:
         until = self.now() + timeout
         while True:
             if not self._come:
@@ -109,7 +111,7 @@ class FlowerLink(Link):
                 return self._come.popleft()
             if self.now() >= until:
                 return None
-            time.sleep(min(PULL, max(until - self.now(), 0.0)))
+            time.sleep(min(PULL_INTERVAL_SECONDS, max(until - self.now(), 0.0)))
 
     def present(self) -> Sequence[str]:
         self._look_around()
@@ -138,7 +140,7 @@ class FlowerLink(Link):
                 self._asked[node] = self.now()
                 self._push(node, Message({"kind": "name"}, {}), "query.partita", None, ASK)
 
-    def _open(self, identity: str) -> Letter | None:
+    def _open(self, identity: str) -> Delivery | None:
         """The answer to one message, if it has arrived."""
         node, name, task, size = self._posted[identity]
         try:
@@ -155,9 +157,9 @@ class FlowerLink(Link):
             if name is None:
                 return None
             self._nodes.pop(name, None)
-            return Letter(name, None, "cannot be reached")
+            return Delivery(name, None, "cannot be reached")
         if name is not None:
-            return Letter(name, message)
+            return Delivery(name, message)
         claimed = message.words("name", "")
         if self._believed(node, claimed):
             self._nodes[claimed] = node

@@ -16,7 +16,7 @@ from partita.data.shard import Partition, Shard
 from partita.engines.base import Answer, Engine, Task
 from partita.errors import InputError, SettingsError
 from partita.families import Family
-from partita.hyper.values import Hyper, model_at
+from partita.hyper.values import Hyper, model_given
 from partita.local.client import Recipe, Reply, client_update
 from partita.models import Model
 from partita.numerics.compiled import Compiled
@@ -70,7 +70,7 @@ class LocalEngine(Engine):
         return Answer(task, work.result(), due)
 
     def ell(self, q: Family, key: jax.Array, without: Collection[str] = (), hyper: Hyper | None = None) -> float:
-        model = model_at(self.recipe.model, hyper or {})
+        model = model_given(self.recipe.model, hyper or {})
         named = zip(self.partition.names, self.partition.shards, strict=True)
         shards = [shard for name, shard in named if name not in without]
         return _sum(self._pool.map(lambda shard: shard_ell(model, q, shard, key), shards))

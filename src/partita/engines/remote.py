@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from partita.engines.base import Answer, Engine, EventLog, Failure, Task
-from partita.engines.site import BINDING, UNBOUND, ell_message, read_ell, read_reply, update_message
+from partita.engines.endpoint import BINDING, UNBOUND, ell_message, read_ell, read_reply, update_message
 from partita.errors import FederationError, InputError
 from partita.families import Family
 from partita.families.factor import Factor
@@ -24,7 +24,7 @@ from partita.local.client import Recipe
 _LOG = logging.getLogger("partita")
 
 
-class Letter(NamedTuple):
+class Delivery(NamedTuple):
     """A message from a client whose name the link has verified, or None if the client cannot be reached."""
 
     name: str
@@ -33,7 +33,7 @@ class Letter(NamedTuple):
     """Why there is no message."""
 
 
-class Link(abc.ABC):
+class Transport(abc.ABC):
     """Carries messages to named clients and back."""
 
     @abc.abstractmethod
@@ -41,7 +41,7 @@ class Link(abc.ABC):
         """Sends a message without blocking; delivery is not guaranteed."""
 
     @abc.abstractmethod
-    def poll(self, timeout: float) -> Letter | None:
+    def poll(self, timeout: float) -> Delivery | None:
         """The next incoming message, or None after `timeout` seconds."""
 
     @abc.abstractmethod
@@ -58,7 +58,7 @@ class RemoteEngine(Engine):
 
     def __init__(
         self,
-        link: Link,
+        link: Transport,
         rows: Mapping[str, int],
         log: EventLog | None = None,
         patience: float = 600.0,
@@ -140,13 +140,13 @@ class RemoteEngine(Engine):
             self.log.carried(message.size)
         self.link.post(name, message)
 
-    def _poll(self, timeout: float) -> Letter | None:
+    def _poll(self, timeout: float) -> Delivery | None:
         letter = self.link.poll(timeout)
         if letter is not None and letter.message is not None:
             self.log.carried(letter.message.size)
         return letter
 
-    def _read(self, letter: Letter) -> None:
+    def _read(self, letter: Delivery) -> None:
         """Queues the answer or failure in a message; a message for no task in flight is only logged."""
         if letter.message is None:
             for task in [task for task, _ in self._under_way.values() if task.name == letter.name]:

@@ -1,7 +1,7 @@
 """How is E_q[log p(y | θ)] computed?"""
 
 from partita.expectations.base import Derivatives, Expectation
-from partita.expectations.deterministic import Analytic, Assignments, GaussHermite, Grid, root
+from partita.expectations.deterministic import Analytic, Assignments, GaussHermite, GridQuadrature, root
 from partita.expectations.sampled import LocalReparameterisation, MonteCarlo, Sampled
 
 __all__ = [
@@ -10,7 +10,7 @@ __all__ = [
     "Derivatives",
     "Expectation",
     "GaussHermite",
-    "Grid",
+    "GridQuadrature",
     "LocalReparameterisation",
     "MonteCarlo",
     "Sampled",

@@ -17,7 +17,7 @@ from partita.families.base import Theta
 if TYPE_CHECKING:
     from partita.models.base import Model
 
-DIMENSIONS = 3
+MAX_GRID_DIMENSIONS = 3
 """The largest number of parameters for a grid."""
 
 
@@ -93,7 +93,7 @@ class GaussHermite(Expectation):
         return jnp.asarray(nodes, dtype), jnp.asarray(masses / masses.sum(), dtype)
 
 
-class Grid(Expectation):
+class GridQuadrature(Expectation):
     """A tensor product of Gauss–Hermite rules over θ itself: any model, a Gaussian of one to three parameters."""
 
     points: int = eqx.field(static=True, default=20)
@@ -108,8 +108,10 @@ class Grid(Expectation):
         if not isinstance(q, Gaussian):
             raise SettingsError(f"A grid needs a Gaussian, not a {type(q).__name__}: use MonteCarlo.")
         size = sum(leaf.size for leaf in jax.tree.leaves(q.precision_mean))
-        if size > DIMENSIONS:
-            raise SettingsError(f"A grid supports at most {DIMENSIONS} parameters, not {size}: use MonteCarlo.")
+        if size > MAX_GRID_DIMENSIONS:
+            raise SettingsError(
+                f"A grid supports at most {MAX_GRID_DIMENSIONS} parameters, not {size}: use MonteCarlo."
+            )
         nodes, masses = np.polynomial.hermite_e.hermegauss(self.points)
         grid = np.stack(np.meshgrid(*[nodes] * size, indexing="ij"), axis=-1).reshape(-1, size)
         log_masses = np.log(masses / masses.sum())

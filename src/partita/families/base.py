@@ -201,7 +201,7 @@ class Family(eqx.Module):
         raise SettingsError(f"A {type(self).__name__} has no learnable scale: use a Gaussian prior.")
 
     def fitting(self, other: Self, name: str) -> Self:
-        """This member cast to the dtype of another; it must be proper and have the same family and shape."""
+        """The member cast to the dtype of another; it must be proper and have the same family and shape."""
         _same(other, self)
         if not self.is_proper():
             raise SettingsError(f"The {name} is improper: give it finite natural parameters and positive precision.")

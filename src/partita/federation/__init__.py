@@ -1,6 +1,6 @@
 """A federation: clients on their own machines, and a server that loses nothing."""
 
-from partita.federation.result import Fitted, fitted
+from partita.federation.result import FederationResult, fitted
 from partita.storage.ledger import Ledger
 
-__all__ = ["Fitted", "Ledger", "fitted"]
+__all__ = ["FederationResult", "Ledger", "fitted"]

@@ -10,7 +10,7 @@ from partita.engines.flower import FlowerLink, from_records, to_records
 from partita.errors import InputError, MissingExtraError
 from partita.federation import config
 from partita.federation.client import Client
-from partita.federation.serve import LEDGER, SERVING, serve
+from partita.federation.serve import LEDGER_FILE, SERVER_LOCK, serve
 from partita.io.lock import hold
 from partita.io.wire import Message
 from partita.storage.ledger import Ledger
@@ -33,8 +33,8 @@ def _serve(grid: Grid, context: Context) -> None:
     jax.config.update("jax_enable_x64", True)
     folder = Path(str(context.run_config["folder"]))
     federation = config.load(folder)
-    with hold(folder / SERVING):
-        ledger = Ledger(folder / LEDGER)
+    with hold(folder / SERVER_LOCK):
+        ledger = Ledger(folder / LEDGER_FILE)
         try:
             serve(folder, federation, FlowerLink(grid, federation.clients, ledger.said("nodes")))
         except Exception as error:

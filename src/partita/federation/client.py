@@ -7,15 +7,17 @@ from typing import Any
 from partita.data import federate
 from partita.data.frame import Frame
 from partita.data.preprocess import Encoding, summarise
-from partita.engines.site import Site
+from partita.engines.endpoint import ClientEndpoint
 from partita.errors import FederationError, InputError
 from partita.federation import rows
 from partita.federation.config import Federation
 from partita.io.wire import Message
 
 _LOG = logging.getLogger("partita")
-DIFFERS = "Its federation.toml differs from the server's in columns, model, method, prior or seed: copy the server's."
-UNSAID = "The client cannot use its data; the details are only in the client's log."
+CONFIG_MISMATCH = (
+    "Its federation.toml differs from the server's in columns, model, method, prior or seed: copy the server's."
+)
+PRIVATE_ERROR = "The client cannot use its data; the details are only in the client's log."
 
 
 class Client:
@@ -24,7 +26,7 @@ class Client:
     def __init__(self, name: str, federation: Federation, path: Path) -> None:
         self.name, self.federation, self.path = name, federation, path
         self._frame: Frame | None = None
-        self._sites: dict[str, Site] = {}
+        self._sites: dict[str, ClientEndpoint] = {}
 
     def handle(self, message: Message) -> Message:
         """The answer to a message, or an error message that contains no data.
@@ -37,14 +39,14 @@ class Client:
                 _LOG.warning("%s: refused by the server: it %s", self.name, message.words("reason", ""))
                 return Message({**about, "kind": "noted"}, {})
             if message.header.get("digest") != self.federation.digest:
-                raise FederationError(DIFFERS, DIFFERS)
+                raise FederationError(CONFIG_MISMATCH, CONFIG_MISMATCH)
             if message.header.get("kind") == "hello":
                 return Message({**about, "kind": "hello", **self._introduction()}, {})
             return self._site(message.header).handle(message)
         except Exception as error:
             _LOG.warning("%s: %s: %s", self.name, type(error).__name__, error)
             public = error.public if isinstance(error, InputError) else None
-            return Message({**about, "kind": "error", "reason": public or UNSAID}, {})
+            return Message({**about, "kind": "error", "reason": public or PRIVATE_ERROR}, {})
 
     def _introduction(self) -> dict[str, Any]:
         """The number of rows and the summary of the columns."""
@@ -56,7 +58,7 @@ class Client:
             self._frame = rows.read(self.path, self.federation.data)
         return self._frame
 
-    def _site(self, header: dict[str, Any]) -> Site:
+    def _site(self, header: dict[str, Any]) -> ClientEndpoint:
         contents = header.get("encoding")
         key = repr(contents)
         if key not in self._sites:
@@ -66,5 +68,7 @@ class Client:
             model.check(table)
             prior = self.federation.built_prior(model, len(encoding.names))
             recipe = self.federation.built_method(model).recipe(model)
-            self._sites = {key: Site(self.name, recipe, prior, federate([table], names=[self.name]).shards[0])}
+            self._sites = {
+                key: ClientEndpoint(self.name, recipe, prior, federate([table], names=[self.name]).shards[0])
+            }
         return self._sites[key]

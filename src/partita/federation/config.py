@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import inspect
 import ipaddress
 import json
 import math
@@ -15,7 +14,7 @@ from partita.errors import FederationError, unknown
 from partita.families import Family, FullGaussian, MeanFieldGaussian
 from partita.io.settings import build, parse
 from partita.local.solvers import named as solver_named
-from partita.methods import NAMED
+from partita.methods import NAMED, settings_of
 from partita.methods import named as method_named
 from partita.models import (
     LinearRegression,
@@ -29,7 +28,7 @@ from partita.models import (
 from partita.server.admission import Admission
 from partita.server.method import Method
 
-FILE = "federation.toml"
+CONFIG_FILE = "federation.toml"
 NAME = re.compile(r"\w(?:[\w.-]*\w)?")
 """Valid client names; they are also names of folders and keys."""
 
@@ -152,7 +151,7 @@ class Federation:
         """The method, with the solver if it takes one; a network starts near 0 with small variance."""
         settings, solver = dict(self.method), dict(self.solver)
         name = settings.pop("name")
-        if "solver" in inspect.signature(NAMED[name]).parameters:
+        if "solver" in settings_of(name):
             settings["solver"] = solver_named(solver.pop("kind"), solver)
         if isinstance(model, NetworkClassifier | NetworkRegressor):
             settings["start"] = MeanFieldGaussian.tight(model.template(), self.seed)
@@ -173,7 +172,7 @@ _PLAIN: Mapping[str, Any] = {
 
 def load(folder: Path) -> Federation:
     """The federation whose file is in the folder."""
-    path = folder / FILE
+    path = folder / CONFIG_FILE
     try:
         contents = path.read_bytes()
     except FileNotFoundError:
@@ -200,11 +199,11 @@ def _check(federation: Federation, source: str) -> None:
     for table, key in ((federation.method, "name"), (federation.solver, "kind")):
         if key not in table:
             raise FederationError(f"{source} has a method or a solver without {key!r}: add it.")
-    if federation.method["name"] not in NAMED or federation.method["name"] in ("pooled", "alone"):
+    if federation.method["name"] not in NAMED:
         raise unknown(
             f"method in {source}",
             federation.method["name"],
-            [name for name in NAMED if name not in ("pooled", "alone")],
+            NAMED,
         )
     data = federation.data
     columns = [*data.numbers, *data.categories, data.response]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from partita.errors import FederationError, unknown
-from partita.federation.config import FILE, load, loopback, read
+from partita.federation.config import CONFIG_FILE, load, loopback, read
 from partita.io import atomic
 
 
@@ -33,15 +33,15 @@ def initialise(
 
     By default certificates and keys are made if the address is not on loopback.
     """
-    if (folder / FILE).exists():
-        raise FederationError(f"{folder / FILE} already exists: choose another folder, or edit it.")
+    if (folder / CONFIG_FILE).exists():
+        raise FederationError(f"{folder / CONFIG_FILE} already exists: choose another folder, or edit it.")
     columns = _columns(example, response)
     host = address.rpartition(":")[0]
     secure = not loopback(host) if secure is None else secure
     text = _text(folder.resolve().name, clients, response, columns, model, schedule, address, secure)
-    read(text.encode(), FILE)
-    atomic.write_text(folder / FILE, text)
-    written = [folder / FILE]
+    read(text.encode(), CONFIG_FILE)
+    atomic.write_text(folder / CONFIG_FILE, text)
+    written = [folder / CONFIG_FILE]
     if secure:
         from partita.federation.certificates import make_authority
 
@@ -57,7 +57,7 @@ def hand(folder: Path) -> list[Path]:
     for name in federation.clients:
         handed = folder / "clients" / name
         handed.mkdir(parents=True, exist_ok=True)
-        shutil.copy(folder / FILE, handed / FILE)
+        shutil.copy(folder / CONFIG_FILE, handed / CONFIG_FILE)
         if federation.server.secure:
             from partita.federation.certificates import PRIVATE, make_key
 

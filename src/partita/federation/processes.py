@@ -16,7 +16,7 @@ from typing import Any
 
 from partita.errors import FederationError, MissingExtraError
 from partita.federation.config import Federation, loopback
-from partita.federation.serve import LEDGER, SERVING
+from partita.federation.serve import LEDGER_FILE, SERVER_LOCK
 from partita.io import atomic
 from partita.io.lock import held, hold
 from partita.storage.ledger import Ledger
@@ -105,7 +105,7 @@ def serve(folder: Path, federation: Federation, log: Path | None = None, module:
                 f"A server of {folder} is running already: `partita status {folder}` shows it."
             ) from None
         _await_earlier(folder)
-        ledger = Ledger(folder / LEDGER)
+        ledger = Ledger(folder / LEDGER_FILE)
         ledger.say("ended", None)
         local = f"127.0.0.1:{free_port()}" if secure else federation.server.address
         trust = f"root-certificates = {json.dumps(str(folder / 'ca.crt'))}" if secure else "insecure = true"
@@ -126,7 +126,7 @@ def serve(folder: Path, federation: Federation, log: Path | None = None, module:
 def _await_earlier(folder: Path) -> None:
     """Waits until the server app of a previous server has ended: it runs in its own session and ends last."""
     until = time.monotonic() + START
-    while held(folder / SERVING):
+    while held(folder / SERVER_LOCK):
         if time.monotonic() > until:
             raise FederationError(
                 f"What an earlier server of {folder} ran has not ended: end its flwr-serverapp first."
@@ -152,7 +152,7 @@ def _await_end(folder: Path, ledger: Ledger, started: list[subprocess.Popen[byte
     """The run's final message; raises an `InputError` if one of the programs has died."""
     began, until = False, time.monotonic() + START
     while True:
-        at_work = held(folder / SERVING)
+        at_work = held(folder / SERVER_LOCK)
         began = began or at_work
         gone = any(process.poll() is not None for process in started) or (began and not at_work)
         ended = ledger.said("ended")
@@ -165,7 +165,7 @@ def _await_end(folder: Path, ledger: Ledger, started: list[subprocess.Popen[byte
         time.sleep(0.2)
 
 
-def attend(folder: Path, federation: Federation, name: str, data: Path) -> None:
+def run_client(folder: Path, federation: Federation, name: str, data: Path) -> None:
     """Runs a client until it is interrupted; restarts it if it stops by itself."""
     if name not in federation.clients:
         raise FederationError(

@@ -14,15 +14,15 @@ from partita.data.table import Table
 from partita.errors import FederationError
 from partita.federation import config
 from partita.federation.rows import read
-from partita.hyper.values import model_at
+from partita.hyper.values import model_given
 from partita.io.archive import load_posterior
 from partita.results.posterior import Posterior
 
-MOST = 60
+MAX_PARAMETERS_SHOWN = 60
 """The largest number of parameters shown in a figure or a terminal."""
 
 
-class Fitted(NamedTuple):
+class FederationResult(NamedTuple):
     """The posterior of a federation, and the encoding of its data."""
 
     posterior: Posterior
@@ -34,7 +34,7 @@ class Fitted(NamedTuple):
         return self.encoding.encode(read(Path(path), self.data))
 
 
-def fitted(folder: str | os.PathLike[str]) -> Fitted:
+def fitted(folder: str | os.PathLike[str]) -> FederationResult:
     """Loads the result of the federation in a folder."""
     if not jax.config.read("jax_enable_x64"):
         raise FederationError(
@@ -46,7 +46,7 @@ def fitted(folder: str | os.PathLike[str]) -> Fitted:
     model = federation.built_model(len(agreed.names))
     q, about = load_posterior(place / "posterior.npz", federation.built_prior(model, len(agreed.names)))
     hyper = {name: jnp.asarray(value) for name, value in about.get("hyper", {}).items()}
-    return Fitted(Posterior(model_at(model, hyper), q, hyper), agreed, federation.data)
+    return FederationResult(Posterior(model_given(model, hyper), q, hyper), agreed, federation.data)
 
 
 def summary(folder: Path) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ def draw(folder: Path, rows: list[dict[str, Any]]) -> Path:
     """Plots the intervals of the first parameters and the free energy into result.png."""
     from matplotlib.figure import Figure
 
-    history, rows = _result(folder)["history"], [row for row in rows if row["sd"] is not None][:MOST]
+    history, rows = _result(folder)["history"], [row for row in rows if row["sd"] is not None][:MAX_PARAMETERS_SHOWN]
     figure = Figure(figsize=(10, max(3.0, 0.25 * len(rows) + 1)), layout="constrained")
     intervals, path = figure.subplots(1, 2)
     lower, upper = (name for name in rows[0] if name not in ("name", "mean", "sd"))

@@ -7,25 +7,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from partita.data.preprocess import Encoding
-from partita.engines.remote import Link, RemoteEngine
+from partita.engines.remote import RemoteEngine, Transport
 from partita.federation.config import Federation
-from partita.federation.reception import Attended, Reception
+from partita.federation.enrolment import Attended, Enrolment
 from partita.io import atomic
 from partita.server.monitor import Monitor
 from partita.server.rules import Rules
 from partita.server.run import Result, run
 from partita.storage.ledger import Ledger
 
-LEDGER = "ledger.sqlite"
-SERVING = ".serving"
+LEDGER_FILE = "ledger.sqlite"
+SERVER_LOCK = ".serving"
 """The server's lock file."""
 
 
-def serve(folder: Path, federation: Federation, link: Link) -> Result:
+def serve(folder: Path, federation: Federation, link: Transport) -> Result:
     """Runs the federation in a folder to the end, resuming it if it was interrupted."""
-    ledger = Ledger(folder / LEDGER)
+    ledger = Ledger(folder / LEDGER_FILE)
     began = link.now()
-    reception = Reception(federation, link, ledger)
+    reception = Enrolment(federation, link, ledger)
     agreed = reception.assemble()
     model = federation.built_model(len(agreed.names))
     prior = federation.built_prior(model, len(agreed.names))

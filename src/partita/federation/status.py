@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import FederationError
-from partita.federation.serve import LEDGER
-from partita.io.wire import legible
+from partita.federation.serve import LEDGER_FILE
+from partita.io.wire import sanitise
 
 KINDS = ("accepted", "refused", "late", "failed")
-TROUBLES = {
+ERROR_PREFIXES = {
     "refused": "an answer was refused: it",
     "failed": "a task failed:",
     "unfit": "it does not fit:",
     **{f"could not {change}": f"it could not {change}:" for change in ("leave", "retire", "join")},
 }
-LONGEST = 300
+MAX_ERROR_LENGTH = 300
 """Characters of a client's text that are shown."""
 
 
@@ -64,7 +64,7 @@ class Standing:
 
 def standing(folder: Path, name: str, clients: tuple[str, ...]) -> Standing:
     """Reads the status from the ledger in the folder."""
-    path = folder / LEDGER
+    path = folder / LEDGER_FILE
     if not path.exists():
         raise FederationError(f"There is no {path} yet: start the run with `partita server {folder}`.")
     db = sqlite3.connect(f"file:{path.resolve()}?mode=ro", uri=True, timeout=10.0, isolation_level=None)
@@ -104,7 +104,7 @@ def standing(folder: Path, name: str, clients: tuple[str, ...]) -> Standing:
 def _member(name: str, row: Any, rows: int | None, busy: set[int], events: list[Any]) -> Member:
     counts = {kind: sum(event[2] == kind for event in events) for kind in KINDS}
     seen = [event[0] for event in events if event[2] in ("joined", "accepted", "refused", "late")]
-    trouble = [f"{TROUBLES[event[2]]} {event[3]}" for event in events if event[2] in TROUBLES]
+    trouble = [f"{ERROR_PREFIXES[event[2]]} {event[3]}" for event in events if event[2] in ERROR_PREFIXES]
     if row is None:
         state = "unfit" if events and events[-1][2] == "unfit" else "expected"
     else:
@@ -140,4 +140,4 @@ def _finite(value: float | None) -> float | None:
 
 def _legible(text: str) -> str:
     """Sanitises a client's text: no control characters, truncated with an ellipsis."""
-    return legible(text, LONGEST) + "…" * (len(text) > LONGEST)
+    return sanitise(text, MAX_ERROR_LENGTH) + "…" * (len(text) > MAX_ERROR_LENGTH)

@@ -23,7 +23,7 @@ QUASI_NEWTON = optax.chain(optax.scale_by_lbfgs(), optax.scale(-1.0))
 How = Literal["coordinate", "collapsed", "stochastic"]
 
 
-class Stride(NamedTuple):
+class RpropState(NamedTuple):
     """The state of Rprop for one hyperparameter."""
 
     length: Array
@@ -34,7 +34,7 @@ class Stride(NamedTuple):
     """The number of passes since the step size was halved."""
 
 
-def resilient(longest: float = 0.3, growth: float = 1.1) -> optax.GradientTransformationExtraArgs:
+def rprop(longest: float = 0.3, growth: float = 1.1) -> optax.GradientTransformationExtraArgs:
     """Rprop: steps by the sign of the gradient (Riedmiller and Braun 1993), starting with the largest step size.
 
     The updates of one pass over all clients add up to one step. The step size grows by `growth` per pass, and is halved
@@ -43,14 +43,14 @@ def resilient(longest: float = 0.3, growth: float = 1.1) -> optax.GradientTransf
     """
 
     def init(u: optax.Params) -> optax.OptState:
-        return jax.tree.map(lambda leaf: Stride(jnp.full_like(leaf, longest), *[jnp.zeros_like(leaf)] * 2), u)
+        return jax.tree.map(lambda leaf: RpropState(jnp.full_like(leaf, longest), *[jnp.zeros_like(leaf)] * 2), u)
 
-    def stride(gradient: Array, past: Stride, share: float) -> Stride:
+    def stride(gradient: Array, past: RpropState, share: float) -> RpropState:
         way, since = -jnp.sign(gradient), past.since + share
         turned = way * past.way < 0
         halved = turned & (since >= 1)
         length = jnp.where(turned, past.length, jnp.minimum(past.length * growth**share, longest))
-        return Stride(jnp.where(halved, length / 2, length), way, jnp.where(halved, 0, since))
+        return RpropState(jnp.where(halved, length / 2, length), way, jnp.where(halved, 0, since))
 
     def update(
         gradient: optax.Updates, past: optax.OptState, _: optax.Params | None = None, *, share: float
@@ -61,7 +61,7 @@ def resilient(longest: float = 0.3, growth: float = 1.1) -> optax.GradientTransf
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-RESILIENT = resilient()
+RPROP = rprop()
 
 
 class Standing(NamedTuple):
@@ -82,7 +82,7 @@ class Standing(NamedTuple):
     """The fraction of active clients whose answers were just aggregated."""
 
 
-class Moved(NamedTuple):
+class LearningStep(NamedTuple):
     """The hyperparameters after a step, and the optimiser's state."""
 
     u: Hyper
@@ -118,7 +118,7 @@ class Learning(eqx.Module):
         """Why ε may never be updated although all clients answer, with the remedy."""
 
     @abc.abstractmethod
-    def update(self, standing: Standing, memory: PyTree) -> Moved:
+    def update(self, standing: Standing, memory: PyTree) -> LearningStep:
         """The next hyperparameters; unchanged if an update is not due or would gain nothing."""
 
     def direction(self, standing: Standing, memory: PyTree) -> tuple[Hyper, PyTree]:
@@ -147,11 +147,11 @@ class Ascent(Learning):
             return 'the residual stayed above the tolerance; use how="coordinate", or raise the tolerance'
         return 'the residual stayed above the expected gain; use how="stochastic"'
 
-    def update(self, standing: Standing, memory: PyTree) -> Moved:
+    def update(self, standing: Standing, memory: PyTree) -> LearningStep:
         to_gain = gain(standing.gradient)
         near = standing.tolerance if self.collapsed else to_gain
         if standing.residual > near or to_gain <= standing.tolerance:
-            return Moved(standing.u, memory)
+            return LearningStep(standing.u, memory)
         change, memory = self.direction(standing, memory)
         if not inner(change, standing.gradient) > 0:
             change, memory = self.direction(standing, self.init(standing.u))
@@ -163,8 +163,8 @@ class Ascent(Learning):
             promised /= 2
             reached, trials = standing.bound(trial), trials + 1
             if reached >= floor:
-                return Moved(trial, memory, np.inf, trials)
-        return Moved(standing.u, memory, np.inf, trials)
+                return LearningStep(trial, memory, np.inf, trials)
+        return LearningStep(standing.u, memory, np.inf, trials)
 
 
 class Stochastic(Learning):
@@ -175,7 +175,7 @@ class Stochastic(Learning):
     """
 
     names: tuple[str, ...] = eqx.field(static=True, converter=tuple)
-    optimiser: optax.GradientTransformation = eqx.field(static=True, default=RESILIENT)
+    optimiser: optax.GradientTransformation = eqx.field(static=True, default=RPROP)
 
     @property
     def needs_current(self) -> bool:
@@ -185,10 +185,10 @@ class Stochastic(Learning):
     def why_unmoved(self) -> str:
         return "every optimiser step would make the posterior improper; use smaller steps"
 
-    def update(self, standing: Standing, memory: PyTree) -> Moved:
+    def update(self, standing: Standing, memory: PyTree) -> LearningStep:
         change, memory = self.direction(standing, memory)
         u = jax.tree.map(lambda u, c: u + standing.share * c, standing.u, change)
-        return Moved(u, memory, gain(standing.gradient))
+        return LearningStep(u, memory, gain(standing.gradient))
 
 
 def gain(gradient: Hyper) -> float:
@@ -196,7 +196,7 @@ def gain(gradient: Hyper) -> float:
     return float(optax.tree.norm(gradient, squared=True)) / 2
 
 
-def named(how: How, names: tuple[str, ...]) -> Learning:
+def learning_by_name(how: How, names: tuple[str, ...]) -> Learning:
     """The learning rule with this name."""
     if how == "stochastic":
         return Stochastic(names)

@@ -1,7 +1,7 @@
 """Hyperparameters ε by name: leaves of the model, and scales of the prior (`sec:hyper_learning`).
 
-They are a dict from names to arrays. The server stores them, tasks carry them, and `model_at` and `prior_at` insert
-them into model and prior. Positive ones are learned on the log scale: the optimiser sees unconstrained values u.
+They are a dict from names to arrays. The server stores them, tasks carry them, and `model_given` and `prior_given`
+insert them into model and prior. Positive ones are learned on the log scale: the optimiser sees unconstrained values u.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +43,7 @@ def _parts(theta: Theta) -> tuple[list[Theta], jax.tree_util.PyTreeDef]:
     return jax.tree.flatten(theta, is_leaf=lambda node: node is not theta)
 
 
-SCALES: Mapping[str, tuple[Callable[[Array, Theta], Theta], Callable[[Theta], tuple[int, ...]]]] = {
+PRIOR_SCALES: Mapping[str, tuple[Callable[[Array, Theta], Theta], Callable[[Theta], tuple[int, ...]]]] = {
     "prior_scale": (_shared, lambda theta: ()),
     "prior_scales": (_each, lambda theta: (sum(leaf.size for leaf in jax.tree.leaves(theta)),)),
     "layer_scales": (_layers, lambda theta: (len(_parts(theta)[0]),)),
@@ -59,27 +59,27 @@ def begin(model: Model, prior: Family, names: Sequence[str]) -> Hyper:
     They have the prior's dtype, so that the posterior keeps it.
     """
     leaves, dtype = model_leaves(model), jax.tree.leaves(prior)[0].dtype
-    if clash := [name for name in names if name in SCALES and name in leaves]:
+    if clash := [name for name in names if name in PRIOR_SCALES and name in leaves]:
         raise SettingsError(f"{clash[0]} is a name in both the model and the prior: rename the model's.")
     found = dict[str, Array]()
     for name in names:
-        if name in SCALES:
-            found[name] = jnp.ones(SCALES[name][1](prior.moments()[0]), dtype)
-            prior_at(prior, found)
+        if name in PRIOR_SCALES:
+            found[name] = jnp.ones(PRIOR_SCALES[name][1](prior.moments()[0]), dtype)
+            prior_given(prior, found)
         elif name in leaves:
             found[name] = jnp.asarray(leaves[name], dtype)
         else:
-            raise unknown("hyperparameter", name, [*leaves, *SCALES])
+            raise unknown("hyperparameter", name, [*leaves, *PRIOR_SCALES])
         if name in positive(model, names) and not np.all(np.asarray(found[name]) > 0):
             raise SettingsError(f"The initial {name} must be above 0, not {found[name]}.")
-    if sum(name in SCALES for name in names) > 1:
+    if sum(name in PRIOR_SCALES for name in names) > 1:
         raise SettingsError("prior_scale, prior_scales and layer_scales exclude one another: name only one.")
     return found
 
 
 def positive(model: Model, names: Sequence[str]) -> tuple[str, ...]:
     """The names of the positive hyperparameters."""
-    return tuple(name for name in names if name in SCALES or name in model.positive)
+    return tuple(name for name in names if name in PRIOR_SCALES or name in model.positive)
 
 
 def model_leaves(model: Model) -> dict[str, Array]:
@@ -88,15 +88,15 @@ def model_leaves(model: Model) -> dict[str, Array]:
     return {_name(path): leaf for path, leaf in paths if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)}
 
 
-def model_at(model: Model, hyper: Hyper) -> Model:
+def model_given(model: Model, hyper: Hyper) -> Model:
     """p(y | θ, ε)."""
     paths, treedef = jax.tree_util.tree_flatten_with_path(model)
     return jax.tree.unflatten(treedef, [hyper.get(_name(path), leaf) for path, leaf in paths])
 
 
-def prior_at(prior: Family, hyper: Hyper) -> Family:
+def prior_given(prior: Family, hyper: Hyper) -> Family:
     """p(θ | ε): the given prior, scaled about its mean."""
-    for name, (spread, _) in SCALES.items():
+    for name, (spread, _) in PRIOR_SCALES.items():
         if name in hyper:
             return prior.stretched(spread(hyper[name], prior.moments()[0]))
     return prior
@@ -110,9 +110,9 @@ def possible(hyper: Hyper, positive: Sequence[str]) -> bool:
     )
 
 
-def of_model(hyper: Hyper) -> Hyper:
+def likelihood_hyper(hyper: Hyper) -> Hyper:
     """The hyperparameters of the likelihood, for which clients compute gradients."""
-    return {name: value for name, value in hyper.items() if name not in SCALES}
+    return {name: value for name, value in hyper.items() if name not in PRIOR_SCALES}
 
 
 def unconstrained(hyper: Hyper, positive: Sequence[str]) -> Hyper:
@@ -131,16 +131,16 @@ def _bound_gradient(
     """∇_u F: the sum of the clients' gradients in ε, and that of −KL(q ‖ p(ε)), by the chain rule in u."""
 
     def negative_divergence(u: Hyper) -> Float[Array, ""]:
-        return -temperature * q.kl(prior_at(prior, constrained(u, positive)))
+        return -temperature * q.kl(prior_given(prior, constrained(u, positive)))
 
     u = unconstrained(hyper, positive)
     own = jax.grad(negative_divergence)(u)
-    _, pull = jax.vjp(lambda v: of_model(constrained(v, positive)), u)
+    _, pull = jax.vjp(lambda v: likelihood_hyper(constrained(v, positive)), u)
     return jax.tree.map(jnp.add, own, pull(clients)[0])
 
 
 bound_gradient = Compiled(_bound_gradient)
-at_prior = Compiled(prior_at)
+compiled_prior_given = Compiled(prior_given)
 
 
 def _name(path: jax.tree_util.KeyPath) -> str:

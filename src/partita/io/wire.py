@@ -17,7 +17,7 @@ _KINDS = frozenset(np.dtype(kind).str for kind in ("<f4", "<f8", "<i4", "<i8", "
 """The allowed dtypes: numbers and booleans, no objects."""
 HEADER = 2**24
 """The largest JSON header in bytes; parsed, it may take thirty times as much memory."""
-SHOWN = 500
+MAX_TEXT_LENGTH = 500
 """The largest length of a remote text that is shown or stored."""
 
 
@@ -35,10 +35,10 @@ class Message(NamedTuple):
     def words(self, name: str, otherwise: str) -> str:
         """The sanitised text of a header entry, or a default."""
         said = self.header.get(name)
-        return legible(said if isinstance(said, str) else otherwise)
+        return sanitise(said if isinstance(said, str) else otherwise)
 
 
-def legible(text: str, longest: int = SHOWN) -> str:
+def sanitise(text: str, longest: int = MAX_TEXT_LENGTH) -> str:
     """Sanitises untrusted text: one line of printable characters, truncated."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:longest])
 
@@ -82,7 +82,9 @@ def unpack(data: bytes, largest: float = math.inf) -> Message:
         if not isinstance(head["header"], dict):
             raise ValueError("its header is not a table")
     except (ValueError, TypeError, KeyError, RecursionError, struct.error) as error:
-        raise DamagedFileError(f"This is not a partita message, or it is corrupt: {str(error)[:SHOWN]}.") from None
+        raise DamagedFileError(
+            f"This is not a partita message, or it is corrupt: {str(error)[:MAX_TEXT_LENGTH]}."
+        ) from None
     return Message(head["header"], arrays)
 
 

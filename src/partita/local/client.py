@@ -8,14 +8,14 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from partita.data.shard import Shard
 from partita.families import Family
 from partita.families.factor import Factor
-from partita.hyper.values import Hyper, model_at, of_model, prior_at
+from partita.hyper.values import Hyper, likelihood_hyper, model_given, prior_given
 from partita.local.context import Cavity, Context
 from partita.local.objective import Problem
 from partita.local.solvers import Outcome, Solver
 from partita.models import Model
 from partita.numerics.compiled import Compiled
 
-HELD_BACK = (Outcome.TRUST_REGION, Outcome.IMPROPER, Outcome.NO_MOMENTS)
+RESIDUAL_UNDEFINED = (Outcome.TRUST_REGION, Outcome.IMPROPER, Outcome.NO_MOMENTS)
 """Solver outcomes after which a small residual does not indicate a fixed point."""
 
 
@@ -29,7 +29,7 @@ class Recipe(eqx.Module):
     """The trust-region radius used when the context is improper, in nats of KL per natural parameter."""
     start: Family | None = None
     """The solver's initial q while the posterior is still the prior; otherwise, and if None, it is the posterior."""
-    anew: bool = eqx.field(static=True, default=False)
+    restart: bool = eqx.field(static=True, default=False)
     """Whether every visit restarts at `start` (as with early stopping in `sec:experiments:fmnist`)."""
     temperature: float = 1.0
     """The factor on the KL divergence; 1 is Bayes."""
@@ -68,7 +68,7 @@ class Reply(eqx.Module):
     gradient: Hyper = eqx.field(default_factory=dict)
 
 
-class Assignment(eqx.Module):
+class VisitSpec(eqx.Module):
     """The numbers of one visit, computed from the method and the task."""
 
     context: Factor
@@ -95,20 +95,20 @@ def client_update(
     """
     hyper = hyper or {}
     assignment = assign(recipe, prior, q, factor, share, hyper)
-    return answer(recipe.model, recipe.solver, assignment, q, shard, key, of_model(hyper))
+    return answer(recipe.model, recipe.solver, assignment, q, shard, key, likelihood_hyper(hyper))
 
 
-def _assign(recipe: Recipe, prior: Family, q: Family, factor: Factor, share: float, hyper: Hyper) -> Assignment:
+def _assign(recipe: Recipe, prior: Family, q: Family, factor: Factor, share: float, hyper: Hyper) -> VisitSpec:
     """Computes context, weight, baseline and start of a visit."""
-    prior = prior_at(prior, hyper)
+    prior = prior_given(prior, hyper)
     context, start = recipe.context, recipe.start
     dtype = jax.tree.leaves(q)[0].dtype
     fraction = jnp.asarray(share, dtype)
     if start is not None:
         pairs = zip(jax.tree.leaves(q), jax.tree.leaves(prior), strict=True)
-        untouched = jnp.all(jnp.array([jnp.all(a == b) for a, b in pairs])) | recipe.anew
+        untouched = jnp.all(jnp.array([jnp.all(a == b) for a, b in pairs])) | recipe.restart
         start = jax.tree.map(lambda a, b: jnp.where(untouched, a.astype(b.dtype), b), start, q)
-    return Assignment(
+    return VisitSpec(
         context(prior, q, factor, fraction),
         context.weight(fraction) / recipe.temperature,
         context.baseline(prior, q, factor, fraction),
@@ -120,7 +120,7 @@ def _assign(recipe: Recipe, prior: Family, q: Family, factor: Factor, share: flo
 def _answer(
     model: Model,
     solver: Solver,
-    assignment: Assignment,
+    assignment: VisitSpec,
     q: Family,
     shard: Shard,
     key: Key[Array, ""],
@@ -133,16 +133,16 @@ def _answer(
     start = q if assignment.start is None else assignment.start
 
     def ell(hyper: Hyper) -> Float[Array, ""]:
-        return model_at(model, hyper).ell(q, shard.data, shard.weights, ell_key)
+        return model_given(model, hyper).ell(q, shard.data, shard.weights, ell_key)
 
-    at = model_at(model, hyper)
+    at = model_given(model, hyper)
     problem = Problem(at, shard, assignment.context, assignment.weight, start, assignment.trust_region)
     solve_key, ell_key = jax.random.split(key)
     solution = solver.solve(problem, solve_key)
     proper = solution.q.is_proper()
     scaled = Factor.of(solution.q) / assignment.baseline
     delta = Factor(scaled.natural, jnp.where(proper, scaled.log_scale + solution.log_mass, 0))
-    held_back = jnp.isin(solution.outcome, jnp.array(HELD_BACK)) | ~proper
+    held_back = jnp.isin(solution.outcome, jnp.array(RESIDUAL_UNDEFINED)) | ~proper
     value, gradient = jax.value_and_grad(ell)(hyper) if hyper else (ell(hyper), hyper)
     scalars = jnp.stack([delta.log_scale, solution.free_energy])
     numbers = [jnp.all(jnp.isfinite(leaf)) for leaf in (scalars, *jax.tree.leaves(gradient))]

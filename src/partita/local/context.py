@@ -38,7 +38,7 @@ class Cavity(Context):
         return Factor.of(q) / factor
 
 
-class Undeleted(Context):
+class NoDeletion(Context):
     """q, without the deletion step: variational continual learning, online and streaming VB (`eq:vcl_objective`)."""
 
     @property

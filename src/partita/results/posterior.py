@@ -16,7 +16,7 @@ from partita.errors import SettingsError, unknown
 from partita.expectations import LocalReparameterisation
 from partita.families import Family
 from partita.families.base import Theta
-from partita.hyper.values import SCALES, Hyper
+from partita.hyper.values import PRIOR_SCALES, Hyper
 from partita.io.archive import save_posterior
 from partita.models import Model
 from partita.numerics.compiled import Compiled
@@ -115,7 +115,7 @@ class Posterior:
         rows = zip(paths if names is None else names, *columns, strict=True)
         found = [dict(zip(labels, [row[0], *map(float, row[1:])], strict=True)) for row in rows]
         for learned, leaf in self.hyper.items():
-            unit = " (× the prior's sd)" if learned in SCALES else ""
+            unit = " (× the prior's sd)" if learned in PRIOR_SCALES else ""
             for name, value in zip(_elements(learned, leaf), np.ravel(leaf), strict=True):
                 found.append(dict(zip(labels, [name + unit, float(value), *[math.nan] * 3], strict=True)))
         return found

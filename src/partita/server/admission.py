@@ -17,7 +17,7 @@ from partita.families import Family
 from partita.families.factor import Factor
 from partita.local.client import Reply
 from partita.numerics.compiled import Compiled
-from partita.server.aggregation import Aggregation, FreeEnergy, Holdings, Taken
+from partita.server.aggregation import Aggregated, Aggregation, FreeEnergy, Holdings
 from partita.server.refusal import Reason, Refusal
 
 INFINITE = float("inf")
@@ -177,7 +177,7 @@ def _times(value: float, other: float) -> float:
 class Admitted(NamedTuple):
     """What was made of answers beside the bounds."""
 
-    taken: Taken
+    taken: Aggregated
     refusals: dict[int, Refusal]
     """The clients beyond a bound."""
     divided: set[int]
@@ -201,7 +201,7 @@ def admit(
     deltas, judged, held = dict(deltas), set(judged), set(held)
     refusals, divided = dict[int, Refusal](), set[int]()
     while True:
-        taken = aggregation.update(holdings, deltas, free_energy) if deltas else Taken(holdings, 0.0, 0, {})
+        taken = aggregation.update(holdings, deltas, free_energy) if deltas else Aggregated(holdings, 0.0, 0, {})
         new = set(deltas) - set(taken.refusals)
         beyond = admission.worst(holdings, taken.holdings, (judged - set(deltas)) | new, held | new)
         if beyond is None:

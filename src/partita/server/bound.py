@@ -24,7 +24,7 @@ def free_energy(method: Method, engine: Engine, state: State, q: Family) -> floa
     at = (state.seed, method.temperature, state.inactive_names, state.hyper)
     stay = [state.factors[k] for k in np.flatnonzero(state.inactive)]
     said = sum(float(factor.expected_log(q)) for factor in stay)
-    return global_free_energy(engine, state.prior_now, q, *at) + method.temperature * said
+    return global_free_energy(engine, state.current_prior, q, *at) + method.temperature * said
 
 
 def global_free_energy(

@@ -9,7 +9,15 @@ import numpy as np
 
 from partita.engines.base import Engine
 from partita.hyper.learning import Learning, Standing, gain
-from partita.hyper.values import Hyper, at_prior, bound_gradient, constrained, positive, possible, unconstrained
+from partita.hyper.values import (
+    Hyper,
+    bound_gradient,
+    compiled_prior_given,
+    constrained,
+    positive,
+    possible,
+    unconstrained,
+)
 from partita.models import Model
 from partita.server.bound import free_energy
 from partita.server.method import Method
@@ -43,11 +51,13 @@ def learn(
 
     def at(u: Hyper) -> State:
         hyper = constrained({name: value.astype(state.hyper[name].dtype) for name, value in u.items()}, above)
-        moved = method.aggregation.with_prior(state.holdings, at_prior(state.prior, hyper) / state.prior_now)
+        moved = method.aggregation.with_prior(
+            state.holdings, compiled_prior_given(state.prior, hyper) / state.current_prior
+        )
         return dataclasses.replace(state, hyper=hyper, posterior=moved.posterior, memory=moved.memory)
 
     def allowed(new: State) -> bool:
-        return possible(new.hyper, above) and bool(new.prior_now.is_proper()) and bool(new.posterior.is_proper())
+        return possible(new.hyper, above) and bool(new.current_prior.is_proper()) and bool(new.posterior.is_proper())
 
     def bound(u: Hyper) -> float:
         new = at(u)
@@ -59,7 +69,7 @@ def learn(
     moved = learning.update(standing, state.learning)
     new = state if moved.u is u else at(moved.u)
     if new is not state and state.keeps_product:
-        product = functools.reduce(operator.mul, (factor.natural for factor in state.factors), new.prior_now)
+        product = functools.reduce(operator.mul, (factor.natural for factor in state.factors), new.current_prior)
         new = dataclasses.replace(new, posterior=product)
     if not allowed(new):
         new, moved = state, moved._replace(left=gain(gradient))

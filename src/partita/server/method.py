@@ -11,7 +11,7 @@ from partita.local.context import Cavity, Context
 from partita.local.solvers import Solver
 from partita.models import Model
 from partita.server.aggregation import Aggregation, Damped
-from partita.server.schedules import Schedule, Sequential, Turns
+from partita.server.schedules import Schedule, ScheduleView, Sequential
 
 
 class Method(eqx.Module):
@@ -26,7 +26,7 @@ class Method(eqx.Module):
     """The initial q of a client's solver while the posterior is still the prior; None for the prior itself."""
     passes: int | None = eqx.field(static=True, default=None)
     """The number of passes over the clients; None for until convergence."""
-    anew: bool = eqx.field(static=True, default=False)
+    restart: bool = eqx.field(static=True, default=False)
     """Whether every visit restarts at `start`."""
     temperature: float = 1.0
     """The factor on the KL term: 1 is Bayes, less than 1 a cold posterior. It is recorded in the history."""
@@ -36,8 +36,8 @@ class Method(eqx.Module):
     def __check_init__(self) -> None:
         if not 0 < self.temperature < np.inf:
             raise SettingsError(f"The temperature must be above 0, not {self.temperature}.")
-        if self.anew and self.start is None:
-            raise SettingsError("`anew` restarts every visit at `start`: give a start.")
+        if self.restart and self.start is None:
+            raise SettingsError("`restart` restarts every visit at `start`: give a start.")
 
     def check(self, prior: Family, clients: int) -> None:
         """Raises an `InputError` if it cannot run with this prior and this many clients."""
@@ -56,11 +56,11 @@ class Method(eqx.Module):
 
     def answers(self, clients: int) -> int:
         """How many answers the server aggregates per step."""
-        first = Turns(0, np.full(clients, np.inf), np.zeros(clients, int), np.zeros(clients, bool), 0)
-        return self.schedule.awaits or len(self.schedule.select(first))
+        first = ScheduleView(0, np.full(clients, np.inf), np.zeros(clients, int), np.zeros(clients, bool), 0)
+        return self.schedule.answers_per_step or len(self.schedule.select(first))
 
     def recipe(self, model: Model) -> Recipe:
         """The part of the method that clients need."""
         learned = self.learning.names if self.learning else ()
-        about = (self.context, self.trust_region, self.start, self.anew, self.temperature, learned)
+        about = (self.context, self.trust_region, self.start, self.restart, self.temperature, learned)
         return Recipe(model, self.solver, *about)

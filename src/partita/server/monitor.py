@@ -10,7 +10,7 @@ import numpy as np
 
 from partita.engines.base import Engine
 from partita.errors import SettingsError
-from partita.hyper.values import model_at
+from partita.hyper.values import model_given
 from partita.local.solvers import Outcome
 from partita.models import Model
 from partita.results.history import History
@@ -86,14 +86,14 @@ class Watch:
         row = _counts(state, event) | {"temperature": float(self.method.temperature)}
         if self.monitor.every and (last or state.turn % self.monitor.every == 0):
             at = (state.seed, 1.0, state.inactive_names, state.hyper)
-            row["free_energy"] = global_free_energy(self.engine, state.prior_now, state.posterior, *at)
+            row["free_energy"] = global_free_energy(self.engine, state.current_prior, state.posterior, *at)
             found = self.monitor.metrics(posterior_of(self.model, state)) if self.monitor.metrics else {}
             row |= {name: float(value) for name, value in found.items()}
         elif not self.monitor.every and (known := np.isfinite(state.ell))[state.active].all():
-            apart = float(divergence(state.posterior, state.prior_now))
+            apart = float(divergence(state.posterior, state.current_prior))
             row["reported_free_energy"] = state.ell[known].sum() - apart
         if self.method.solver.estimates_evidence:
-            evidence = self.method.aggregation.log_evidence(state.prior_now, state.holdings)
+            evidence = self.method.aggregation.log_evidence(state.current_prior, state.holdings)
             row |= {} if evidence is None else {"log_evidence": evidence}
         row["seconds"] = self._seconds + time.perf_counter() - self._started
         fewer = self.budget.answers < self.budget.communications
@@ -108,7 +108,7 @@ class Watch:
 
 def posterior_of(model: Model, state: State) -> Posterior:
     """The user-facing posterior, with the learned hyperparameters in the model."""
-    return Posterior(model_at(model, state.hyper), state.posterior, state.hyper)
+    return Posterior(model_given(model, state.hyper), state.posterior, state.hyper)
 
 
 def _counts(state: State, event: Event) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from partita.errors import SettingsError, unknown
 Order = Literal["fixed", "random", "residual"]
 
 
-class Turns(NamedTuple):
+class ScheduleView(NamedTuple):
     """The part of the state that a schedule sees."""
 
     turn: int
@@ -29,11 +29,11 @@ class Schedule(eqx.Module):
     """Chooses the clients b_i. The same schedule serves every engine."""
 
     @abc.abstractmethod
-    def select(self, turns: Turns) -> list[int]:
+    def select(self, turns: ScheduleView) -> list[int]:
         """The idle clients to send a task to."""
 
     @property
-    def awaits(self) -> int | None:
+    def answers_per_step(self) -> int | None:
         """How many answers the server aggregates per step; None for all tasks in flight."""
         return None
 
@@ -54,7 +54,7 @@ class Sequential(Schedule):
         if self.order not in ("fixed", "random", "residual"):
             raise unknown("order", self.order, ("fixed", "random", "residual"))
 
-    def select(self, turns: Turns) -> list[int]:
+    def select(self, turns: ScheduleView) -> list[int]:
         clients = len(turns.residual)
         sweep, place = divmod(turns.turn, clients)
         if self.order == "random":
@@ -72,7 +72,7 @@ class Sequential(Schedule):
 class Synchronous(Schedule):
     """All clients at once, and the server waits for all of them."""
 
-    def select(self, turns: Turns) -> list[int]:
+    def select(self, turns: ScheduleView) -> list[int]:
         return list(range(len(turns.residual)))
 
 
@@ -85,7 +85,7 @@ class RandomSubset(Schedule):
         if not 1 <= self.size <= clients:
             raise SettingsError(f"A subset of {clients} clients has 1 to {clients} members, not {self.size}.")
 
-    def select(self, turns: Turns) -> list[int]:
+    def select(self, turns: ScheduleView) -> list[int]:
         clients = len(turns.residual)
         return sorted(int(k) for k in _generator(turns.seed, turns.turn).choice(clients, self.size, replace=False))
 
@@ -94,10 +94,10 @@ class Asynchronous(Schedule):
     """Every client is always busy; each answer is aggregated on arrival and its client is sent the new posterior."""
 
     @property
-    def awaits(self) -> int | None:
+    def answers_per_step(self) -> int | None:
         return 1
 
-    def select(self, turns: Turns) -> list[int]:
+    def select(self, turns: ScheduleView) -> list[int]:
         return [int(k) for k in np.flatnonzero(~turns.busy)]
 
 

@@ -17,7 +17,7 @@ from partita.errors import SettingsError
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.hyper.learning import Learning
-from partita.hyper.values import Hyper, at_prior, begin, of_model, positive, unconstrained
+from partita.hyper.values import Hyper, begin, compiled_prior_given, likelihood_hyper, positive, unconstrained
 from partita.local.client import Reply
 from partita.models import Model
 from partita.server.aggregation import Aggregation, Damped, Holdings
@@ -64,13 +64,13 @@ def apart() -> Any:
 class State:
     """Everything the server knows; saved to a file it is a complete checkpoint. Never changed in place.
 
-    Where the aggregation keeps the product, `posterior == prior_now · Π factors` after every step.
+    Where the aggregation keeps the product, `posterior == current_prior · Π factors` after every step.
     """
 
     names: tuple[str, ...] = described(list, tuple)
     """The clients."""
     prior: Family = tree()
-    """The prior as given by the user; if its scale is learned, the current prior p(θ | ε) is `prior_now`."""
+    """The prior as given by the user; if its scale is learned, the current prior p(θ | ε) is `current_prior`."""
     posterior: Family = tree()
     factors: tuple[Factor, ...] = apart()
     """t_m of every client. Stored once where several are one object, as before anybody has answered."""
@@ -126,9 +126,9 @@ class State:
         return tuple(self.names[k] for k in np.flatnonzero(self.inactive))
 
     @property
-    def prior_now(self) -> Family:
+    def current_prior(self) -> Family:
         """p(θ | ε)."""
-        return at_prior(self.prior, self.hyper) if self.hyper else self.prior
+        return compiled_prior_given(self.prior, self.hyper) if self.hyper else self.prior
 
     @property
     def holdings(self) -> Holdings:
@@ -233,6 +233,8 @@ def init(prior: Family, clients: int | Sequence[str], seed: int = 0, aggregation
 def with_learning(state: State, learning: Learning, model: Model) -> State:
     """A state whose hyperparameters are to be learned, from where they are in the model and the prior."""
     hyper = begin(model, state.prior, learning.names)
-    unheard = {name: np.full((len(state.names), *value.shape), np.nan) for name, value in of_model(hyper).items()}
+    unheard = {
+        name: np.full((len(state.names), *value.shape), np.nan) for name, value in likelihood_hyper(hyper).items()
+    }
     memory = learning.init(unconstrained(hyper, positive(model, learning.names)))
     return dataclasses.replace(state, hyper=hyper, gradients=unheard, learning=memory)

@@ -11,7 +11,7 @@ from jaxtyping import Bool
 from partita.engines.base import Answer, Engine, Failure, Task
 from partita.errors import SettingsError
 from partita.io.wire import equal
-from partita.local.client import HELD_BACK, Reply
+from partita.local.client import RESIDUAL_UNDEFINED, Reply
 from partita.models import Model
 from partita.server.admission import Admission, Admitted, admit
 from partita.server.bound import free_energy
@@ -19,13 +19,13 @@ from partita.server.learn import learn
 from partita.server.method import Method
 from partita.server.refusal import Reason, Refusal
 from partita.server.rules import Rules
-from partita.server.schedules import Turns
+from partita.server.schedules import ScheduleView
 from partita.server.state import State
 from partita.server.store import Requests, Store
 
 POLL_SECONDS = 5.0
 """How often the server looks for requests from outside while it waits for clients."""
-ROUNDS_WITHOUT = 5
+BOUNDS_AFTER_ROUNDS = 5
 """After how many rounds of answers bounds are applied though some clients have never answered."""
 LEFT_OUT = Refusal(Reason.LEFT_OUT, "was left out with those that were refused")
 
@@ -79,13 +79,13 @@ def dispatch(method: Method, state: State, away: Bool[np.ndarray, " m"]) -> Stat
 
     A round that is under way goes on first.
     """
-    if method.schedule.awaits is None and (state.in_flight or state.arrived):
+    if method.schedule.answers_per_step is None and (state.in_flight or state.arrived):
         return state
     clients = len(state.factors)
     asked = [*state.in_flight, *(task for task, _ in state.arrived)]
     busy = away | state.inactive | np.isin(np.arange(clients), [task.client for task in asked])
     for turn in range(state.turn, state.turn + 2 * clients):
-        selected = method.schedule.select(Turns(turn, state.residual, state.age, busy, state.seed))
+        selected = method.schedule.select(ScheduleView(turn, state.residual, state.age, busy, state.seed))
         selected = [k for k in selected if not busy[k]]
         if selected:
             break
@@ -126,7 +126,7 @@ def collect(
     next step. An answer that waits for others is kept at once; the last one is kept with what the step makes of it.
     """
     unanswered = dict[int, str]()
-    awaited = min(method.schedule.awaits or np.inf, len(state.in_flight) + len(state.arrived))
+    awaited = min(method.schedule.answers_per_step or np.inf, len(state.in_flight) + len(state.arrived))
     needed = int(rules.quorum * awaited)
     retry_at = -np.inf
 
@@ -195,8 +195,8 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
 
     held = set(np.flatnonzero(state.versions).tolist()) if state.keeps_product else set()
     # factors aggregated before the bounds applied are checked as soon as the bounds apply
-    judged = held & deltas.keys() if _comparable(state, ()) else held
-    bounds = admission if _comparable(state, replies) else Admission()
+    judged = held & deltas.keys() if _bounds_apply(state, ()) else held
+    bounds = admission if _bounds_apply(state, replies) else Admission()
     climbed = functools.partial(free_energy, method, engine, state)
     admitted = admit(method.aggregation, bounds, state.holdings, deltas, judged, held, climbed)
     refusals = invalid | admitted.refusals | admitted.taken.refusals
@@ -233,7 +233,7 @@ def _recorded(
     age, gradients = state.age + 1, {name: column.copy() for name, column in state.gradients.items()}
     for k, reply in replies.items():
         own = float(reply.info.residual) if common is None else common
-        columns["residual"][k] = own if k in accepted and int(reply.info.outcome) not in HELD_BACK else np.inf
+        columns["residual"][k] = own if k in accepted and int(reply.info.outcome) not in RESIDUAL_UNDEFINED else np.inf
         columns["outcome"][k] = int(reply.info.outcome)
         if np.isfinite(reply.info.ell):
             columns["ell"][k] = reply.info.ell
@@ -253,12 +253,12 @@ def _stale(method: Method, state: State, task: Task) -> bool:
     return learning is not None and learning.needs_current and not equal(task.hyper, state.hyper)
 
 
-def _comparable(state: State, replies: Collection[int]) -> bool:
+def _bounds_apply(state: State, replies: Collection[int]) -> bool:
     """Whether there are others to compare an answer with: every active client has answered.
 
     Some may never do: then more than half of them, and several rounds of answers, suffice.
     """
     active = set(np.flatnonzero(state.active).tolist())
     heard = active & {*np.flatnonzero(state.versions).tolist(), *replies}
-    many = state.answers + len(replies) >= ROUNDS_WITHOUT * len(state.names)
+    many = state.answers + len(replies) >= BOUNDS_AFTER_ROUNDS * len(state.names)
     return heard == active or (many and 2 * len(heard) > len(active))

@@ -20,8 +20,8 @@ import numpy as np
 from partita.engines.base import EventLog, Task
 from partita.errors import DamagedFileError, InputError, unknown
 from partita.families.factor import Factor
-from partita.hyper.values import of_model, prior_at
-from partita.io.wire import SHOWN, Message, equal, flatten, legible, pack, unflatten, unpack
+from partita.hyper.values import likelihood_hyper, prior_given
+from partita.io.wire import MAX_TEXT_LENGTH, Message, equal, flatten, pack, sanitise, unflatten, unpack
 from partita.local.client import Info, Reply
 from partita.results.history import History
 from partita.server.aggregation import Aggregation
@@ -56,8 +56,8 @@ def _schema(state: State) -> list[str]:
         f"CREATE TABLE IF NOT EXISTS clients (k INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, {columns})",
         "CREATE TABLE IF NOT EXISTS factors (k INTEGER PRIMARY KEY, factor BLOB NOT NULL)",
         "CREATE TABLE IF NOT EXISTS posteriors (updates INTEGER PRIMARY KEY, posterior BLOB NOT NULL)",
-        "CREATE TABLE IF NOT EXISTS tasks (id TEXT PRIMARY KEY, place INTEGER NOT NULL, client INTEGER NOT NULL, version INTEGER "
-        "NOT NULL, updates INTEGER NOT NULL, sent REAL NOT NULL, factor BLOB, info TEXT, reply BLOB)",
+        "CREATE TABLE IF NOT EXISTS tasks (id TEXT PRIMARY KEY, place INTEGER NOT NULL, client INTEGER NOT NULL, "
+        "version INTEGER NOT NULL, updates INTEGER NOT NULL, sent REAL NOT NULL, factor BLOB, info TEXT, reply BLOB)",
     ]
 
 
@@ -180,7 +180,7 @@ class Ledger(Store, Requests, EventLog):
         self._db.execute("COMMIT")
 
     def _note(self, db: sqlite3.Connection, name: str, event: str, text: str) -> None:
-        shown = legible(text, 2 * SHOWN)  # our text plus the client's
+        shown = sanitise(text, 2 * MAX_TEXT_LENGTH)  # our text plus the client's
         db.execute("INSERT INTO events VALUES (NULL, ?, ?, ?, ?)", [time.time(), name, event, shown])
 
     def _write(self, db: sqlite3.Connection, key: str, value: Any) -> None:
@@ -317,13 +317,13 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
     }
     trees = {name: unflatten(unpack(arrays[name]).arrays, tree, source) for name, tree in fitting.items()}
     one = Factor.one(prior)
-    first = (*like.factors, *[one] * (len(selected) - len(like.factors)))
+    first = (*like.factors, *[one] * len(selected))[: len(selected)]
     held = tuple(
         unflatten(unpack(factors[k]).arrays, one, source) if k in factors else begun for k, begun in enumerate(first)
     )
     posteriors = {n: unflatten(unpack(blob).arrays, (prior, like.hyper), source) for n, blob in blobs.items()}
     if values["updates"] not in posteriors:
-        product = functools.reduce(operator.mul, (t.natural for t in held), prior_at(prior, trees["hyper"]))
+        product = functools.reduce(operator.mul, (t.natural for t in held), prior_given(prior, trees["hyper"]))
         posteriors[values["updates"]] = product, trees["hyper"]
 
     def task(id: str, client: int, version: int, updates: int, sent: float, factor: bytes | None) -> Task:
@@ -333,7 +333,7 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
         return Task(id, client, name, prior, posterior, own, version, like.seed, updates, sent, hyper)
 
     def reply(info: str, blob: bytes) -> Reply:
-        delta, gradient = unflatten(unpack(blob).arrays, (one, of_model(like.hyper)), source)
+        delta, gradient = unflatten(unpack(blob).arrays, (one, likelihood_hyper(like.hyper)), source)
         return Reply(delta, Info(**json.loads(info)), gradient)
 
     state = restored(

@@ -31,7 +31,7 @@ VARIABLES = (
     "pH",
 )
 # Scales and what their texts stand for, as the benchmark reads them; "None" is 0 although that scale begins with 1.
-SCALES = {
+PRIOR_SCALES = {
     "Capillary refill rate": {"0.0": 0, "1.0": 1},
     "Glascow coma scale eye opening": {
         "None": 0,
@@ -166,13 +166,13 @@ def _numbers(path: Path, column: str, texts: np.ndarray) -> np.ndarray:
         return _parsed(column, texts.tolist())
     except ValueError:
         culprit = next(text for text in texts.tolist() if not _readable(column, text))
-        kind = "a value of the scale" if column in SCALES else "a number"
+        kind = "a value of the scale" if column in PRIOR_SCALES else "a number"
         raise InputError(f"{path} has {culprit!r} in the column {column!r}, which is not {kind}: mend it.") from None
 
 
 def _parsed(column: str, texts: list[str]) -> np.ndarray:
     """Numbers in a column without a scale; in one with a scale, its texts or its numbers however written."""
-    scale = SCALES.get(column)
+    scale = PRIOR_SCALES.get(column)
     if scale is None:
         numbers = np.array(texts, dtype=float)
         known = np.isfinite(numbers)

@@ -6,7 +6,7 @@ import jax
 from jaxtyping import Array, Float, Int, Key
 
 from partita.errors import SettingsError
-from partita.expectations import Grid, MonteCarlo
+from partita.expectations import GridQuadrature, MonteCarlo
 from partita.families import Family, inner
 from partita.families.base import Theta
 from partita.local.objective import Problem
@@ -21,7 +21,7 @@ class AlphaProblem(Problem):
     """
 
     alpha: float | Float[Array, ""] = 0.5
-    rule: Grid | MonteCarlo = Grid()
+    rule: GridQuadrature | MonteCarlo = GridQuadrature()
 
     def free_energy(self, q: Family, key: Key[Array, ""]) -> Float[Array, ""]:
         theta, log_masses = self.rule.nodes(q, key)
@@ -45,7 +45,7 @@ class AlphaDivergence(LBFGS):
     """
 
     alpha: float = 0.5
-    rule: Grid | MonteCarlo = Grid()
+    rule: GridQuadrature | MonteCarlo = GridQuadrature()
 
     def __check_init__(self) -> None:
         if isinstance(self.alpha, int | float) and not 0 < self.alpha < 1:

@@ -119,7 +119,7 @@ class Solver(eqx.Module):
         return Solution(progress.q, progress.free_energy, steps, outcome, log_mass)
 
 
-class Climb(NamedTuple):
+class LineSearchResult(NamedTuple):
     """The result of a line search: the first acceptable candidate, if any."""
 
     q: Family
@@ -129,14 +129,14 @@ class Climb(NamedTuple):
     """Whether a better candidate was rejected only because it left the trust region."""
 
 
-def climb(
+def line_search(
     problem: Problem,
     q: Family,
     free_energy: Float[Array, ""],
     candidate: Callable[[Int[Array, ""]], Family],
     trials: int,
     key: Key[Array, ""],
-) -> Climb:
+) -> LineSearchResult:
     """Line search: tries `candidate(0)`, `candidate(1)`, … until one is proper, in the trust region, and not below q.
 
     Decreases below the rounding error of F are accepted: otherwise good steps near the optimum would be rejected at
@@ -145,10 +145,10 @@ def climb(
     terms = 1 + jnp.abs(free_energy) + jnp.abs(problem.context.log_scale)
     floor = free_energy - 8 * jnp.finfo(free_energy.dtype).eps * terms
 
-    def go_on(carry: tuple[Climb, Int[Array, ""]]) -> Bool[Array, ""]:
+    def go_on(carry: tuple[LineSearchResult, Int[Array, ""]]) -> Bool[Array, ""]:
         return ~carry[0].rose & (carry[1] < trials)
 
-    def body(carry: tuple[Climb, Int[Array, ""]]) -> tuple[Climb, Int[Array, ""]]:
+    def body(carry: tuple[LineSearchResult, Int[Array, ""]]) -> tuple[LineSearchResult, Int[Array, ""]]:
         found, index = carry
         trial = problem.restrict(candidate(index))
         value = problem.free_energy(trial, key)
@@ -156,20 +156,20 @@ def climb(
         within = problem.within(trial)
         rose = better & within
         chosen, value = jax.tree.map(lambda a, b: jnp.where(rose, a, b), (trial, value), (q, free_energy))
-        return Climb(chosen, value, rose, found.limited | (better & ~within)), index + 1
+        return LineSearchResult(chosen, value, rose, found.limited | (better & ~within)), index + 1
 
-    start = Climb(q, free_energy, jnp.asarray(False), jnp.asarray(False))
+    start = LineSearchResult(q, free_energy, jnp.asarray(False), jnp.asarray(False))
     return jax.lax.while_loop(go_on, body, (start, jnp.asarray(0)))[0]
 
 
-def after(found: Climb, moved: Float[Array, ""], tolerance: float | Float[Array, ""]) -> Int[Array, ""]:
+def after(found: LineSearchResult, moved: Float[Array, ""], tolerance: float | Float[Array, ""]) -> Int[Array, ""]:
     """The outcome after a line search that moved q by `moved` nats of KL."""
     outcome = jnp.where(moved <= tolerance, Outcome.CONVERGED, Outcome.RUNNING)
     outcome = jnp.where(found.rose, outcome, Outcome.STALLED)
     return jnp.where(found.limited, Outcome.TRUST_REGION, outcome)
 
 
-def when_one_was_asked_for(max_steps: int | Int[Array, ""], outcome: Int[Array, ""]) -> Int[Array, ""]:
+def single_step_outcome(max_steps: int | Int[Array, ""], outcome: Int[Array, ""]) -> Int[Array, ""]:
     """The outcome, where reaching a limit of one step counts as converged."""
     unfinished = (outcome == Outcome.RUNNING) | (outcome == Outcome.STEP_LIMIT)
     return jnp.where(unfinished & (max_steps == 1), Outcome.CONVERGED, outcome)

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from partita.families import Family
 from partita.local.objective import Problem
-from partita.local.solvers.base import Climb, Outcome, Progress, Solver, after, climb, running
+from partita.local.solvers.base import LineSearchResult, Outcome, Progress, Solver, after, line_search, running
 
 
 def damped(q: Family, target: Family, damping: float | Float[Array, ""]) -> Family:
@@ -18,7 +18,7 @@ def damped(q: Family, target: Family, damping: float | Float[Array, ""]) -> Fami
 class FixedPoint(Solver):
     """Iterates q ← q^(1−ρ) · (context · ∇_μ ell)^ρ: natural-gradient ascent with step ρ.
 
-    Backtracks (halves ρ within a step) if the free energy would fall. With `back_off=False` every step is accepted:
+    Backtracks (halves ρ within a step) if the free energy would fall. With `backtrack=False` every step is accepted:
     the paper's plain iteration, a single step of which makes synchronous PVI global VI (`prop:local-global-fp`).
     """
 
@@ -26,7 +26,7 @@ class FixedPoint(Solver):
     max_steps: int = 100
     tolerance: float = 1e-10
     """Stops when a step moves q by less than this, in nats of KL."""
-    back_off: bool = eqx.field(static=True, default=True)
+    backtrack: bool = eqx.field(static=True, default=True)
     halvings: int = eqx.field(static=True, default=20)
 
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
@@ -36,12 +36,12 @@ class FixedPoint(Solver):
         def candidate(trial: Int[Array, ""]) -> Family:
             return damped(q, target, self.damping * 0.5**trial)
 
-        if self.back_off:
-            found = climb(problem, q, value, candidate, self.halvings, key)
+        if self.backtrack:
+            found = line_search(problem, q, value, candidate, self.halvings, key)
             return Progress(found.q, found.free_energy, after(found, found.q.kl(q), self.tolerance))
         new = problem.restrict(candidate(jnp.asarray(0)))
         value = problem.free_energy(new, key)
-        taken = Climb(new, value, jnp.asarray(True), jnp.asarray(False))
+        taken = LineSearchResult(new, value, jnp.asarray(True), jnp.asarray(False))
         return Progress(new, value, after(taken, new.kl(q), self.tolerance))
 
 
@@ -77,7 +77,7 @@ class Conjugate(Solver):
         q, value, _, _ = progress
         factor = problem.likelihood_factor(q, key)
         target = problem.context.natural * factor
-        found = climb(problem, q, value, lambda trial: damped(q, target, 0.5**trial), self.halvings, key)
+        found = line_search(problem, q, value, lambda trial: damped(q, target, 0.5**trial), self.halvings, key)
         again = problem.likelihood_factor(found.q, key)
         exact = found.rose & _close(factor, again)
         outcome = jnp.where(exact, Outcome.CONVERGED, Outcome.NOT_CONJUGATE)

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from partita.errors import SettingsError
-from partita.expectations import Grid, MonteCarlo
+from partita.expectations import GridQuadrature, MonteCarlo
 from partita.families import Family, inner
 from partita.families.base import Mean, Theta
 from partita.families.factor import Factor
 from partita.local.objective import Problem
-from partita.local.solvers.base import Outcome, Progress, Solver, running, when_one_was_asked_for
+from partita.local.solvers.base import Outcome, Progress, Solver, running, single_step_outcome
 from partita.local.solvers.power import check_power
 
 BATCH = 64
@@ -33,7 +33,7 @@ class MomentMatching(Solver):
     """
 
     alpha: float = 1.0
-    rule: Grid | MonteCarlo = Grid()
+    rule: GridQuadrature | MonteCarlo = GridQuadrature()
     max_steps: int = 30
     tolerance: float = 1e-12
     """Stops when the match moves by less than this, in nats of KL."""
@@ -91,10 +91,10 @@ class MomentMatching(Solver):
         said = start / problem.context
         mass = Factor(progress.q.one(), progress.free_energy - alpha * said.log_scale)
         whole = start * (self.towards(problem.start, progress.memory) * mass) ** (1 / alpha)
-        lost = jnp.asarray(isinstance(self.rule, Grid)) & (progress.outcome == Outcome.RUNNING)
+        lost = jnp.asarray(isinstance(self.rule, GridQuadrature)) & (progress.outcome == Outcome.RUNNING)
         outcome = jnp.where(lost, Outcome.NO_MOMENTS, progress.outcome)
-        if not isinstance(self.rule, Grid):
-            outcome = when_one_was_asked_for(self.max_steps, outcome)
+        if not isinstance(self.rule, GridQuadrature):
+            outcome = single_step_outcome(self.max_steps, outcome)
         found = outcome != Outcome.NO_MOMENTS
         whole = jax.tree.map(lambda a, b: jnp.where(found, a, b), whole, start)
         log_mass = jnp.where(whole.natural.is_proper(), whole.natural.log_normaliser() + whole.log_scale, 0)

@@ -15,7 +15,7 @@ from partita.expectations import Derivatives
 from partita.families import Family, FullGaussian, Gaussian, MeanFieldGaussian
 from partita.families.gaussian import Standard
 from partita.local.objective import Problem
-from partita.local.solvers.base import Climb, Outcome, Progress, Solver, after, climb
+from partita.local.solvers.base import LineSearchResult, Outcome, Progress, Solver, after, line_search
 from partita.models import GeneralisedLinear
 from partita.models.glm import gaussian
 
@@ -65,13 +65,13 @@ class Newton(Solver):
         q = gaussian(progress.q)
         mean, spread = q.project(problem.shard.data.x)
 
-        def tight() -> Climb:
+        def tight() -> LineSearchResult:
             narrow = jnp.full_like(spread, 1e-4)
             laplace = with_precision(q, optimal_precision(q, problem, mean, narrow))
-            return climb(problem, q, progress.free_energy, lambda _: laplace, 1, key)
+            return line_search(problem, q, progress.free_energy, lambda _: laplace, 1, key)
 
-        def as_it_is() -> Climb:
-            return Climb(q, progress.free_energy, jnp.asarray(False), jnp.asarray(False))
+        def as_it_is() -> LineSearchResult:
+            return LineSearchResult(q, progress.free_energy, jnp.asarray(False), jnp.asarray(False))
 
         found = jax.lax.cond(jnp.mean(spread) > 1, tight, as_it_is)
         size, dtype = 2 * len(q.precision), q.precision.dtype
@@ -81,10 +81,12 @@ class Newton(Solver):
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         q, memory = gaussian(progress.q), progress.memory
         path, factor = mean_and_scale(q, problem, memory)
-        found = climb(problem, q, progress.free_energy, lambda trial: path(0.5**trial), self.halvings, key)
+        found = line_search(problem, q, progress.free_energy, lambda trial: path(0.5**trial), self.halvings, key)
         if isinstance(q, FullGaussian):
             turned = correlations(gaussian(found.q), problem)
-            then = climb(problem, found.q, found.free_energy, lambda trial: turned(0.5**trial), self.halvings, key)
+            then = line_search(
+                problem, found.q, found.free_energy, lambda trial: turned(0.5**trial), self.halvings, key
+            )
             found = then._replace(rose=found.rose | then.rose, limited=found.limited | then.limited)
         moved = found.q.kl(q)
         outcome = after(found, moved, self.tolerance)
@@ -128,7 +130,7 @@ def mean_and_scale(q: Gaussian, problem: Problem, memory: Memory) -> tuple[Path,
         by_mean = by_mean + context.precision_mean - times(context.precision, mean)
         return jnp.concatenate([by_mean, by_sd - times(pull, sd) + 1 / sd])
 
-    def anew() -> tuple[Float[Array, " p"], Float[Array, "p p"]]:
+    def restart() -> tuple[Float[Array, " p"], Float[Array, "p p"]]:
         first, (mean_mean, mean_sd, sd_sd) = over_blocks(slopes_and_curvatures, problem.shard)
         mean_mean = mean_mean - matrix(context.precision)
         sd_sd = sd_sd - matrix(pull) - jnp.diag(1 / sd**2)
@@ -137,7 +139,7 @@ def mean_and_scale(q: Gaussian, problem: Problem, memory: Memory) -> tuple[Path,
     def again() -> tuple[Float[Array, " p"], Float[Array, "p p"]]:
         return gradient(*over_blocks(lambda block: slopes(block)[0], problem.shard)), memory.factor
 
-    slope, factor = jax.lax.cond(memory.stale, anew, again)
+    slope, factor = jax.lax.cond(memory.stale, restart, again)
     step = jsp.linalg.cho_solve((factor, True), slope)
     of_mean, of_sd = step[: mean.size], step[mean.size :] / sd
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from partita.errors import check_part
+from partita.errors import check_fraction
 
 
 def check_power(alpha: Any) -> None:
     """Raises an `InputError` unless α is in (0, 1]."""
-    check_part("power α", alpha)
+    check_fraction("power α", alpha)

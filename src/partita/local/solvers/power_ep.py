@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from partita.data.shard import Shard
-from partita.errors import SettingsError, check_part
+from partita.errors import SettingsError, check_fraction
 from partita.families import FullGaussian, Gaussian, MeanFieldGaussian
 from partita.families.factor import Factor
 from partita.families.gaussian import Standard
 from partita.local.objective import Problem
-from partita.local.solvers.base import Outcome, Progress, Solution, Solver, running, when_one_was_asked_for
+from partita.local.solvers.base import Outcome, Progress, Solution, Solver, running, single_step_outcome
 from partita.local.solvers.newton import gram, over_blocks
 from partita.local.solvers.power import check_power
 from partita.models import GeneralisedLinear, Model
@@ -25,21 +25,21 @@ Scalar = Callable[[Array], Array]
 """A function of a predictor, elementwise."""
 BLOCK = 1024
 """Rows per block, small enough for the CPU cache."""
-DROP = 32.0
+LOG_DENSITY_DROP = 32.0
 """The integration limits are where the log tilted density has fallen by this much from its mode."""
-GROWTH = 1.5
+MAX_GROWTH = 1.5
 """ρ is halved if a pass moves more than this multiple of the smallest pass since the last halving."""
-RECOVERY = 1.1
+DAMPING_RECOVERY = 1.1
 """The factor by which ρ grows after other passes."""
-LEAST = 1 / 64
+MIN_DAMPING = 1 / 64
 """The smallest ρ; below it, the size of a pass does not measure the distance from a fixed point."""
-SLACK = 8.0
-"""The tolerance of `DROP`: the log density may have fallen by this much more."""
-DECREMENT = 1e-3
+DROP_SLACK = 8.0
+"""The tolerance of `LOG_DENSITY_DROP`: the log density may have fallen by this much more."""
+NEWTON_DECREMENT = 1e-3
 """The mode search stops when the Newton decrement is below this."""
-SEARCH = 60
+MAX_SEARCH_STEPS = 60
 """The maximum number of steps in the searches for the mode and the limits."""
-FEWEST = 5
+MIN_EFFECTIVE_POINTS = 5
 """The smallest effective number of quadrature points; with fewer, the tilted density was not resolved."""
 
 
@@ -177,7 +177,7 @@ class PowerEP(Solver):
 
     def __check_init__(self) -> None:
         check_power(self.alpha)
-        check_part("damping of power EP", self.damping)
+        check_fraction("damping of power EP", self.damping)
         if isinstance(self.max_steps, int) and self.max_steps < 1:
             raise SettingsError(f"Power EP needs at least one pass, not {self.max_steps}.")
 
@@ -225,15 +225,17 @@ class PowerEP(Solver):
             return taken
         possible = jnp.isfinite(moved)
         found = jax.tree.map(lambda a, b: jnp.where(possible, a, b), taken, progress)
-        calm = possible & (moved <= GROWTH * memory.moved)
-        after = jnp.where(calm, jnp.minimum(RECOVERY * damping, self.damping), jnp.maximum(damping / 2, LEAST))
+        calm = possible & (moved <= MAX_GROWTH * memory.moved)
+        after = jnp.where(
+            calm, jnp.minimum(DAMPING_RECOVERY * damping, self.damping), jnp.maximum(damping / 2, MIN_DAMPING)
+        )
         seen = jnp.where(calm, jnp.minimum(moved, memory.moved), jnp.inf)
         return found._replace(memory=found.memory._replace(damping=after, moved=seen))
 
     def solution(self, progress: Progress, steps: Int[Array, ""], outcome: Int[Array, ""]) -> Solution:
         memory = progress.memory
         if not self.in_turn:
-            outcome = when_one_was_asked_for(self.max_steps, outcome)
+            outcome = single_step_outcome(self.max_steps, outcome)
         left = jnp.where(jnp.asarray(self.in_turn) & (outcome != Outcome.CONVERGED), memory.last, 0)
         return dataclasses.replace(super().solution(progress, steps, outcome), skipped=memory.skipped, left=left)
 
@@ -301,7 +303,7 @@ def tilted(
     def height(f: Array) -> Array:
         return alpha * log_density(f) - jnp.square(f - mean) / (2 * positive)
 
-    low, high = ends(height, mode(slope, mean, alpha * positive), jnp.sqrt(2 * DROP * positive))
+    low, high = ends(height, mode(slope, mean, alpha * positive), jnp.sqrt(2 * LOG_DENSITY_DROP * positive))
     even = jnp.linspace(jnp.arcsinh(low), jnp.arcsinh(high), points)
     f = jnp.sinh(even)
     value = log_density(f)
@@ -318,8 +320,8 @@ def tilted(
     wide = (alpha * positive > 1) | (shrunk > 0.5)
     by_mean = jnp.where(wide, (centre - mean) / (alpha * positive), by_mean)
     found = Tilted(log_mass / alpha, by_mean, jnp.where(wide, shrunk / (alpha * positive), bent))
-    vanishes = jnp.max(heights) - jnp.maximum(heights[0], heights[-1]) >= DROP / 2
-    seen = vanishes & (jnp.sum(jnp.square(masses)) <= 1 / FEWEST)
+    vanishes = jnp.max(heights) - jnp.maximum(heights[0], heights[-1]) >= LOG_DENSITY_DROP / 2
+    seen = vanishes & (jnp.sum(jnp.square(masses)) <= 1 / MIN_EFFECTIVE_POINTS)
     found = jax.tree.map(lambda leaf: jnp.where(seen, leaf, jnp.nan), found)
     # a row of zeros has a predictor without variance
     known, tangent = jax.jvp(slope, (mean,), (jnp.ones_like(mean),))
@@ -342,7 +344,7 @@ def mode(slope: Scalar, mean: Float[Array, ""], reach: Float[Array, ""]) -> Floa
 
     def go_on(carry: Search) -> Bool[Array, ""]:
         *_, gain, index = carry
-        return (gain > DECREMENT) & (index < SEARCH)
+        return (gain > NEWTON_DECREMENT) & (index < MAX_SEARCH_STEPS)
 
     def narrow(carry: Search) -> Search:
         f, low, high, last, _, index = carry
@@ -362,16 +364,16 @@ def mode(slope: Scalar, mean: Float[Array, ""], reach: Float[Array, ""]) -> Floa
 
 
 def ends(height: Scalar, mode: Float[Array, ""], reach: Float[Array, ""]) -> Float[Array, "2"]:
-    """The points on either side of the mode where a concave function has fallen by `DROP` to `DROP + SLACK`.
+    """The points on either side of the mode where a concave function has fallen by about `LOG_DENSITY_DROP`.
 
     Newton steps from outside, combined with bisection towards the mode.
     """
     sides = jnp.array([-1.0, 1.0], mode.dtype)
-    floor = height(mode) - DROP
+    floor = height(mode) - LOG_DENSITY_DROP
 
     def go_on(carry: tuple[Array, Array, Array, Array]) -> Bool[Array, ""]:
         _, _, above, index = carry
-        return jnp.any(above < floor - SLACK) & (index < SEARCH)
+        return jnp.any(above < floor - DROP_SLACK) & (index < MAX_SEARCH_STEPS)
 
     def nearer(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         inside, away, _, index = carry

@@ -2,7 +2,7 @@
 
 from partita.server.aggregation.anticipating import Anticipating
 from partita.server.aggregation.averaging import Averaging, Mean
-from partita.server.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Holdings
 from partita.server.aggregation.double_loop import DoubleLoop
 from partita.server.aggregation.incremental import Incremental, agile_adam
 from partita.server.aggregation.product import Backtracking, Damped, check_damping
@@ -11,6 +11,7 @@ from partita.server.aggregation.shared import Shared
 from partita.server.aggregation.stochastic_loop import StochasticLoop
 
 __all__ = [
+    "Aggregated",
     "Aggregation",
     "Anticipating",
     "Averaging",
@@ -24,7 +25,6 @@ __all__ = [
     "ServerOptimiser",
     "Shared",
     "StochasticLoop",
-    "Taken",
     "agile_adam",
     "check_damping",
 ]

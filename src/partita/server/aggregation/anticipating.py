@@ -10,7 +10,7 @@ from jaxtyping import Bool, PyTree
 
 from partita.families import Family
 from partita.families.factor import Factor
-from partita.server.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Holdings
 from partita.server.aggregation.product import Damped
 
 
@@ -41,7 +41,7 @@ class Anticipating(Aggregation):
         holdings = self.aggregation.init(prior, clients)
         return holdings._replace(memory=Estimates(holdings.memory, np.zeros(clients, bool), np.zeros(clients, bool)))
 
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
         inner, (_, heard, absent) = self._inner(holdings), holdings.memory
         taken = self.aggregation.update(inner, deltas, free_energy)
         answered = [k for k in deltas if k not in taken.refusals]

@@ -14,7 +14,7 @@ from partita.errors import SettingsError, unknown
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.numerics.compiled import Compiled
-from partita.server.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken, begin
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Holdings, begin
 from partita.server.refusal import Reason, Refusal
 
 Mean = Literal["all", "answered"]
@@ -53,7 +53,7 @@ class Averaging(Aggregation):
         answers = dict.fromkeys(range(clients), posterior)
         return Holdings(posterior, dict.fromkeys(range(clients), part), Averages(answers, posterior, posterior))
 
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
         factors, (answers, mean, product) = dict(holdings.factors), holdings.memory
         answers, clients = dict(answers), len(factors)
         mixing = 1 / (1 + self.penalty * clients) if self.mixing is None else self.mixing
@@ -71,9 +71,9 @@ class Averaging(Aggregation):
         posterior, proper, moved = mix(holdings.posterior, centre, product, mixing)
         if not proper:
             refusal = Refusal(Reason.IMPROPER, f"would make the posterior improper with mixing {mixing:.2g}")
-            return Taken(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
+            return Aggregated(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
         residual = float(np.max([moved, *residuals]))
-        return Taken(Holdings(posterior, factors, Averages(answers, mean, product)), 1.0, 0, {}, residual)
+        return Aggregated(Holdings(posterior, factors, Averages(answers, mean, product)), 1.0, 0, {}, residual)
 
     def log_evidence(self, prior: Family, holdings: Holdings) -> None:
         """None: clients maximise a bound, and q = p · Π t_m does not hold before convergence."""

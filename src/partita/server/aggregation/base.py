@@ -22,7 +22,7 @@ class Holdings(NamedTuple):
     memory: PyTree = None
 
 
-class Taken(NamedTuple):
+class Aggregated(NamedTuple):
     """The result of an aggregation step: the new holdings, and refusals with reasons."""
 
     holdings: Holdings
@@ -55,7 +55,7 @@ class Aggregation(eqx.Module):
         return Holdings(prior, dict.fromkeys(range(clients), Factor.one(prior)))
 
     @abc.abstractmethod
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
         """The holdings after the changes `deltas` of some clients. A refused change has no effect."""
 
     def check(self, clients: int, answers: int, power: float | None) -> None:

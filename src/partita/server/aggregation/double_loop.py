@@ -31,10 +31,10 @@ from partita.families.factor import Factor
 from partita.local.objective import log_partition
 from partita.local.solvers.power import check_power
 from partita.numerics.compiled import Compiled
-from partita.server.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Holdings
 from partita.server.refusal import Reason, Refusal
 
-INEXACT = 1 / 16
+INNER_TOLERANCE = 1 / 16
 """The inner loop stops when its remaining error is below this fraction of the outer step, in nats of KL."""
 SAFETY = 0.9
 """The fraction of the predicted optimal step length that is tried."""
@@ -67,11 +67,11 @@ class DoubleLoop(Aggregation):
         still, one = stacked([prior.one()] * clients), jnp.ones((), jax.tree.leaves(prior)[0].dtype)
         return super().init(prior, clients)._replace(memory=Search(prior, still, still, 0 * one, one))
 
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
         clients = sorted(holdings.factors)
         if len(deltas) < len(clients):
             refusal = Refusal(Reason.INCOMPLETE_ROUND, "needs all other clients' answers of this round")
-            return Taken(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
+            return Aggregated(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
         trial, changes = [holdings.factors[k] for k in clients], [deltas[k] for k in clients]
         found = search(self.alpha, holdings.posterior, trial, changes, holdings.memory)
         posterior, factors, memory, residual, proper = found
@@ -79,9 +79,9 @@ class DoubleLoop(Aggregation):
             refusals = {
                 k: Refusal(Reason.NO_MOMENTS, "has no moments: it is improper") for k in clients if not proper[k]
             }
-            return Taken(holdings, 0.0, 0, refusals)
+            return Aggregated(holdings, 0.0, 0, refusals)
         after = Holdings(posterior, dict(zip(clients, factors, strict=True)), memory)
-        return Taken(after, min(float(holdings.memory.step), 1.0), 0, {}, float(residual))
+        return Aggregated(after, min(float(holdings.memory.step), 1.0), 0, {}, float(residual))
 
     def check(self, clients: int, answers: int, power: float | None) -> None:
         if answers < clients:
@@ -150,7 +150,7 @@ def _search(
     base, direction = choose(lowered, (tried, onward), (base, direction))
     slope = jnp.where(lowered, inner(onward, gradients), slope)
 
-    solved = lowered & (left <= INEXACT * outer)
+    solved = lowered & (left <= INNER_TOLERANCE * outer)
 
     def outward(length: Float[Array, ""]) -> Family:
         return theta * (q / theta) ** length

@@ -15,7 +15,7 @@ from partita.errors import SettingsError
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.numerics.compiled import Compiled
-from partita.server.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken, begin
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Holdings, begin
 from partita.server.aggregation.server_optimiser import optimiser_step
 from partita.server.refusal import Reason, Refusal
 
@@ -60,7 +60,7 @@ class Incremental(Aggregation):
         memory = Tracked(optimiser, prior, prior.one(), np.zeros(clients, bool))
         return Holdings(posterior, dict.fromkeys(range(clients), Factor.one(prior)), memory)
 
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
         clients, heard = len(holdings.factors), holdings.memory.heard.copy()
         heard[list(deltas)] = True
         weight = max(1.0, self.gain * clients / len(deltas))
@@ -70,10 +70,10 @@ class Incremental(Aggregation):
         )
         if not proper:
             refusal = Refusal(Reason.IMPROPER_STEP, "would make the posterior improper at this learning rate")
-            return Taken(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
+            return Aggregated(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
         memory = Tracked(optimiser, holdings.memory.prior, evidence, heard)
         changed = {**holdings.factors, **dict(zip(deltas, factors, strict=True))}
-        return Taken(Holdings(moved, changed, memory), 1.0, 0, {}, float(residual) if heard.all() else np.inf)
+        return Aggregated(Holdings(moved, changed, memory), 1.0, 0, {}, float(residual) if heard.all() else np.inf)
 
     def log_evidence(self, prior: Family, holdings: Holdings) -> None:
         """None: clients maximise a bound, and q = p · Π t_m does not hold before convergence."""

@@ -7,18 +7,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from partita.errors import check_part
+from partita.errors import check_fraction
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.numerics.compiled import Compiled
-from partita.server.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Holdings
 from partita.server.refusal import Reason, Refusal
 
 
 def check_damping(damping: float | None) -> None:
     """Raises an `InputError` unless ρ is in (0, 1]."""
     if damping is not None:
-        check_part("damping", damping)
+        check_fraction("damping", damping)
 
 
 class Damped(Aggregation):
@@ -33,19 +33,19 @@ class Damped(Aggregation):
     def keeps_product(self) -> bool:
         return True
 
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
         damping = 1 / len(holdings.factors) if self.damping is None else self.damping
         return attempt(holdings, deltas, damping)
 
 
 class Backtracking(Aggregation):
-    """Halves ρ until the posterior is proper and, if `watch_free_energy`, the free energy does not fall.
+    """Halves ρ until the posterior is proper and, if `monitor_free_energy`, the free energy does not fall.
 
     A single client's change need not raise the free energy at any ρ: after `halvings` halvings it is refused.
     """
 
     damping: float | None = 1.0
-    watch_free_energy: bool = eqx.field(static=True, default=False)
+    monitor_free_energy: bool = eqx.field(static=True, default=False)
     halvings: int = eqx.field(static=True, default=10)
 
     def __check_init__(self) -> None:
@@ -55,17 +55,17 @@ class Backtracking(Aggregation):
     def keeps_product(self) -> bool:
         return True
 
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
         damping = 1 / len(holdings.factors) if self.damping is None else self.damping
-        before = free_energy(holdings.posterior) if self.watch_free_energy else 0.0
+        before = free_energy(holdings.posterior) if self.monitor_free_energy else 0.0
         rounding = 8 * float(jnp.finfo(jax.tree.leaves(holdings.posterior)[0].dtype).eps) * (1 + abs(before))
-        trials = int(self.watch_free_energy)
+        trials = int(self.monitor_free_energy)
         refusal = Refusal(Reason.IMPROPER, "would make the posterior improper")
         for _ in range(self.halvings + 1):
             taken = attempt(holdings, deltas, damping)
             if taken.damping == 0:
                 refusal = Refusal(Reason.IMPROPER, "would make the posterior improper")
-            elif not self.watch_free_energy:
+            elif not self.monitor_free_energy:
                 return taken
             else:
                 trials += 1
@@ -74,16 +74,16 @@ class Backtracking(Aggregation):
                 refusal = Refusal(Reason.LOWER_FREE_ENERGY, "would lower the free energy")
             damping /= 2
         refusal = refusal._replace(sentence=f"{refusal.sentence} even with damping {2 * damping:.2g}")
-        return Taken(holdings, 0.0, trials, dict.fromkeys(deltas, refusal))
+        return Aggregated(holdings, 0.0, trials, dict.fromkeys(deltas, refusal))
 
 
-def attempt(holdings: Holdings, deltas: Mapping[int, Factor], damping: float) -> Taken:
+def attempt(holdings: Holdings, deltas: Mapping[int, Factor], damping: float) -> Aggregated:
     """Applies the product rule with this damping; refuses changes that make the posterior improper on their own."""
     posterior, factors = holdings.posterior, dict(holdings.factors)
     for client, delta in deltas.items():
         posterior, factors[client], proper = take(posterior, factors[client], delta, damping)
     if proper:
-        return Taken(holdings._replace(posterior=posterior, factors=factors), damping, 0, {})
+        return Aggregated(holdings._replace(posterior=posterior, factors=factors), damping, 0, {})
     alone = [k for k, delta in deltas.items() if not take(holdings.posterior, holdings.factors[k], delta, damping)[2]]
     refusal = Refusal(Reason.IMPROPER, f"would make the posterior improper with damping {damping:.2g}")
     others = {k: delta for k, delta in deltas.items() if k not in alone}
@@ -92,7 +92,7 @@ def attempt(holdings: Holdings, deltas: Mapping[int, Factor], damping: float) ->
         return rest._replace(refusals=rest.refusals | dict.fromkeys(alone, refusal))
     if not alone:
         refusal = refusal._replace(sentence=f"{refusal.sentence} together with the others")
-    return Taken(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
+    return Aggregated(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
 
 
 def _take(posterior: Family, factor: Factor, delta: Factor, damping: float) -> tuple[Family, Factor, Bool[Array, ""]]:

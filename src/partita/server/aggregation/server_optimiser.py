@@ -14,7 +14,7 @@ from partita.errors import SettingsError
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.numerics.compiled import Compiled
-from partita.server.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken, begin
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Holdings, begin
 from partita.server.refusal import Reason, Refusal
 
 
@@ -43,14 +43,14 @@ class ServerOptimiser(Aggregation):
         memory = self.optimiser(self.learning_rate).init(posterior.unconstrained())
         return Holdings(posterior, dict.fromkeys(range(clients), part), memory)
 
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
         changes, factors = list(deltas.values()), [holdings.factors[k] for k in deltas]
         moved, factors, memory, proper, residual = ascend(self, holdings.posterior, factors, changes, holdings.memory)
         if not proper:
             refusal = Refusal(Reason.IMPROPER_STEP, "would make the posterior improper at this learning rate")
-            return Taken(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
+            return Aggregated(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
         changed = {**holdings.factors, **dict(zip(deltas, factors, strict=True))}
-        return Taken(Holdings(moved, changed, memory), 1.0, 0, {}, float(residual))
+        return Aggregated(Holdings(moved, changed, memory), 1.0, 0, {}, float(residual))
 
     def log_evidence(self, prior: Family, holdings: Holdings) -> None:
         """None: the factors are shares of optimiser steps, whose scales are unrelated to the evidence."""

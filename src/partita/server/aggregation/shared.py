@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from partita.families import Family
 from partita.families.factor import Factor
-from partita.server.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken, log_mass
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Holdings, log_mass
 from partita.server.aggregation.product import attempt, check_damping
 
 
@@ -31,7 +31,7 @@ class Shared(Aggregation):
     def init(self, prior: Family, clients: int) -> Holdings:
         return super().init(prior, clients)._replace(memory=Common(prior, Factor.one(prior)))
 
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
         posterior, factors, (prior, factor) = holdings
         damping = 1 / len(factors) if self.damping is None else self.damping
         # a client does not know the scale of t, so its answer contains all of log Z rather than the change

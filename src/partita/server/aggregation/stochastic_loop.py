@@ -11,7 +11,7 @@ from partita.families import Family, inner
 from partita.families.factor import Factor
 from partita.local.solvers.power import check_power
 from partita.numerics.compiled import Compiled
-from partita.server.aggregation.base import Aggregation, FreeEnergy, Holdings, Taken
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Holdings
 from partita.server.aggregation.double_loop import (
     apart,
     cavities_proper,
@@ -59,7 +59,7 @@ class StochasticLoop(Aggregation):
     def init(self, prior: Family, clients: int) -> Holdings:
         return super().init(prior, clients)._replace(memory=prior)
 
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Taken:
+    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
         everybody = [holdings.factors[k] for k in sorted(holdings.factors)]
         posterior, factors, residual, proper = follow(
             self, holdings.posterior, everybody, list(deltas.values()), jnp.array(list(deltas)), holdings.memory
@@ -67,9 +67,9 @@ class StochasticLoop(Aggregation):
         usable = dict(zip(deltas, proper.tolist(), strict=True))
         refusals = {k: Refusal(Reason.NO_MOMENTS, "has no moments: it is improper") for k in deltas if not usable[k]}
         if len(refusals) == len(deltas):
-            return Taken(holdings, 0.0, 0, refusals)
+            return Aggregated(holdings, 0.0, 0, refusals)
         after = Holdings(posterior, dict(enumerate(factors)), holdings.memory)
-        return Taken(after, float(self.step), 0, refusals, float(residual))
+        return Aggregated(after, float(self.step), 0, refusals, float(residual))
 
     def check(self, clients: int, answers: int, power: float | None) -> None:
         check_moments(self.alpha, power)

@@ -5,23 +5,23 @@ from typing import Any
 import numpy as np
 
 from partita.data.preprocess import Counts, Encoding, Summary, encoding, merge
-from partita.engines.remote import Letter, Link
+from partita.engines.remote import Delivery, Transport
 from partita.errors import FederationError, InputError
 from partita.federation.config import Federation
 from partita.io.wire import Message
 from partita.storage.ledger import Ledger
 
 ROSTER = "roster"
-UNANSWERED, UNFIT = 60.0, 10.0
+RETRY_SECONDS, RETRY_INCOMPATIBLE_SECONDS = 60.0, 10.0
 """Seconds until a client that has not answered, or is incompatible, is invited again."""
 LOOK = 10.0
 """Seconds between two polls for newcomers during a run."""
 
 
-class Reception:
+class Enrolment:
     """Enrols clients whose columns are compatible, and stores the encoding agreed on by the first ones."""
 
-    def __init__(self, federation: Federation, link: Link, ledger: Ledger) -> None:
+    def __init__(self, federation: Federation, link: Transport, ledger: Ledger) -> None:
         self.federation, self.link, self.ledger = federation, link, ledger
         found = ledger.said(ROSTER) or {"rows": {}, "encoding": None}
         if found.get("digest", federation.digest) != federation.digest:
@@ -60,9 +60,9 @@ class Reception:
             if self.link.now() >= self._ask.get(name, -np.inf):
                 about = {"kind": "hello", "task": f"hello.{name}", "digest": self.federation.digest}
                 self.link.post(name, Message(about, {}))
-                self._ask[name] = self.link.now() + UNANSWERED
+                self._ask[name] = self.link.now() + RETRY_SECONDS
 
-    def welcome(self, letter: Letter) -> None:
+    def welcome(self, letter: Delivery) -> None:
         """Enrols a client if its columns are compatible; otherwise logs the reason and tells the client."""
         name, message = letter.name, letter.message or Message({"reason": letter.reason}, {})
         if name in self.rows or message.header.get("kind") == "noted":
@@ -81,7 +81,7 @@ class Reception:
             if self._unfit.get(name) != str(error):
                 self.ledger.note(name, "unfit", str(error))
                 self.link.post(name, Message({"kind": "refused", "reason": f"does not fit: {error}"}, {}))
-            self._unfit[name], self._ask[name] = str(error), self.link.now() + UNFIT
+            self._unfit[name], self._ask[name] = str(error), self.link.now() + RETRY_INCOMPATIBLE_SECONDS
             return
         self._summaries[name], self.rows[name] = summary, rows
         self.ledger.note(name, "joined", f"{rows} rows")
@@ -107,17 +107,17 @@ class Reception:
         self.ledger.say(ROSTER, about)
 
 
-class Attended(Link):
+class Attended(Transport):
     """The link used during a run: adds the encoding to tasks, so that clients are stateless, and enrols newcomers."""
 
-    def __init__(self, reception: Reception, newcomers: bool) -> None:
+    def __init__(self, reception: Enrolment, newcomers: bool) -> None:
         self.reception, self.link, self.newcomers = reception, reception.link, newcomers
         self._agreed = {"encoding": reception.assemble().to_dict(), "digest": reception.federation.digest}
 
     def post(self, name: str, message: Message) -> None:
         self.link.post(name, Message(message.header | self._agreed, message.arrays))
 
-    def poll(self, timeout: float) -> Letter | None:
+    def poll(self, timeout: float) -> Delivery | None:
         if self.newcomers:
             self.reception.greet()
         letter = self.link.poll(min(timeout, LOOK))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from partita import FullGaussian, Gamma, NormalGamma, Product
-from partita.engines.site import read_reply, reply_message
+from partita.engines.endpoint import read_reply, reply_message
 from partita.families.factor import Factor
 from partita.families.log_normal import LogNormal
 from partita.local.client import Info, Reply

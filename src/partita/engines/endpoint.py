@@ -14,7 +14,7 @@ from partita.engines.local import client_key, shard_ell
 from partita.errors import FederationError, InputError
 from partita.families import Family
 from partita.families.factor import Factor
-from partita.hyper.values import Hyper, begin, model_at, of_model
+from partita.hyper.values import Hyper, begin, likelihood_hyper, model_given
 from partita.io.digest import digest
 from partita.io.wire import Message, flatten, unflatten
 from partita.local.client import Info, Recipe, Reply, client_update
@@ -36,7 +36,7 @@ BINDING = "binding"
 UNBOUND = "has another method, model, prior or precision than the server: use the same on both."
 
 
-class Site:
+class ClientEndpoint:
     """Answers tasks with `client_update` on its rows. An answer has the size of the posterior, not of the data."""
 
     def __init__(self, name: str, recipe: Recipe, prior: Family, shard: Shard) -> None:
@@ -67,7 +67,7 @@ class Site:
         hyper = unflatten(_under("e", message), self._hyper, "The message")
         if kind == "ell":
             key = jax.random.wrap_key_data(jnp.asarray(header["key"], jnp.uint32))
-            ell = shard_ell(model_at(self.recipe.model, hyper), q, self.shard, key)
+            ell = shard_ell(model_given(self.recipe.model, hyper), q, self.shard, key)
             return Message({**about, "kind": "ell", "ell": float(ell)}, {})
         if kind != "update":
             raise FederationError(f"Unknown message kind {kind!r}: install the server's version of partita.")
@@ -100,7 +100,7 @@ def read_reply(message: Message, like: Factor, hyper: Hyper) -> Reply:
     """An answer, symmetrised; what holds other shapes or kinds than a factor and a gradient in ε is refused."""
     delta = unflatten(message.arrays, like, "The answer")
     delta = Factor(delta.natural.symmetrised(), delta.log_scale)
-    gradient = unflatten(_under("e", message), of_model(hyper), "The answer")
+    gradient = unflatten(_under("e", message), likelihood_hyper(hyper), "The answer")
     info = message.header.get("info")
     if not isinstance(info, dict) or set(info) != set(_NUMBERS):
         raise FederationError("The answer lacks some of the required scalars.")
