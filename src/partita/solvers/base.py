@@ -87,6 +87,10 @@ class Solver(eqx.Module):
         """
         return None
 
+    def can_free(self, problem: Problem) -> bool:
+        """Whether it can solve for the problem's free leaves while the others stay: see `Blockwise`."""
+        return problem.free is None or all(problem.free)
+
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         """The progress before the first step."""
         return Progress(problem.start, problem.free_energy(problem.start, key), running())
@@ -125,6 +129,8 @@ class Climb(NamedTuple):
     q: Family
     free_energy: Float[Array, ""]
     rose: Bool[Array, ""]
+    trials: Int[Array, ""]
+    """How many were tried."""
     limited: Bool[Array, ""]
     """Whether a better candidate was refused only because it left the trust region."""
 
@@ -156,9 +162,9 @@ def climb(
         within = problem.within(trial)
         rose = better & within
         chosen, value = jax.tree.map(lambda a, b: jnp.where(rose, a, b), (trial, value), (q, free_energy))
-        return Climb(chosen, value, rose, found.limited | (better & ~within)), index + 1
+        return Climb(chosen, value, rose, index + 1, found.limited | (better & ~within)), index + 1
 
-    start = Climb(q, free_energy, jnp.asarray(False), jnp.asarray(False))
+    start = Climb(q, free_energy, jnp.asarray(False), jnp.asarray(0), jnp.asarray(False))
     return jax.lax.while_loop(go_on, body, (start, jnp.asarray(0)))[0]
 
 

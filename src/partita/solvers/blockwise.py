@@ -18,8 +18,9 @@ class Blockwise(Solver):
 
     A block is a tuple of names; a leaf belongs to it when one of the names is on its path, be it the name of a
     component of a product, a key of θ, or a natural parameter such as "precision_mean". A block that holds some natural
-    parameters of a Gaussian and not the others is for `Gradient` and `LBFGS` only: a natural-gradient step cut in two
-    ends elsewhere.
+    parameters of a Gaussian and not the others is for `FixedPoint`, `Gradient` and `LBFGS`; `Conjugate` takes whole
+    components, and solvers that cannot leave leaves as they are are refused. What stays is η, not the mean: with the
+    block "precision" alone a Gaussian keeps Λm, and its mean moves.
     """
 
     solver: Solver
@@ -36,6 +37,11 @@ class Blockwise(Solver):
         limited = jnp.asarray(False)
         for block in self.blocks:
             part = dataclasses.replace(problem, start=q, free=free_leaves(q, block))
+            if not self.solver.can_free(part):
+                raise InputError(
+                    f"{type(self.solver).__name__} cannot solve for the block {block} of a {type(q).__name__} while "
+                    "its other leaves stay: use FixedPoint, Gradient or LBFGS, or blocks of whole components."
+                )
             solution = self.solver.solve(part, key)
             q, value = solution.q, solution.free_energy
             limited = limited | (solution.outcome == Outcome.TRUST_REGION)

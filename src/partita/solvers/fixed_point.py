@@ -25,24 +25,28 @@ class FixedPoint(Solver):
     damping: float = 1.0
     max_steps: int = 100
     tolerance: float = 1e-10
-    """Stops when a step moves q by less than this, in nats of KL."""
+    """Stops when a step would move q by less than this undamped, in nats of KL."""
     back_off: bool = eqx.field(static=True, default=True)
     halvings: int = eqx.field(static=True, default=20)
 
+    def can_free(self, problem: Problem) -> bool:
+        return True
+
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         q, value, _, _ = progress
-        target = problem.context.natural * problem.likelihood_factor(q, key)
+        target = problem.target(q, key)
 
         def candidate(trial: Int[Array, ""]) -> Family:
             return damped(q, target, self.damping * 0.5**trial)
 
         if self.back_off:
             found = climb(problem, q, value, candidate, self.halvings, key)
-            return Progress(found.q, found.free_energy, after(found, found.q.kl(q), self.tolerance))
+            moved = found.q.distance(q) / (self.damping * 0.5 ** (found.trials - 1)) ** 2
+            return Progress(found.q, found.free_energy, after(found, moved, self.tolerance))
         new = problem.restrict(candidate(jnp.asarray(0)))
         value = problem.free_energy(new, key)
-        taken = Climb(new, value, jnp.asarray(True), jnp.asarray(False))
-        return Progress(new, value, after(taken, new.kl(q), self.tolerance))
+        taken = Climb(new, value, jnp.asarray(True), jnp.asarray(1), jnp.asarray(False))
+        return Progress(new, value, after(taken, new.kl(q) / self.damping**2, self.tolerance))
 
 
 class NaturalGradient(Solver):
@@ -72,6 +76,10 @@ class Conjugate(Solver):
 
     max_steps: int = 1
     halvings: int = eqx.field(static=True, default=20)
+
+    def can_free(self, problem: Problem) -> bool:
+        """Those that are independent of the others: with its precision fixed a Gaussian is not conjugate."""
+        return not problem.is_split()
 
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         q, value, _, _ = progress
