@@ -123,6 +123,12 @@ def test_a_step_is_small_only_if_it_would_be_undamped(damping):
     assert Outcome(int(found.outcome)) == (Outcome.STEP_LIMIT if damping < 1 else Outcome.CONVERGED)
 
 
+def test_a_small_sweep_of_blocks_that_have_not_converged_has_not_either():
+    task = problem(MeanFieldGaussian.standard_normal(3), SPLIT["mean-field"])
+    solver = Blockwise(FixedPoint(1e-6, max_steps=3), (("precision_mean", "precision"),), max_steps=2)
+    assert Outcome(int(solve(solver, task, KEY).outcome)) == Outcome.STEP_LIMIT
+
+
 @pytest.mark.parametrize("solver", [Conjugate(), Newton(), PowerEP()], ids=["conjugate", "Newton", "power EP"])
 def test_solvers_that_cannot_solve_for_a_leaf_alone_are_refused(solver):
     task = problem(FullGaussian.standard_normal(3), model=LinearRegression(0.5))

@@ -194,6 +194,11 @@ class Family(eqx.Module):
         apart = jax.tree.map(jnp.subtract, self.mean_parameters(), other.mean_parameters())
         return inner(self / other, apart) / 2
 
+    def length(self, change: Self) -> Float[Array, ""]:
+        """½ δᵀFδ, KL of a small change δ of natural parameters: half the variance of log δ(θ)."""
+        _, moved = jax.jvp(lambda q: q.mean_parameters(), (self,), (change,))
+        return inner(change, moved) / 2
+
     def log_prob(self, theta: Theta) -> Float[Array, ""]:
         """The log density log q(θ) at one θ."""
         return inner(self, self.statistics(theta)) - self.log_normaliser()

@@ -37,7 +37,7 @@ class Outcome(enum.IntEnum):
             Outcome.TRUST_REGION: "Its context is improper and it was stopped at the trust region.",
             Outcome.IMPROPER: "Its next step would have led to an improper member: take smaller steps.",
             Outcome.NO_MOMENTS: "It found no moments of its tilted density that stay: use more points, or damp more.",
-            Outcome.NOT_CONJUGATE: "The model is not conjugate to this family, so one step was not exact.",
+            Outcome.NOT_CONJUGATE: "The model is not conjugate to this family, so a step was not exact.",
         }[self]
 
 

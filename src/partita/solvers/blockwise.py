@@ -30,11 +30,11 @@ class Blockwise(Solver):
     max_steps: int = eqx.field(default=20, kw_only=True)
     """How many sweeps."""
     tolerance: float = eqx.field(default=1e-10, kw_only=True)
-    """Stops when a sweep moves q by less than this, in nats of KL."""
+    """Stops when a sweep moves q by less than this, in nats of KL: converged, if the solver says so of every block."""
 
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         q, value = progress.q, progress.free_energy
-        limited = jnp.asarray(False)
+        limited, worst = jnp.asarray(False), jnp.asarray(int(Outcome.CONVERGED))
         for block in self.blocks:
             part = dataclasses.replace(problem, start=q, free=free_leaves(q, block))
             if not self.solver.can_free(part):
@@ -45,10 +45,12 @@ class Blockwise(Solver):
             solution = self.solver.solve(part, key)
             q, value = solution.q, solution.free_energy
             limited = limited | (solution.outcome == Outcome.TRUST_REGION)
+            worst = jnp.where(solution.outcome == Outcome.CONVERGED, worst, solution.outcome)
         # each block's ball is around where that block began: the whole way is held within the one around the start
         within = problem.within(q)
         q, value = jax.tree.map(lambda a, b: jnp.where(within, a, b), (q, value), (progress.q, progress.free_energy))
-        outcome = jnp.where(q.kl(progress.q) <= self.tolerance, Outcome.CONVERGED, Outcome.RUNNING)
+        worst = jnp.where(worst == Outcome.STEP_LIMIT, Outcome.RUNNING, worst)
+        outcome = jnp.where(q.kl(progress.q) <= self.tolerance, worst, Outcome.RUNNING)
         return Progress(q, value, jnp.where(limited | ~within, Outcome.TRUST_REGION, outcome))
 
 
