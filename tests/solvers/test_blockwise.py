@@ -3,7 +3,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partita import LBFGS, Blockwise, Conjugate, FixedPoint, FullGaussian, InputError, MeanFieldGaussian, Product, Table
+from partita import (
+    LBFGS,
+    Blockwise,
+    Conjugate,
+    FixedPoint,
+    FullGaussian,
+    InputError,
+    LinearRegression,
+    MeanFieldGaussian,
+    Newton,
+    PowerEP,
+    Product,
+    Table,
+)
 from partita.checks import check_solver
 from partita.expectations import Expectation
 from partita.families.factor import Factor
@@ -68,6 +81,59 @@ def test_means_alone_can_be_moved():
     best, mean, _ = scipy_optimum(X, Y, 1.0, "mean-field", fixed_sd=sd)
     assert solution.free_energy == pytest.approx(best, abs=1e-6)
     np.testing.assert_allclose(solution.q.mean, mean, atol=1e-3)
+
+
+TURN = np.array([[1.0, 0.3, 0.0], [0.0, 0.8, -0.2], [0.0, 0.0, 0.5]])
+AWAY = np.array([-0.5, 0.5, 0.0])
+SPLIT = {
+    "mean-field": MeanFieldGaussian.from_mean_sd(AWAY, np.array([0.3, 0.5, 0.7])),
+    "mean-field, wide": MeanFieldGaussian.from_mean_sd(AWAY, 10.0),
+    "full": FullGaussian.from_mean_covariance(AWAY, 0.3 * TURN @ TURN.T),
+    "full, wide": FullGaussian.from_mean_covariance(AWAY, 100 * TURN @ TURN.T),
+}
+"""Starts of which one leaf stays; where it says that q is wide, whole steps overshoot and are halved."""
+
+
+@pytest.mark.parametrize("block", ["precision_mean", "precision"])
+@pytest.mark.parametrize("start", SPLIT.values(), ids=SPLIT.keys())
+def test_natural_gradients_in_one_leaf_end_where_gradients_do(start, block):
+    """Steps cut in two instead said CONVERGED up to 15 nats below."""
+    task = problem(type(start).standard_normal(3), start)
+    found = solve(Blockwise(FixedPoint(), ((block,),)), task, KEY)
+    best = solve(Blockwise(LBFGS(tolerance=1e-15), ((block,),)), task, KEY)
+    assert Outcome(int(found.outcome)) == Outcome.CONVERGED
+    # A step of at most 1e-10 nats leaves a few times that.
+    assert found.free_energy == pytest.approx(float(best.free_energy), abs=1e-8)
+    stays = "precision" if block == "precision_mean" else "precision_mean"
+    np.testing.assert_array_equal(getattr(found.q, stays), getattr(start, stays))
+
+
+def test_natural_gradients_in_the_mean_alone_agree_with_scipy():
+    sd = np.array([0.3, 0.5, 0.7])
+    task = problem(MeanFieldGaussian.standard_normal(3), SPLIT["mean-field"])
+    found = solve(Blockwise(FixedPoint(), (("precision_mean",),)), task, KEY)
+    assert found.free_energy == pytest.approx(scipy_optimum(X, Y, 1.0, "mean-field", fixed_sd=sd)[0], abs=1e-8)
+
+
+@pytest.mark.parametrize("damping", [1e-6, 1.0])
+def test_a_step_is_small_only_if_it_would_be_undamped(damping):
+    """A millionth of the way is less than 1e-10 nats here, and far from any optimum."""
+    task = problem(MeanFieldGaussian.standard_normal(3), SPLIT["mean-field"])
+    found = solve(FixedPoint(damping), task, KEY)
+    assert Outcome(int(found.outcome)) == (Outcome.STEP_LIMIT if damping < 1 else Outcome.CONVERGED)
+
+
+def test_a_small_sweep_of_blocks_that_have_not_converged_has_not_either():
+    task = problem(MeanFieldGaussian.standard_normal(3), SPLIT["mean-field"])
+    solver = Blockwise(FixedPoint(1e-6, max_steps=3), (("precision_mean", "precision"),), max_steps=2)
+    assert Outcome(int(solve(solver, task, KEY).outcome)) == Outcome.STEP_LIMIT
+
+
+@pytest.mark.parametrize("solver", [Conjugate(), Newton(), PowerEP()], ids=["conjugate", "Newton", "power EP"])
+def test_solvers_that_cannot_solve_for_a_leaf_alone_are_refused(solver):
+    task = problem(FullGaussian.standard_normal(3), model=LinearRegression(0.5))
+    with pytest.raises(InputError, match=r"cannot solve for the block .* while its other leaves stay"):
+        jax.eval_shape(Blockwise(solver, (("precision_mean",),)).solve, task, KEY)
 
 
 def test_a_block_may_be_a_key_of_theta():

@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self, TypeAlias
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Bool, Float, Key, PyTree
 
@@ -17,6 +18,9 @@ Theta: TypeAlias = Any
 
 Mean: TypeAlias = Any
 """Mean parameters: a pytree whose leaves are in the order of the natural parameters' leaves."""
+
+DENSE = 2_000
+"""For how many natural parameters at most a dense Fisher matrix is formed for some of them."""
 
 
 class Sampler(Protocol):
@@ -152,6 +156,40 @@ class Family(eqx.Module):
         eta, unravel = ravel_pytree(self.plain())
         return jax.jacfwd(lambda e: _ravel(unravel(e).mean_parameters()))(eta)
 
+    def is_split(self, free: Self) -> bool:
+        """Whether leaves are free while others stay that are not independent of them; `free` has bools for leaves.
+
+        Where they are independent, as components of a product are, a natural gradient in the free leaves is that in all
+        leaves, cut. Otherwise it is not: see `restricted`.
+        """
+        leaves = jax.tree.leaves(free)
+        return any(leaves) and not all(leaves)
+
+    def restricted(self, direction: Self, free: Self) -> Self:
+        """The natural gradient in the free leaves, the others fixed, given the one in all leaves; `free` has bools.
+
+        With ∇_η f = F g for a natural gradient g and the Fisher matrix F, it is F_BB⁻¹ (F g)_B for the free leaves B:
+        the direction within B that is nearest to g. It vanishes just where the gradient of f in the free leaves does.
+        By default F is dense, with a pseudo-inverse, since leaves that are symmetric matrices make it singular;
+        families with a closed form override it.
+        """
+        chosen = jax.tree.map(lambda leaf, kept: leaf if kept else jnp.zeros_like(leaf), direction, free)
+        if not self.is_split(free):
+            return chosen
+        if self.size() > DENSE:
+            raise SettingsError(
+                f"Some leaves of a {type(self).__name__} of {self.size()} parameters are too many to be moved alone by "
+                f"natural gradients, {DENSE} at most: free all of its leaves, or use Gradient or LBFGS."
+            )
+        flat, unravel = ravel_pytree(direction)
+        pairs = zip(jax.tree.leaves(self), jax.tree.leaves(free), strict=True)
+        inside = np.concatenate([np.full(leaf.size, kept) for leaf, kept in pairs])
+        fisher = self.fisher()
+        scale = 1 / jnp.sqrt(jnp.diagonal(fisher)[inside])
+        scaled = fisher[np.ix_(inside, inside)] * jnp.outer(scale, scale)
+        within = jnp.linalg.pinv(scaled, hermitian=True) @ (scale * (fisher @ flat)[inside])
+        return unravel(jnp.zeros_like(flat).at[inside].set(scale * within))
+
     def entropy(self) -> Float[Array, ""]:
         """−E[log q(θ)]."""
         return self.log_normaliser() - inner(self.plain(), self.mean_parameters())
@@ -168,6 +206,11 @@ class Family(eqx.Module):
         """The symmetric KL divergence (KL(p‖q) + KL(q‖p)) / 2, which has no cancellation for close members."""
         apart = jax.tree.map(jnp.subtract, self.mean_parameters(), other.mean_parameters())
         return inner(self / other, apart) / 2
+
+    def length(self, change: Self) -> Float[Array, ""]:
+        """½ δᵀFδ, KL of a small change δ of natural parameters: half the variance of log δ(θ)."""
+        _, moved = jax.jvp(lambda q: q.mean_parameters(), (self,), (change,))
+        return inner(change, moved) / 2
 
     def log_prob(self, theta: Theta) -> Float[Array, ""]:
         """The log density log q(θ) at one θ."""

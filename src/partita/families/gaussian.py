@@ -204,6 +204,23 @@ class MeanFieldGaussian(Gaussian):
         shift = jax.tree.map(lambda g, m, h: g - 2 * m * h, gradient.mean, self.mean, gradient.variance)
         return type(self)(shift, jax.tree.map(lambda h: -2 * h, gradient.variance))
 
+    def is_split(self, free: Self) -> bool:
+        return jax.tree.leaves(free.precision_mean) != jax.tree.leaves(free.precision)
+
+    def restricted(self, direction: Self, free: Self) -> Self:
+        """Parameter by parameter: ∇_m in the mean alone, and what is left of the precision's where Λm stays."""
+
+        def shift(m: Array, b: Array, p: Array, mean: bool, precision: bool) -> Array:
+            return (b if precision else b - p * m) if mean else jnp.zeros_like(b)
+
+        def tightening(m: Array, v: Array, b: Array, p: Array, mean: bool, precision: bool) -> Array:
+            return (p if mean else p - 2 * m * b / (v + 2 * m**2)) if precision else jnp.zeros_like(p)
+
+        ways = direction.precision_mean, direction.precision, free.precision_mean, free.precision
+        return type(self)(
+            jax.tree.map(shift, self.mean, *ways), jax.tree.map(tightening, self.mean, self.variance, *ways)
+        )
+
     def entropy(self) -> Float[Array, ""]:
         return _total(lambda p: (1 + _LOG_2PI - jnp.log(p)) / 2, self.precision)
 
@@ -362,6 +379,25 @@ class FullGaussian(Gaussian):
     def pull_back(self, gradient: Standard) -> Self:
         curvature = -(gradient.variance + gradient.variance.T)
         return type(self)(gradient.mean + curvature @ self._vector_mean(), curvature, self.layout)
+
+    def restricted(self, direction: Self, free: Self) -> Self:
+        """In the mean alone ∇_m = b − Pm, for a direction (b, P); in the precision alone, where η = Λm stays, a D.
+
+        That D solves D + Dm ηᵀ + η mᵀD = S with S = P − ∇_m ηᵀ − η ∇_mᵀ, which is F_BB D = (F g)_B times 2Λ from both
+        sides; Dm follows from the same equation times m.
+        """
+        if not self.is_split(free):
+            return super().restricted(direction, free)
+        mean, eta = self._vector_mean(), self.precision_mean
+        by_mean = direction.precision_mean - direction.precision @ mean
+        if free.precision_mean:
+            return type(self)(by_mean, jnp.zeros_like(self.precision), self.layout)
+        both = jnp.outer(by_mean, eta)
+        pull = direction.precision - both - both.T
+        size, pulled = eta @ mean, pull @ mean
+        applied = (pulled - eta * (mean @ pulled) / (1 + 2 * size)) / (1 + size)
+        both = jnp.outer(applied, eta)
+        return type(self)(jnp.zeros_like(eta), pull - both - both.T, self.layout)
 
     def entropy(self) -> Float[Array, ""]:
         return self.precision_mean.size * (1 + _LOG_2PI) / 2 - jnp.sum(jnp.log(jnp.diagonal(self._cholesky())))

@@ -68,6 +68,14 @@ class Product(Family):
     def pull_back(self, gradient: PyTree) -> Self:
         return self._map(lambda family, value: family.pull_back(value), gradient)
 
+    def is_split(self, free: Self) -> bool:
+        return any(family.is_split(free[name]) for name, family in self.components.items())
+
+    def restricted(self, direction: Self, free: Self) -> Self:
+        return type(self)(
+            {name: family.restricted(direction[name], free[name]) for name, family in self.components.items()}
+        )
+
     def entropy(self) -> Float[Array, ""]:
         return self._total(lambda family: family.entropy())
 

@@ -99,6 +99,12 @@ class Transformed(Family):
     def pull_back(self, gradient: PyTree) -> Self:
         return type(self)(self.original.pull_back(gradient))
 
+    def is_split(self, free: Self) -> bool:
+        return self.natural.is_split(free.natural)
+
+    def restricted(self, direction: Self, free: Self) -> Self:
+        return type(self)(self.original.restricted(direction.natural, free.natural))
+
     def entropy(self) -> Float[Array, ""]:
         original = self.original
         return original.entropy() + original.cross(self.stretch(original))

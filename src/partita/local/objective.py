@@ -54,6 +54,23 @@ class Problem(eqx.Module):
             treedef, [a if free else b for a, b, free in zip(leaves, fixed, self.free, strict=True)]
         )
 
+    def is_split(self) -> bool:
+        """Whether leaves are free while others stay that are not independent of them: see `Family.restricted`."""
+        return self.free is not None and self.start.is_split(self._freedom(self.free))
+
+    def target(self, q: Family, key: Key[Array, ""]) -> Family:
+        """Where an undamped natural-gradient step in the free leaves leads from q: context · ∇_μ ell where all are.
+
+        q is its own target just where the gradient of the free energy in the free leaves is 0.
+        """
+        target = self.context.natural * self.likelihood_factor(q, key)
+        if self.free is None or not self.is_split():
+            return self.restrict(target)
+        return q * q.restricted(target / q, self._freedom(self.free))
+
+    def _freedom(self, free: tuple[bool, ...]) -> Family:
+        return jax.tree.unflatten(jax.tree.structure(self.start), free)
+
     def within(self, q: Family) -> Bool[Array, ""]:
         """Whether q lies in the trust region; always true if the context is proper."""
         return self.bounded() | (q.kl(self.start) <= self.trust_region * q.size())

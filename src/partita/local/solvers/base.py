@@ -37,7 +37,7 @@ class Outcome(enum.IntEnum):
             Outcome.TRUST_REGION: "Its context is improper and it stopped at the trust region.",
             Outcome.IMPROPER: "Its next step would have been improper: use smaller steps.",
             Outcome.NO_MOMENTS: "The moments of its tilted density did not converge: use more points or more damping.",
-            Outcome.NOT_CONJUGATE: "The model is not conjugate to this family, so one step was not exact.",
+            Outcome.NOT_CONJUGATE: "The model is not conjugate to this family, so a step was not exact.",
         }[self]
 
 
@@ -87,6 +87,10 @@ class Solver(eqx.Module):
         """
         return None
 
+    def can_free(self, problem: Problem) -> bool:
+        """Whether it can solve for the problem's free leaves while the others stay: see `Blockwise`."""
+        return problem.free is None or all(problem.free)
+
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         """The progress before the first step."""
         return Progress(problem.start, problem.free_energy(problem.start, key), running())
@@ -125,6 +129,8 @@ class LineSearchResult(NamedTuple):
     q: Family
     free_energy: Float[Array, ""]
     rose: Bool[Array, ""]
+    trials: Int[Array, ""]
+    """How many were tried."""
     limited: Bool[Array, ""]
     """Whether a better candidate was rejected only because it left the trust region."""
 
@@ -156,9 +162,9 @@ def line_search(
         within = problem.within(trial)
         rose = better & within
         chosen, value = jax.tree.map(lambda a, b: jnp.where(rose, a, b), (trial, value), (q, free_energy))
-        return LineSearchResult(chosen, value, rose, found.limited | (better & ~within)), index + 1
+        return LineSearchResult(chosen, value, rose, index + 1, found.limited | (better & ~within)), index + 1
 
-    start = LineSearchResult(q, free_energy, jnp.asarray(False), jnp.asarray(False))
+    start = LineSearchResult(q, free_energy, jnp.asarray(False), jnp.asarray(0), jnp.asarray(False))
     return jax.lax.while_loop(go_on, body, (start, jnp.asarray(0)))[0]
 
 

@@ -16,9 +16,11 @@ from partita.local.solvers.base import Outcome, Progress, Solver
 class Blockwise(Solver):
     """Sweeps over blocks of q's leaves, solving for one block with the others fixed (VMP, mean-only updates).
 
-    A block is a tuple of names; a leaf belongs to it if one of the names is on its path: a component of a product, a
-    key of θ, or a natural parameter such as "precision_mean". A block with only some of a Gaussian's natural parameters
-    works with `Gradient` and `LBFGS` only, since part of a natural-gradient step is not an ascent step.
+    A block is a tuple of names; a leaf belongs to it when one of the names is on its path, be it the name of a
+    component of a product, a key of θ, or a natural parameter such as "precision_mean". A block that holds some natural
+    parameters of a Gaussian and not the others is for `FixedPoint`, `Gradient` and `LBFGS`; `Conjugate` takes whole
+    components, and solvers that cannot leave leaves as they are are refused. What stays is η, not the mean: with the
+    block "precision" alone a Gaussian keeps Λm, and its mean moves.
     """
 
     solver: Solver
@@ -28,20 +30,27 @@ class Blockwise(Solver):
     max_steps: int = eqx.field(default=20, kw_only=True)
     """How many sweeps."""
     tolerance: float = eqx.field(default=1e-10, kw_only=True)
-    """Stops when a sweep moves q by less than this, in nats of KL."""
+    """Stops when a sweep moves q by less than this, in nats of KL: converged, if the solver says so of every block."""
 
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         q, value = progress.q, progress.free_energy
-        limited = jnp.asarray(False)
+        limited, worst = jnp.asarray(False), jnp.asarray(int(Outcome.CONVERGED))
         for block in self.blocks:
             part = dataclasses.replace(problem, start=q, free=free_leaves(q, block))
+            if not self.solver.can_free(part):
+                raise SettingsError(
+                    f"{type(self.solver).__name__} cannot solve for the block {block} of a {type(q).__name__} while "
+                    "its other leaves stay: use FixedPoint, Gradient or LBFGS, or blocks of whole components."
+                )
             solution = self.solver.solve(part, key)
             q, value = solution.q, solution.free_energy
             limited = limited | (solution.outcome == Outcome.TRUST_REGION)
-        # each block has its own trust region; the whole sweep must stay in the one around the start
+            worst = jnp.where(solution.outcome == Outcome.CONVERGED, worst, solution.outcome)
+        # each block's ball is around where that block began: the whole way is held within the one around the start
         within = problem.within(q)
         q, value = jax.tree.map(lambda a, b: jnp.where(within, a, b), (q, value), (progress.q, progress.free_energy))
-        outcome = jnp.where(q.kl(progress.q) <= self.tolerance, Outcome.CONVERGED, Outcome.RUNNING)
+        worst = jnp.where(worst == Outcome.STEP_LIMIT, Outcome.RUNNING, worst)
+        outcome = jnp.where(q.kl(progress.q) <= self.tolerance, worst, Outcome.RUNNING)
         return Progress(q, value, jnp.where(limited | ~within, Outcome.TRUST_REGION, outcome))
 
 

@@ -69,6 +69,9 @@ class Gradient(Solver):
         if self.batch_size is not None and self.batch_size < 1:
             raise SettingsError(f"The batch size must be at least 1, not {self.batch_size}.")
 
+    def can_free(self, problem: Problem) -> bool:
+        return True
+
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         coordinates = to_coordinates(problem.start, self.coordinates)
         low = jnp.asarray(-jnp.inf, jax.tree.leaves(problem.start)[0].dtype)
@@ -128,14 +131,14 @@ class Gradient(Solver):
     def _admissible(self, problem: Problem, moved: PyTree) -> tuple[Bool[Array, ""], Bool[Array, ""]]:
         """Whether the coordinates are those of a proper member, and whether it is in the trust region.
 
-        Both checks are skipped when they are not needed: finite unconstrained coordinates are always proper, and the
-        trust region applies only to improper contexts.
+        Unconstrained ones are proper if finite, unless leaves are cut from others that they depend on; and the region
+        bounds improper contexts only: so neither is worked out at every step.
         """
 
         def member() -> Family:
             return problem.restrict(from_coordinates(problem.start, moved, self.coordinates))
 
-        if self.coordinates == "natural":
+        if self.coordinates == "natural" or problem.is_split():
             proper = member().is_proper()
         else:
             proper = jnp.isfinite(sum(jnp.sum(leaf) for leaf in jax.tree.leaves(moved)))
@@ -188,6 +191,9 @@ class LBFGS(Solver):
     tolerance: float = 1e-10
     """Stops when a step raises the free energy by less than this times its size."""
     memory: int = eqx.field(static=True, default=20)
+
+    def can_free(self, problem: Problem) -> bool:
+        return True
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         coordinates = problem.start.unconstrained()

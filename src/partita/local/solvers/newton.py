@@ -71,7 +71,7 @@ class Newton(Solver):
             return line_search(problem, q, progress.free_energy, lambda _: laplace, 1, key)
 
         def as_it_is() -> LineSearchResult:
-            return LineSearchResult(q, progress.free_energy, jnp.asarray(False), jnp.asarray(False))
+            return LineSearchResult(q, progress.free_energy, jnp.asarray(False), jnp.asarray(0), jnp.asarray(False))
 
         found = jax.lax.cond(jnp.mean(spread) > 1, tight, as_it_is)
         size, dtype = 2 * len(q.precision), q.precision.dtype
