@@ -63,7 +63,7 @@ def test_draws_are_differentiable():
 
     keys = jax.random.split(jax.random.key(3), 2000)
     drawn = jax.jit(jax.vmap(jax.grad(square), in_axes=(None, 0)))(Q.standard(), keys)
-    exact = jax.grad(mean)(Q.standard())
+    exact = jax.jit(jax.grad(mean))(Q.standard())
     for sampled, expected in zip(jax.tree.leaves(drawn), jax.tree.leaves(exact), strict=True):
         sampled = np.asarray(sampled)
         if sampled.ndim == 3:  # a function of a symmetric matrix

@@ -34,7 +34,7 @@ def draws_are_differentiable(q, mean, draws=1000):
 
     keys = jax.random.split(jax.random.key(3), draws)
     drawn = jax.jit(jax.vmap(jax.grad(power), in_axes=(None, 0)))(q.standard(), keys)
-    exact = jax.grad(mean)(q.standard())
+    exact = jax.jit(jax.grad(mean))(q.standard())
     for sampled, expected in zip(jax.tree.leaves(drawn), jax.tree.leaves(exact), strict=True):
         sampled = np.asarray(sampled)
         error = np.abs(sampled.mean(0) - expected) / (sampled.std(0) / np.sqrt(draws) + 1e-12)
