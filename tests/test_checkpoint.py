@@ -14,8 +14,9 @@ import pytest
 import partita as pt
 from partita.data import Partition
 from partita.engines import LocalEngine, local
-from partita.io.archive import load_posterior, save_posterior
+from partita.io.archive import write
 from partita.results.history import History
+from partita.results.posterior_file import load_posterior, save_posterior
 from partita.server.monitor import Monitor
 from partita.server.state import init
 from partita.storage.checkpoint import Checkpoint, load, save
@@ -231,3 +232,32 @@ def test_a_posterior_of_another_shape_is_refused(like, sentence, tmp_path):
         load_posterior(tmp_path / "posterior", like)
     with pytest.raises(pt.InputError, match="There is no file"):
         load_posterior(tmp_path / "elsewhere", like)
+
+
+SAVED = {
+    "mean-field": PRIOR ** (1 / 3),
+    "full": pt.FullGaussian.standard_normal({"a": jnp.zeros(2), "b": (jnp.zeros((2, 1)), jnp.zeros(()))}, 0.7),
+    "gamma": pt.Gamma.from_shape_rate([2.0, 3.0], 1.5),
+    "inverse gamma": pt.InverseGamma.from_shape_scale([2.0, 3.0], 1.5),
+    "log-normal": pt.LogNormal.from_median_sd(jnp.array([1.0, 2.0]), 0.3),
+    "Dirichlet": pt.Dirichlet.from_concentration([1.0, 2.0, 3.0]),
+    "normal-gamma": pt.NormalGamma.from_parameters(np.zeros(2), np.eye(2), 4.0, 2.5),
+    "product": pt.Product(a=PRIOR, b=pt.Product(c=pt.Gamma.from_shape_rate(2.0, 3.0))),
+}
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_posterior_is_loaded_without_a_template(name, tmp_path):
+    q = SAVED[name]
+    pt.Posterior(pt.LinearRegression(0.5), q, {"noise": jnp.asarray(0.25)}).save(tmp_path / "posterior.npz", ["x"])
+    loaded = pt.Posterior.load(tmp_path / "posterior.npz", pt.LinearRegression(0.5))
+    assert eqx.tree_equal(loaded.q, q)
+    assert float(loaded.model.noise) == float(loaded.hyper["noise"]) == 0.25
+    assert loaded.q.kl(q) == 0
+
+
+def test_a_file_that_describes_no_family_is_refused(tmp_path):
+    for family in ({}, {"family": "Method", "fields": {}}, {"family": "Gamma"}, {"shape": [3], "dtype": "<f8"}):
+        write(tmp_path / "posterior", {"x": np.zeros(3)}, {"family": family})
+        with pytest.raises(pt.DamagedFileError):
+            pt.Posterior.load(tmp_path / "posterior", MODEL)

@@ -105,7 +105,7 @@ def test_a_network_predicts_by_monte_carlo(expectation):
     by_hand = np.mean(jax.vmap(lambda theta: model.response(theta, X))(posterior.sample(20_000, seed=1)), axis=0)
     # probabilities have an sd of at most 1/2: two means of 20,000 differ by 0.005, four sds are 0.02
     np.testing.assert_allclose(found, by_hand, atol=0.02)
-    with pytest.raises(InputError, match="NetworkClassifier has no closed predictive"):
+    with pytest.raises(InputError, match="NetworkClassifier has no closed-form prediction"):
         posterior.predict_proba(X)
 
 

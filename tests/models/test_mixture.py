@@ -131,5 +131,5 @@ def test_bad_rows_are_named():
 
 
 def test_a_model_without_latent_variables_says_so():
-    with pytest.raises(pt.InputError, match="LogisticRegression has not a discrete latent variable"):
+    with pytest.raises(pt.InputError, match="LogisticRegression has no discrete latent variable"):
         pt.LogisticRegression(expectation=pt.Assignments()).ell(PRIOR, X, jnp.ones(N), jax.random.key(0))

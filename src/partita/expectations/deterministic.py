@@ -1,7 +1,6 @@
 """Deterministic expectations: closed forms, bounds, and quadrature over the predictor or over θ."""
 
 import functools
-from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -11,26 +10,41 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from partita.errors import SettingsError
 from partita.expectations.base import Derivatives, Expectation
+from partita.expectations.capabilities import (
+    ClosedForm,
+    ClosedPredictor,
+    Density,
+    DiscreteLatent,
+    LinearPredictor,
+    offered,
+)
 from partita.families import Family, Gaussian
 from partita.families.base import Theta
-
-if TYPE_CHECKING:
-    from partita.models.base import Model
 
 MAX_GRID_DIMENSIONS = 3
 """The largest number of parameters for a grid."""
 
 
+def _closed(model: Density) -> ClosedPredictor:
+    return offered(model, ClosedPredictor, "closed form of its expectation", "use GaussHermite or MonteCarlo")
+
+
+def _linear(model: Density) -> LinearPredictor:
+    return offered(model, LinearPredictor, "Gaussian linear predictor", "use the expectation MonteCarlo")
+
+
 class Analytic(Expectation):
     """A closed form that the model supplies."""
 
-    def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
-        return model.expected_log_densities(q, data)
+    def rows(self, model: Density, q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
+        if isinstance(model, ClosedForm):
+            return model.expected_log_densities(q, data)
+        return self.at_predictor(model, *_closed(model).predictor(q, data), data)
 
     def at_predictor(
-        self, model: "Model", mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
+        self, model: Density, mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
     ) -> Float[Array, " n"]:
-        return model.expected_log_density(mean, variance, data)
+        return _closed(model).expected_log_density(mean, variance, data)
 
 
 class Assignments(Expectation):
@@ -45,8 +59,11 @@ class Assignments(Expectation):
     def bounds(self) -> bool:
         return True
 
-    def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
-        return jax.nn.logsumexp(model.expected_joint_log_densities(q, data), axis=1)
+    def rows(self, model: Density, q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
+        latent = offered(
+            model, DiscreteLatent, "discrete latent variable", "use the expectation Analytic or MonteCarlo"
+        )
+        return jax.nn.logsumexp(latent.expected_joint_log_densities(q, data), axis=1)
 
 
 class GaussHermite(Expectation):
@@ -58,25 +75,25 @@ class GaussHermite(Expectation):
 
     points: int = eqx.field(static=True, default=20)
 
-    def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
-        return self.at_predictor(model, *model.predictor(q, data), data)
+    def rows(self, model: Density, q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
+        return self.at_predictor(model, *_linear(model).predictor(q, data), data)
 
     def at_predictor(
-        self, model: "Model", mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
+        self, model: Density, mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
     ) -> Float[Array, " n"]:
         nodes, masses = self._nodes(mean.dtype)
         grid = mean[:, None] + root(variance)[:, None] * nodes
-        return jnp.sum(model.log_density_at(grid, data) * masses, axis=1)
+        return jnp.sum(_linear(model).log_density_at(grid, data) * masses, axis=1)
 
     def derivatives(
-        self, model: "Model", mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
+        self, model: Density, mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
     ) -> Derivatives:
         """From the derivatives of log p(y | f) at the nodes, which is cheaper than differentiating the sum twice."""
         nodes, masses = self._nodes(mean.dtype)
         grid = mean[:, None] + root(variance)[:, None] * nodes
 
         def slope(f: Array) -> Array:
-            return jax.jvp(lambda g: model.log_density_at(g, data), (f,), (jnp.ones_like(f),))[1]
+            return jax.jvp(lambda g: _linear(model).log_density_at(g, data), (f,), (jnp.ones_like(f),))[1]
 
         first, second = jax.jvp(slope, (grid,), (jnp.ones_like(grid),))
         by_mean, by_sd = (first @ jnp.stack([masses, masses * nodes], axis=1)).T
@@ -98,7 +115,7 @@ class GridQuadrature(Expectation):
 
     points: int = eqx.field(static=True, default=20)
 
-    def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
+    def rows(self, model: Density, q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
         each_row = jax.vmap(model.log_density, in_axes=(None, 0))
         theta, log_masses = self.nodes(q, key)
         return jnp.exp(log_masses) @ jax.vmap(lambda one: each_row(one, data))(theta)

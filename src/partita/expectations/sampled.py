@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -12,12 +12,10 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from partita.errors import SettingsError
 from partita.expectations.base import Expectation
+from partita.expectations.capabilities import Density, LocalDraws, offered
 from partita.families import Family
 from partita.families.base import Sampler, Theta
 from partita.numerics.noise import standard_normal
-
-if TYPE_CHECKING:
-    from partita.models.base import Model
 
 BLOCK = 1024
 """The largest number of rows per block, small enough for the CPU cache."""
@@ -45,27 +43,27 @@ class Sampled(Expectation):
         """The largest number of rows per block; None if draws are shared by all rows."""
 
     @abc.abstractmethod
-    def shared(self, model: "Model", q: Family, data: PyTree) -> PyTree:
+    def shared(self, model: Density, q: Family, data: PyTree) -> PyTree:
         """Precomputes what all draws have in common."""
 
     @abc.abstractmethod
-    def densities(self, model: "Model", shared: PyTree, noise: Array, data: PyTree) -> Float[Array, " n"]:
+    def densities(self, model: Density, shared: PyTree, noise: Array, data: PyTree) -> Float[Array, " n"]:
         """Every row's log density at one draw."""
 
     @abc.abstractmethod
     def sum(
-        self, term: Callable[[Array, PyTree], PyTree], model: "Model", shared: PyTree, key: Key[Array, ""]
+        self, term: Callable[[Array, PyTree], PyTree], model: Density, shared: PyTree, key: Key[Array, ""]
     ) -> PyTree:
         """The sum of a function of noise and precomputed values over all draws."""
 
-    def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
+    def rows(self, model: Density, q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
         def term(noise: Array, shared: PyTree) -> Float[Array, " n"]:
             return self.densities(model, shared, noise, data)
 
         return self.sum(term, model, self.shared(model, q, data), key) / self.samples
 
     def total(
-        self, model: "Model", q: Family, data: PyTree, weights: Float[Array, " n"], key: Key[Array, ""]
+        self, model: Density, q: Family, data: PyTree, weights: Float[Array, " n"], key: Key[Array, ""]
     ) -> Float[Array, ""]:
         return _total((model, q, weights), self, data, key) / self.samples
 
@@ -79,14 +77,14 @@ class MonteCarlo(Sampled):
     def block(self) -> int | None:
         return None
 
-    def shared(self, model: "Model", q: Family, data: PyTree) -> Sampler:
+    def shared(self, model: Density, q: Family, data: PyTree) -> Sampler:
         return q.sampler()
 
-    def densities(self, model: "Model", shared: Sampler, noise: Key[Array, ""], data: PyTree) -> Float[Array, " n"]:
+    def densities(self, model: Density, shared: Sampler, noise: Key[Array, ""], data: PyTree) -> Float[Array, " n"]:
         return jax.vmap(model.log_density, in_axes=(None, 0))(shared.sample(noise), data)
 
     def sum(
-        self, term: Callable[[Array, PyTree], PyTree], model: "Model", shared: Sampler, key: Key[Array, ""]
+        self, term: Callable[[Array, PyTree], PyTree], model: Density, shared: Sampler, key: Key[Array, ""]
     ) -> PyTree:
         return _sum(lambda index: term(jax.random.fold_in(key, index), shared), self.samples)
 
@@ -94,6 +92,10 @@ class MonteCarlo(Sampled):
         """Draws of θ, and the logarithms of their equal masses."""
         dtype = jax.tree.leaves(q)[0].dtype
         return q.sample(key, (self.samples,)), jnp.full(self.samples, -np.log(self.samples), dtype)
+
+
+def _local(model: Density) -> LocalDraws:
+    return offered(model, LocalDraws, "predictors that can be sampled locally", "use the expectation MonteCarlo")
 
 
 class LocalReparameterisation(Sampled):
@@ -105,19 +107,24 @@ class LocalReparameterisation(Sampled):
     samples: int = eqx.field(static=True, default=10)
 
     @property
+    def draws_predictors(self) -> bool:
+        return True
+
+    @property
     def block(self) -> int | None:
         return BLOCK
 
-    def shared(self, model: "Model", q: Family, data: PyTree) -> PyTree:
-        return model.shared(q, data)
+    def shared(self, model: Density, q: Family, data: PyTree) -> PyTree:
+        return _local(model).shared(q, data)
 
-    def densities(self, model: "Model", shared: PyTree, noise: Array, data: PyTree) -> Float[Array, " n"]:
-        return model.log_density_at(model.predictor_at(shared, noise), data)
+    def densities(self, model: Density, shared: PyTree, noise: Array, data: PyTree) -> Float[Array, " n"]:
+        local = _local(model)
+        return local.log_density_at(local.predictor_at(shared, noise), data)
 
     def sum(
-        self, term: Callable[[Array, PyTree], PyTree], model: "Model", shared: PyTree, key: Key[Array, ""]
+        self, term: Callable[[Array, PyTree], PyTree], model: Density, shared: PyTree, key: Key[Array, ""]
     ) -> PyTree:
-        shape, dtype = model.noise_shape(shared), jax.tree.leaves(shared)[0].dtype
+        shape, dtype = _local(model).noise_shape(shared), jax.tree.leaves(shared)[0].dtype
 
         def noise(index: int | Int[Array, ""]) -> Array:
             return standard_normal(jax.random.fold_in(key, index), shape, dtype)
@@ -133,7 +140,7 @@ class LocalReparameterisation(Sampled):
         return jax.tree.map(jnp.add, total, term(noise(pairs), shared)) if single else total
 
 
-Wanted = tuple["Model", Family, Float[Array, " n"]]
+Wanted = tuple[Density, Family, Float[Array, " n"]]
 """The differentiable arguments: the model's parameters, q, and the row weights."""
 
 

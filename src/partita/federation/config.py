@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from partita.errors import FederationError, unknown
+from partita.expectations.capabilities import Template
 from partita.families import Family, FullGaussian, MeanFieldGaussian
 from partita.io.settings import build, parse
 from partita.local.solvers import named as solver_named
@@ -144,7 +145,7 @@ class Federation:
     def built_prior(self, model: Model, columns: int) -> Family:
         """The prior over the model's parameters."""
         kind = MeanFieldGaussian if self.prior.family == "mean-field" else FullGaussian
-        template = model.template() if isinstance(model, NetworkClassifier | NetworkRegressor) else columns
+        template = model.template() if isinstance(model, Template) else columns
         return kind.standard_normal(template, self.prior.scale)
 
     def built_method(self, model: Model | None = None) -> Method:
@@ -153,7 +154,7 @@ class Federation:
         name = settings.pop("name")
         if "solver" in settings_of(name):
             settings["solver"] = solver_named(solver.pop("kind"), solver)
-        if isinstance(model, NetworkClassifier | NetworkRegressor):
+        if isinstance(model, Template):
             settings["start"] = MeanFieldGaussian.tight(model.template(), self.seed)
         return method_named(name, **settings)
 

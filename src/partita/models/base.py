@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from partita.data.table import Table
-from partita.errors import DataError, InputError
+from partita.errors import DataError
 from partita.expectations import Expectation, MonteCarlo
 from partita.families import Family
 from partita.families.base import Theta
@@ -19,8 +19,8 @@ from partita.families.base import Theta
 class Model(eqx.Module):
     """A likelihood p(y | θ) = Π_n p(y_n | θ), with weighted rows and expectations under q.
 
-    A model implements `log_density` of one row. Other methods are needed by particular expectations and predictions; by
-    default they raise an `InputError`.
+    A model implements `log_density` of one row. What else it offers, such as a linear predictor or a closed form, it
+    says by having the methods of a protocol in `partita.expectations.capabilities`.
     """
 
     expectation: eqx.AbstractVar[Expectation]
@@ -43,55 +43,6 @@ class Model(eqx.Module):
     def ell(self, q: Family, data: PyTree, weights: Float[Array, " n"], key: Key[Array, ""]) -> Float[Array, ""]:
         """The expected log-likelihood Σ_n w_n E_q[log p(y_n | θ)]."""
         return self.expectation.total(self, q, data, weights, key)
-
-    def predictor(self, q: Family, data: PyTree) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
-        """Mean and variance under q of each row's scalar predictor."""
-        raise self._lacks("a Gaussian linear predictor", "MonteCarlo")
-
-    def log_density_at(self, predictor: Array, data: PyTree) -> Float[Array, " n"]:
-        """Every row's log p(y_n | f_n), given the predictors f; scalar predictors may have more axes behind."""
-        raise self._lacks("a density given its predictor", "MonteCarlo")
-
-    def expected_log_density(
-        self, mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
-    ) -> Float[Array, " n"]:
-        """E[log p(y_n | f_n)] in closed form for f_n ~ N(mean_n, variance_n)."""
-        raise self._lacks("a closed form of its expectation", "GaussHermite or MonteCarlo")
-
-    def expected_log_densities(self, q: Family, data: PyTree) -> Float[Array, " n"]:
-        """E_q[log p(y_n | θ)] of each row in closed form; unless overridden, from its Gaussian linear predictor."""
-        return self.expected_log_density(*self.predictor(q, data), data)
-
-    def expected_joint_log_densities(self, q: Family, data: PyTree) -> Float[Array, "n k"]:
-        """E_q[log p(y_n, z_n = k | θ)] of each row and each value of its latent variable."""
-        raise self._lacks("a discrete latent variable", "Analytic or MonteCarlo")
-
-    def shared(self, q: Family, data: PyTree) -> PyTree[Float[Array, "..."]]:
-        """Precomputes what all local draws of the predictors share, such as means and variances."""
-        raise self._lacks("predictors that can be sampled locally", "MonteCarlo")
-
-    def noise_shape(self, shared: PyTree) -> tuple[int, ...]:
-        """The shape of the standard normal noise that one draw of all predictors takes."""
-        raise self._lacks("predictors that can be sampled locally", "MonteCarlo")
-
-    def predictor_at(self, shared: PyTree, noise: Array) -> Array:
-        """A draw of every row's predictor under q, independent across rows."""
-        raise self._lacks("predictors that can be sampled locally", "MonteCarlo")
-
-    def response(self, theta: Theta, x: Float[Array, "n d"]) -> Float[Array, " n"] | Float[Array, "n c"]:
-        """E[y | θ, x] of each row; class probabilities where y is a class."""
-        raise DataError(f"{type(self).__name__} has no response to predict.")
-
-    def response_at(self, predictor: Array) -> Float[Array, " n"] | Float[Array, "n c"]:
-        """E[y | f] of each row, given the predictors f."""
-        raise DataError(f"{type(self).__name__} has no response to predict.")
-
-    def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Float[Array, " n"]:
-        """E_q E[y | θ, x], exactly or by a documented closed-form approximation."""
-        raise DataError(f'{type(self).__name__} has no closed-form prediction: pass how="monte_carlo".')
-
-    def _lacks(self, what: str, instead: str) -> InputError:
-        return DataError(f"{type(self).__name__} does not have {what}: use the expectation {instead}.")
 
 
 class LogDensity(Model):

@@ -1,11 +1,13 @@
 """The history of a run: one row per server step."""
 
+import importlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from partita.errors import unknown
+from partita.errors import InputError, unknown
 
 
 class History:
@@ -40,6 +42,20 @@ class History:
             return array
         return np.asarray(values)
 
+    def to_pandas(self) -> Any:
+        """The table as a pandas data frame, indexed by step."""
+        pandas = _library("pandas")
+        return pandas.DataFrame(self.rows, columns=self.columns).set_index("step")
+
+    def to_polars(self) -> Any:
+        """The table as a polars data frame; entries by client, such as `refused`, are JSON text."""
+        polars = _library("polars")
+        rows = [
+            {name: json.dumps(value) if isinstance(value, dict | list) else value for name, value in row.items()}
+            for row in self.rows
+        ]
+        return polars.DataFrame(rows, infer_schema_length=None)
+
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -71,3 +87,10 @@ class History:
     def refusals(self) -> list[tuple[int, str, str]]:
         """Every refused answer: step, client and reason."""
         return [(row["step"], name, reason) for row in self.rows for name, reason in row["refused"].items()]
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise InputError(f"A history becomes a data frame with {name}: pip install {name}.") from None

@@ -14,12 +14,13 @@ from jaxtyping import Array, Float, Key, PyTree
 from partita.data.table import Table
 from partita.errors import SettingsError, unknown
 from partita.expectations import LocalReparameterisation
+from partita.expectations.capabilities import ClosedResponse, LocalDraws, LocalResponse, Response, offered
 from partita.families import Family
 from partita.families.base import Theta
-from partita.hyper.values import PRIOR_SCALES, Hyper
-from partita.io.archive import save_posterior
+from partita.hyper.values import PRIOR_SCALES, Hyper, model_given
 from partita.models import Model
 from partita.numerics.compiled import Compiled
+from partita.results.posterior_file import load_posterior, save_posterior
 
 Predictive = Literal["closed", "monte_carlo"]
 
@@ -70,7 +71,7 @@ class Posterior:
         x = jnp.asarray(x, jax.tree.leaves(self.q)[0].dtype)
         if how == "closed":
             return np.asarray(closed_response(self.model, self.q, x))
-        if isinstance(self.model.expectation, LocalReparameterisation):
+        if self.model.expectation.draws_predictors:
             return np.asarray(
                 local_response(self.model, self.q, x, LocalReparameterisation(draws), jax.random.key(seed))
             )
@@ -90,13 +91,19 @@ class Posterior:
         return np.asarray(log_mean_density(self.model, self.sample(draws, seed), data))
 
     def save(self, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:
-        """Writes the natural parameters, the names of the coefficients if given, and hyperparameters learned.
-
-        `partita.storage.checkpoint` reads it.
-        """
+        """Writes the natural parameters, the names of the coefficients if given, and hyperparameters learned."""
         learned = {name: np.asarray(value).tolist() for name, value in self.hyper.items()}
-        about = {"family": type(self.q).__name__, "names": list(names or ()), "hyper": learned}
-        save_posterior(path, self.q, about)
+        save_posterior(path, self.q, {"names": list(names or ()), "hyper": learned})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: Model) -> "Posterior":
+        """The posterior that `save` wrote, of the model given; hyperparameters learned are put in their places.
+
+        Raises a `DamagedFileError` where there is no such file, or it is corrupt, or in another precision than JAX is.
+        """
+        q, about = load_posterior(path)
+        hyper = {name: jnp.asarray(value) for name, value in about.get("hyper", {}).items()}
+        return cls(model_given(model, hyper), q, hyper)
 
     def summary(self, names: Sequence[str] | None = None, mass: float = 0.95) -> list[dict[str, float | str]]:
         """A row per parameter: name, mean, sd, and the ends of its interval.
@@ -131,18 +138,26 @@ def _elements(label: str, leaf: Array) -> list[str]:
 
 
 def _closed_response(model: Model, q: Family, x: Float[Array, "n d"]) -> Array:
-    return model.expected_response(q, x)
+    closed = offered(model, ClosedResponse, "closed-form prediction", 'pass how="monte_carlo"')
+    return closed.expected_response(q, x)
 
 
 def _mean_response(model: Model, draws: Theta, x: Float[Array, "n d"]) -> Array:
-    return jnp.mean(jax.lax.map(lambda theta: model.response(theta, x), draws), axis=0)
+    predicting = offered(model, Response, "response to predict", "use log_predictive_density")
+    return jnp.mean(jax.lax.map(lambda theta: predicting.response(theta, x), draws), axis=0)
 
 
 def _local_response(
     model: Model, q: Family, x: Float[Array, "n d"], draws: LocalReparameterisation, key: Key[Array, ""]
 ) -> Array:
-    shared = model.shared(q, Table(x, jnp.zeros(len(x), x.dtype)))
-    total = draws.sum(lambda noise, shared: model.response_at(model.predictor_at(shared, noise)), model, shared, key)
+    local = offered(model, LocalDraws, "predictors that can be sampled locally", "use the expectation MonteCarlo")
+    predicting = offered(model, LocalResponse, "response to predict", "use log_predictive_density")
+    shared = local.shared(q, Table(x, jnp.zeros(len(x), x.dtype)))
+
+    def response(noise: Array, shared: PyTree) -> Array:
+        return predicting.response_at(local.predictor_at(shared, noise))
+
+    total = draws.sum(response, model, shared, key)
     return total / draws.samples
 
 

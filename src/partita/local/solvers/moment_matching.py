@@ -91,9 +91,9 @@ class MomentMatching(Solver):
         said = start / problem.context
         mass = Factor(progress.q.one(), progress.free_energy - alpha * said.log_scale)
         whole = start * (self.towards(problem.start, progress.memory) * mass) ** (1 / alpha)
-        lost = jnp.asarray(isinstance(self.rule, GridQuadrature)) & (progress.outcome == Outcome.RUNNING)
+        lost = jnp.asarray(self.rule.deterministic) & (progress.outcome == Outcome.RUNNING)
         outcome = jnp.where(lost, Outcome.NO_MOMENTS, progress.outcome)
-        if not isinstance(self.rule, GridQuadrature):
+        if not self.rule.deterministic:
             outcome = single_step_outcome(self.max_steps, outcome)
         found = outcome != Outcome.NO_MOMENTS
         whole = jax.tree.map(lambda a, b: jnp.where(found, a, b), whole, start)

@@ -12,11 +12,11 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from partita.data.shard import Shard
 from partita.errors import SettingsError
 from partita.expectations import Derivatives
+from partita.expectations.capabilities import LinearInTable
 from partita.families import Family, FullGaussian, Gaussian, MeanFieldGaussian
 from partita.families.gaussian import Standard
 from partita.local.objective import Problem
 from partita.local.solvers.base import LineSearchResult, Outcome, Progress, Solver, after, line_search
-from partita.models import GeneralisedLinear
 from partita.models.glm import gaussian
 
 Path = Callable[[Float[Array, ""]], Family]
@@ -54,7 +54,7 @@ class Newton(Solver):
 
         Under a wide q, such as a prior, the expected curvature is small and the first steps would be poor.
         """
-        if not isinstance(problem.model, GeneralisedLinear):
+        if not isinstance(problem.model, LinearInTable):
             raise SettingsError(
                 f"Newton needs a generalised linear model, not {type(problem.model).__name__}: "
                 "use Gradient or FixedPoint."

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from partita.data.shard import Shard
 from partita.errors import SettingsError, check_fraction
+from partita.expectations.capabilities import LinearInTable, LinearPredictor, offered
 from partita.families import FullGaussian, Gaussian, MeanFieldGaussian
 from partita.families.factor import Factor
 from partita.families.gaussian import Standard
@@ -18,7 +19,7 @@ from partita.local.objective import Problem
 from partita.local.solvers.base import Outcome, Progress, Solution, Solver, running, single_step_outcome
 from partita.local.solvers.newton import gram, over_blocks
 from partita.local.solvers.power import check_power
-from partita.models import GeneralisedLinear, Model
+from partita.models import Model
 from partita.models.glm import gaussian
 
 Scalar = Callable[[Array], Array]
@@ -191,7 +192,7 @@ class PowerEP(Solver):
         return None if self.in_turn or int(self.max_steps) > 1 else float(self.alpha)
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
-        if not isinstance(problem.model, GeneralisedLinear):
+        if not isinstance(problem.model, LinearInTable):
             raise SettingsError(f"Power EP needs a generalised linear model, not {type(problem.model).__name__}.")
         if not isinstance(problem.start, MeanFieldGaussian | FullGaussian):
             raise SettingsError(f"Power EP needs a Gaussian family, not {type(problem.start).__name__}.")
@@ -291,11 +292,12 @@ def tilted(
     points, so that they are dense where likelihoods vary, however wide the cavity. Likelihoods are log-concave, so
     there is one mode. If the density does not vanish at both limits or is not resolved, the result is NaN.
     """
+    linear = offered(model, LinearPredictor, "linear predictor", "use MomentMatching")
     data = jax.tree.map(lambda leaf: leaf[None], datum)
     positive = jnp.where(variance > 0, variance, 1)
 
     def log_density(f: Array) -> Array:
-        return model.log_density_at(f[None], data)[0]
+        return linear.log_density_at(f[None], data)[0]
 
     def slope(f: Array) -> Array:
         return jax.jvp(log_density, (f,), (jnp.ones_like(f),))[1]

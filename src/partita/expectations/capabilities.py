@@ -1,0 +1,143 @@
+"""What a model may offer beside the density of a row; expectations, solvers and predictions ask by these protocols.
+
+A model offers a capability by having its methods; there is nothing to register, and no stub that raises.
+"""
+
+from typing import Protocol, TypeVar, runtime_checkable
+
+from jaxtyping import Array, Float, PyTree
+
+from partita.errors import SettingsError
+from partita.families import Family
+from partita.families.base import Theta
+
+
+@runtime_checkable
+class Density(Protocol):
+    """A density of one row, which every model has."""
+
+    def log_density(self, theta: Theta, datum: PyTree) -> Float[Array, ""]:
+        """The log density log p(y_n | θ) of one row."""
+        ...
+
+
+@runtime_checkable
+class LinearPredictor(Protocol):
+    """Rows that depend on θ through a scalar predictor f_n, which is Gaussian under q."""
+
+    def predictor(self, q: Family, data: PyTree) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+        """Mean and variance under q of each row's predictor."""
+        ...
+
+    def log_density_at(self, predictor: Array, data: PyTree) -> Float[Array, " n"]:
+        """Every row's log p(y_n | f_n), given the predictors f; scalar predictors may have more axes behind."""
+        ...
+
+
+@runtime_checkable
+class LinearInTable(LinearPredictor, Protocol):
+    """Rows of a `Table` whose predictor is f_n = x_nᵀθ: generalised linear models."""
+
+    def log_link_density(self, f: Array, y: Array) -> Array:
+        """The log density log p(y | f), elementwise."""
+        ...
+
+
+@runtime_checkable
+class ClosedPredictor(Protocol):
+    """A closed form of the expectation for a Gaussian predictor."""
+
+    def predictor(self, q: Family, data: PyTree) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+        """Mean and variance under q of each row's predictor."""
+        ...
+
+    def expected_log_density(
+        self, mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
+    ) -> Float[Array, " n"]:
+        """E[log p(y_n | f_n)] in closed form for f_n ~ N(mean_n, variance_n)."""
+        ...
+
+
+@runtime_checkable
+class ClosedForm(Protocol):
+    """A closed form of the expectation under q."""
+
+    def expected_log_densities(self, q: Family, data: PyTree) -> Float[Array, " n"]:
+        """E_q[log p(y_n | θ)] of each row in closed form."""
+        ...
+
+
+@runtime_checkable
+class DiscreteLatent(Protocol):
+    """A discrete latent variable in each row."""
+
+    def expected_joint_log_densities(self, q: Family, data: PyTree) -> Float[Array, "n k"]:
+        """E_q[log p(y_n, z_n = k | θ)] of each row and each value of its latent variable."""
+        ...
+
+
+@runtime_checkable
+class LocalDraws(Protocol):
+    """Predictors that can be drawn row by row, instead of θ."""
+
+    def shared(self, q: Family, data: PyTree) -> PyTree[Float[Array, "..."]]:
+        """What all draws of the predictors share, such as means and variances."""
+        ...
+
+    def noise_shape(self, shared: PyTree) -> tuple[int, ...]:
+        """The shape of the standard normal noise that one draw of all predictors takes."""
+        ...
+
+    def predictor_at(self, shared: PyTree, noise: Array) -> Array:
+        """A draw of every row's predictor under q, independent across rows."""
+        ...
+
+    def log_density_at(self, predictor: Array, data: PyTree) -> Float[Array, " n"]:
+        """Every row's log p(y_n | f_n), given the predictors f."""
+        ...
+
+
+@runtime_checkable
+class Response(Protocol):
+    """A response to predict."""
+
+    def response(self, theta: Theta, x: Float[Array, "n d"]) -> Float[Array, " n"] | Float[Array, "n c"]:
+        """E[y | θ, x] of each row; class probabilities where y is a class."""
+        ...
+
+
+@runtime_checkable
+class LocalResponse(Protocol):
+    """A response to predict, given predictors that can be drawn row by row."""
+
+    def response_at(self, predictor: Array) -> Float[Array, " n"] | Float[Array, "n c"]:
+        """E[y | f] of each row, given the predictors f."""
+        ...
+
+
+@runtime_checkable
+class ClosedResponse(Protocol):
+    """A closed form of the prediction."""
+
+    def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Float[Array, " n"]:
+        """E_q E[y | θ, x], exactly or by a documented closed-form approximation."""
+        ...
+
+
+@runtime_checkable
+class Template(Protocol):
+    """Parameters that are not one vector, such as a network's weights."""
+
+    def template(self) -> Theta:
+        """A θ of zeros, to build a prior on."""
+        ...
+
+
+Capability = TypeVar("Capability")
+
+
+def offered(model: object, capability: type[Capability], what: str, instead: str) -> Capability:
+    """The model, which must offer a capability; a `SettingsError` that says what it lacks, and what to do instead."""
+    if not isinstance(model, capability):
+        raise SettingsError(f"{type(model).__name__} has no {what}: {instead}.")
+    return model
