@@ -54,15 +54,14 @@ def test_help_shows_a_text_for_every_parameter(words):
 
 
 def test_names_of_the_package_are_those_it_declares():
-    """`__all__`, what type checkers see, and what is imported on demand are the same names."""
-    block = next(node for node in ast.parse(Path(pt.__file__).read_text()).body if isinstance(node, ast.If))
-    seen = [alias.name for node in block.body for alias in node.names]
-    assert sorted(seen) == sorted(pt.__all__)
+    """What type checkers see, and what is imported on demand, are the same names."""
+    seen = [node for node in ast.parse(Path(pt.__file__ + "i").read_text()).body if isinstance(node, ast.ImportFrom)]
+    assert sorted(alias.asname for node in seen for alias in node.names) == pt.__all__
     assert set(pt.__all__) <= set(dir(pt))
-    for node in block.body:
+    for node in seen:
         for alias in node.names:
             module = __import__(node.module, fromlist=[alias.name])
-            assert getattr(pt, alias.name) is getattr(module, alias.name)
+            assert getattr(pt, alias.asname) is getattr(module, alias.name)
 
 
 def test_modules_are_attributes_without_an_import_of_their_own():

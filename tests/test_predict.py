@@ -143,9 +143,9 @@ def test_a_summary_names_parameters_by_their_path():
         (lambda p: p.summary(["only one"]), "2 parameters and 1 names"),
         (lambda p: p.predict(X, "exact"), "no predictive named 'exact': choose one of closed, monte_carlo"),
         (lambda p: Posterior(LinearRegression(), Q).predict_proba(X), "LinearRegression does not predict classes"),
-        (lambda p: p.interval(1.0), "between 0 and 1, not at 1.0"),
+        (lambda p: p.interval(1.0), "between 0 and 1, not 1.0"),
         (lambda p: p.interval(0), "between 0 and 1"),
-        (lambda p: p.summary(mass=95), "between 0 and 1, not at 95"),
+        (lambda p: p.summary(mass=95), "between 0 and 1, not 95"),
     ],
 )
 def test_questions_that_make_no_sense_are_refused(ask, message):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from partita.data import beta_kappa
-from partita.data.bundled import adult_frames
+from partita.data.datasets import adult_frames
 from partita.federation import config
 from partita.federation.rehearse import Rehearsal
 from support.clinic_files import TOML, clinic, write

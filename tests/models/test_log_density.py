@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partita import FullGaussian, InputError, LogDensity
+from partita import FullGaussian, InputError, LogDensity, Posterior
 from partita.checks import check_model
 
 DATA = {"time": jnp.array([0.3, 1.2, 0.7]), "dose": jnp.array([[1.0, 0.0], [0.5, 1.0], [2.0, -1.0]])}
@@ -38,7 +38,8 @@ def test_a_row_that_is_not_finite_is_named():
         MODEL.check({"time": np.ones(3), "dose": np.array([[1.0, 2.0], [0.0, 1.0], [3.0, np.nan]])})
 
 
-@pytest.mark.parametrize("ask", [lambda m: m.response(START, None), lambda m: m.expected_response(None, None)])
-def test_what_it_does_not_have_it_says(ask):
+@pytest.mark.parametrize("how", ["closed", "monte_carlo"])
+def test_what_it_does_not_have_it_says(how):
+    posterior = Posterior(MODEL, FullGaussian.standard_normal(2))
     with pytest.raises(InputError, match="LogDensity has no"):
-        ask(MODEL)
+        posterior.predict(np.ones((1, 2)), how)

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from partita.data import partitioners, split
-from partita.data.bundled import breast_cancer
+from partita.data.datasets import breast_cancer
 from partita.data.shard import Partition
 from partita.data.table import Table
 from partita.families import Family, FullGaussian

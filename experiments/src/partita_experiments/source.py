@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from partita.data.bundled import Dataset, digits
+from partita.data.datasets import Dataset, digits
 from partita.data.frame import Frame, Frames
 from partita.data.preprocess import federated
 from partita.data.table import Table

@@ -1,6 +1,6 @@
 """Diabetes, from scikit-learn: a response that is a number."""
 
-from partita.data.bundled import Dataset, encoded
+from partita.data.datasets import Dataset, encoded
 from partita.data.frame import Frame, divided
 
 

@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 from jaxtyping import UInt8
 
-from partita.data.bundled import Dataset
+from partita.data.datasets import Dataset
 from partita.data.table import Table
 from partita.errors import InputError
 from partita_experiments.datasets.fetch import Remote, fetch

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partita.data.bundled import Dataset, adult_frames, encoded
+from partita.data.datasets import Dataset, adult_frames, encoded
 from partita.data.frame import Frame, Frames, divided
 from partita.errors import InputError, unknown
 from partita_experiments.datasets.fetch import Remote, fetch, find
