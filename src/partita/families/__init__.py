@@ -2,8 +2,9 @@
 
 from partita.families.base import Family, inner
 from partita.families.dirichlet import Dirichlet
+from partita.families.full_gaussian import FullGaussian
 from partita.families.gamma import Gamma
-from partita.families.gaussian import FullGaussian, Gaussian, MeanFieldGaussian
+from partita.families.gaussian import Gaussian, MeanFieldGaussian
 from partita.families.inverse_gamma import InverseGamma
 from partita.families.log_normal import LogNormal
 from partita.families.normal_gamma import NormalGamma

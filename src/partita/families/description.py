@@ -11,7 +11,7 @@ import numpy as np
 from partita import families
 from partita.errors import DamagedFileError
 from partita.families.base import Family
-from partita.families.gaussian import Layout
+from partita.families.layout import Layout
 
 
 def describe(member: Family) -> dict[str, Any]:

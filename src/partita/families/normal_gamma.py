@@ -10,11 +10,12 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Key
 
 from partita.errors import SettingsError
 from partita.families.base import Family, floating, positive
+from partita.families.full_gaussian import FullGaussian, symmetric
 from partita.families.gamma import Gamma
 from partita.families.gamma import Moments as GammaMoments
 from partita.families.gamma import Standard as ShapeMean
-from partita.families.gaussian import FullGaussian, Layout, symmetric
 from partita.families.gaussian import Standard as MeanVariance
+from partita.families.layout import Layout
 
 
 class Coefficients(TypedDict):

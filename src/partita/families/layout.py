@@ -1,0 +1,40 @@
+"""Where the leaves of θ are in one vector."""
+
+import math
+from typing import Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from partita.families.base import Theta
+
+
+class Layout(eqx.Module):
+    """The mapping between a parameter vector and the leaves of θ."""
+
+    treedef: jax.tree_util.PyTreeDef = eqx.field(static=True)
+    shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, theta: Theta) -> Self:
+        leaves, treedef = jax.tree.flatten(theta)
+        return cls(treedef, tuple(jnp.shape(leaf) for leaf in leaves))
+
+    def ravel(self, theta: Theta) -> Float[Array, "... d"]:
+        leaves = [
+            jnp.reshape(leaf, (*leaf.shape[: leaf.ndim - len(shape)], -1))
+            for leaf, shape in zip(jax.tree.leaves(theta), self.shapes, strict=True)
+        ]
+        return jnp.concatenate(leaves, axis=-1)
+
+    def unravel(self, vector: Float[Array, "... d"]) -> Theta:
+        ends = [0]
+        for shape in self.shapes:
+            ends.append(ends[-1] + math.prod(shape))
+        leaves = [
+            jnp.reshape(vector[..., start:end], vector.shape[:-1] + shape)
+            for start, end, shape in zip(ends[:-1], ends[1:], self.shapes, strict=True)
+        ]
+        return jax.tree.unflatten(self.treedef, leaves)
