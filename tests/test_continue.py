@@ -1,0 +1,125 @@
+"""A run goes on from a state: with more rounds, more or fewer clients, or another method."""
+
+import equinox as eqx
+import numpy as np
+import pytest
+
+import partita as pt
+from support.problems import MODEL, PARTS, PRIOR, SOLVER, STOCHASTIC, assert_product
+
+SILENT = pt.Monitor(every=0)
+
+
+def run(method, parts=PARTS, **settings):
+    return pt.run(method, MODEL, PRIOR, parts, monitor=SILENT, **settings)
+
+
+@pytest.mark.parametrize("solver", [SOLVER, STOCHASTIC])
+def test_more_rounds_lead_where_one_run_would_have(solver):
+    method = pt.methods.synchronous(solver, damping=0.5)
+    whole = run(method, rounds=5, tolerance=-1.0)
+    first = run(method, rounds=2, tolerance=-1.0)
+    second = run(method, rounds=3, tolerance=-1.0, state=first.state)
+    assert eqx.tree_equal(second.state.factors, whole.state.factors)
+    assert eqx.tree_equal(second.posterior.q, whole.posterior.q)
+    assert (second.state.communications, len(second.history)) == (15, 3)
+
+
+def test_a_settled_state_is_looked_at_again_before_it_counts_as_converged():
+    method = pt.methods.sequential(SOLVER)
+    done = run(method)
+    again = run(method, state=done.state)
+    assert again.status is pt.Status.CONVERGED
+    assert again.state.answers == done.state.answers + 3
+    assert again.posterior.q.kl(done.posterior.q) < 1e-6
+
+
+def test_clients_that_have_rows_now_join():
+    method = pt.methods.sequential(SOLVER)
+    two = pt.Partition(PARTS.shards[:2], PARTS.names[:2], PARTS.sizes[:2])
+    whole, part = run(method, tolerance=1e-12), run(method, two, tolerance=1e-12)
+    joined = run(method, PARTS, tolerance=1e-12, state=part.state)
+    assert joined.state.names == PARTS.names
+    np.testing.assert_allclose(joined.posterior.mean, whole.posterior.mean, rtol=1e-6)
+
+
+def test_rows_belong_to_a_client_by_its_name_and_not_by_its_place():
+    method = pt.methods.sequential(SOLVER)
+    reversed_parts = pt.Partition(PARTS.shards[::-1], PARTS.names[::-1], PARTS.sizes[::-1])
+    whole = run(method, tolerance=1e-12)
+    part = run(method, rounds=1)
+    turned = run(method, reversed_parts, tolerance=1e-12, state=part.state)
+    assert turned.state.names == PARTS.names
+    for factor, other in zip(turned.state.factors, whole.state.factors, strict=True):
+        np.testing.assert_allclose(factor.natural.precision, other.natural.precision, rtol=1e-5)
+
+
+def test_clients_without_rows_leave_and_their_factors_stay():
+    method = pt.methods.sequential(SOLVER)
+    whole = run(method, rounds=2)
+    two = pt.Partition(PARTS.shards[:2], PARTS.names[:2], PARTS.sizes[:2])
+    fewer = run(method, two, state=whole.state)
+    assert fewer.state.inactive_names == ("client 2",)
+    assert fewer.state.factors[2] is whole.state.factors[2]
+    assert fewer.status is pt.Status.CONVERGED
+    assert_product(fewer.state)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pt.methods.synchronous(SOLVER), pt.methods.asynchronous(SOLVER), pt.methods.sequential(SOLVER, anticipating=True)],
+)
+def test_another_method_goes_on_from_there(method):
+    whole = run(pt.methods.sequential(SOLVER), tolerance=1e-12)
+    first = run(pt.methods.sequential(SOLVER), rounds=1)
+    second = run(method, state=first.state, tolerance=1e-12, rounds=300)
+    assert second.status is pt.Status.CONVERGED
+    assert second.posterior.q.kl(whole.posterior.q) < 1e-8
+    assert_product(second.state)
+
+
+def test_hyperparameters_begin_to_be_learned_on_the_way():
+    first = run(pt.methods.sequential(SOLVER), rounds=2)
+    second = run(pt.methods.sequential(SOLVER, learn=["prior_scale"]), state=first.state, rounds=20)
+    whole = run(pt.methods.sequential(SOLVER, learn=["prior_scale"]), rounds=40)
+    found, expected = (float(result.posterior.hyper["prior_scale"]) for result in (second, whole))
+    assert found == pytest.approx(expected, rel=1e-2)
+    assert found != 1.0
+
+
+def test_a_state_that_does_not_fit_is_refused():
+    state = run(pt.methods.sequential(SOLVER), rounds=1).state
+    with pytest.raises(pt.InputError, match="another prior"):
+        pt.run(pt.methods.sequential(SOLVER), MODEL, PRIOR**2, PARTS, state=state)
+    with pytest.raises(pt.InputError, match="Averaging cannot go on"):
+        run(pt.methods.bayesian_admm(SOLVER), state=state)
+
+
+def test_callbacks_see_every_step_and_end_a_run_by_raising():
+    seen = []
+    monitor = pt.Monitor(every=0, callbacks=(lambda state, row: seen.append((state.turn, row["step"])),))
+    pt.run(pt.methods.sequential(SOLVER), MODEL, PRIOR, PARTS, rounds=1, monitor=monitor)
+    assert seen == [(1, 1), (2, 2), (3, 3)]
+
+    def stop(state, row):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pt.run(pt.methods.sequential(SOLVER), MODEL, PRIOR, PARTS, monitor=pt.Monitor(callbacks=(stop,)))
+
+
+def test_a_result_prints_what_matters():
+    result = pt.run(pt.methods.sequential(SOLVER), MODEL, PRIOR, PARTS)
+    text = repr(result)
+    assert "converged" in text
+    assert "3 clients" in text
+    assert f"free energy {result.free_energy:.6g}" in text
+    assert "MeanFieldGaussian of 6 natural parameters" in text
+
+
+def test_a_history_becomes_a_data_frame():
+    pytest.importorskip("polars")
+    result = pt.run(pt.methods.sequential(SOLVER), MODEL, PRIOR, PARTS, rounds=1)
+    frame = result.history.to_polars()
+    assert frame["communications"].to_list() == [1, 2, 3]
+    assert frame["clients"].to_list()[0] == '["client 0"]'
