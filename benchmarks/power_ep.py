@@ -97,7 +97,7 @@ def runs(table):
             "log_evidence": result.log_evidence if method.solver.estimates_evidence else None,
             "sd": float(np.mean(result.posterior.q.sd)),
             "skipped": sum(sum(row["skipped"].values()) for row in result.history.rows),
-            "unsolved": sum(len(row["unsolved"]) for row in result.history.rows),
+            "unconverged": sum(len(row["unconverged"]) for row in result.history.rows),
         }
     return found
 
@@ -126,7 +126,7 @@ def show(report):
         "mean sd",
         "log evidence",
         "skipped",
-        "unsolved",
+        "unconverged",
     )
     for name, row in report["runs"].items():
         table.add_row(
@@ -139,7 +139,7 @@ def show(report):
             f"{row['sd']:.4f}",
             "" if row["log_evidence"] is None else f"{row['log_evidence']:.2f}",
             f"{row['skipped']}",
-            f"{row['unsolved']}",
+            f"{row['unconverged']}",
         )
     console.print(table)
 

@@ -13,7 +13,7 @@ pytest.importorskip("cryptography")
 import partita as pt
 from partita.federation import processes
 from partita.federation.certificates import make_authority
-from partita.federation.initialise import hand, initialise
+from partita.federation.initialise import initialise, issue_credentials
 from partita.io import atomic
 from support.clinic_files import clinic, write
 
@@ -95,5 +95,5 @@ def test_private_keys_are_their_owners_from_the_first_byte_on(tmp_path, modes):
     assert modes[study / "server.pem"] == 0o644
     assert keys[0].read_text() == keys[2].read_text()
     modes.clear()
-    hand(study)
+    issue_credentials(study)
     assert {modes[path] for path in keys[2:]} == {0o600}

@@ -116,7 +116,7 @@ def test_a_client_new_in_the_file_is_handed_a_folder_and_takes_part_when_the_run
     changed = text.replace('clients = ["east", "west"]', 'clients = ["east", "west", "south"]')
     (study / "federation.toml").write_text(changed.replace("rounds = 20", "rounds = 60"))
     write(study.parent / "south.csv", [row[:5] for row in clinic(2)], ("age", "pressure", "pain", "site", "ill"))
-    assert str(study / "clients" / "south") in partita("federation", "hand", study).output
+    assert str(study / "clients" / "south") in partita("federation", "credentials", study).output
     assert config.load(study / "clients" / "east").clients == ("east", "west", "south")
     assert partita("federation", "join", study, "south").exit_code == 0
     federation, there = clients(study)

@@ -141,7 +141,7 @@ def test_a_file_that_does_not_fit_is_told_to_both_sides_by_column(clinics, tmp_p
     reception = Enrolment(federation, link, ledger)
     reception.assemble()
     assert list(reception.rows) == ["east", "west"]
-    events = ledger._db.execute("SELECT text FROM events WHERE name = 'north' AND event = 'unfit'").fetchall()
+    events = ledger._db.execute("SELECT text FROM events WHERE name = 'north' AND event = 'incompatible'").fetchall()
     assert "'pressure' has texts" in events[0][0]
 
 
@@ -271,7 +271,9 @@ def test_a_client_that_comes_late_with_a_category_that_nobody_had_stays_out_and_
     write(tmp_path / "north.csv", [(*row[:3], "middle", *row[4:]) for row in clinic(1)])
     there = serve(tmp_path, federation, Late(clients, "north", 23.0))
     assert there.state.names == ("east", "west")
-    events = Ledger(tmp_path / LEDGER_FILE)._db.execute("SELECT text FROM events WHERE event = 'unfit'").fetchall()
+    events = (
+        Ledger(tmp_path / LEDGER_FILE)._db.execute("SELECT text FROM events WHERE event = 'incompatible'").fetchall()
+    )
     assert len(events) == 1
     assert "'site' has the category 'middle'" in events[0][0]
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from rich.console import Console
 
-from partita.cli.standing import show, since
+from partita.cli.status_table import show, since
 from partita.federation.serve import serve
 from partita.federation.status import MAX_ERROR_LENGTH, to_json
 from partita.io import wire
@@ -48,8 +48,8 @@ def test_what_a_client_writes_neither_moves_the_cursor_nor_is_markup(tmp_path):
 def test_a_long_reason_is_cut(tmp_path):
     federation, clients = federate(tmp_path, "long " * MAX_ERROR_LENGTH)
     serve(tmp_path, federation, Weather(clients))
-    trouble = look(tmp_path).members[-1].trouble
-    assert trouble == f"{('a task failed: ' + 'long ' * MAX_ERROR_LENGTH)[:MAX_ERROR_LENGTH]}…"
+    last_error = look(tmp_path).members[-1].last_error
+    assert last_error == f"{('a task failed: ' + 'long ' * MAX_ERROR_LENGTH)[:MAX_ERROR_LENGTH]}…"
 
 
 def test_numbers_that_are_not_finite_are_null_in_json(tmp_path):

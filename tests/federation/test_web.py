@@ -18,7 +18,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from partita.cli.standing import amount
+from partita.cli.status_table import amount
 from partita.errors import InputError
 from partita.federation import status
 from partita.federation.serve import serve
@@ -56,7 +56,7 @@ def test_it_says_what_the_ledger_says(tmp_path, monkeypatch):
     stopped(tmp_path)
     monkeypatch.setattr(status, "time", types.SimpleNamespace(time=lambda: 2e9))
     with served(tmp_path) as page:
-        code, headers, body = ask(page, "/standing.json")
+        code, headers, body = ask(page, "/status.json")
     assert (code, headers["Content-Type"]) == (200, "application/json; charset=utf-8")
     assert body == to_json(look(tmp_path))
     assert [member["name"] for member in json.loads(body)["members"]] == list(NAMES)
@@ -67,12 +67,12 @@ def test_it_says_what_the_ledger_says(tmp_path, monkeypatch):
     [
         ("/", "GET", {}, 200),
         ("/", "GET", {"Host": "localhost:9000"}, 200),
-        ("/standing.json", "GET", {"Host": "evil.example:80"}, 421),
+        ("/status.json", "GET", {"Host": "evil.example:80"}, 421),
         ("/", "GET", {"Host": "127.0.0.1.evil.example"}, 421),
         ("/", "GET", {"Host": ""}, 421),
         ("/ledger.sqlite", "GET", {}, 404),
         ("/../federation.toml", "GET", {}, 404),
-        ("/standing.json", "POST", {}, 501),
+        ("/status.json", "POST", {}, 501),
         ("/", "DELETE", {}, 501),
     ],
 )
@@ -109,7 +109,7 @@ def test_a_port_in_use_is_told(tmp_path):
 def test_before_the_run_has_begun_the_page_is_there_and_says_so(tmp_path):
     with served(tmp_path) as page:
         assert ask(page)[0] == 200
-        code, _, body = ask(page, "/standing.json")
+        code, _, body = ask(page, "/status.json")
     assert code == 503
     assert "start the run" in json.loads(body)["error"]
 

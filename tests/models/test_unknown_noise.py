@@ -135,7 +135,7 @@ def test_the_normal_gamma_of_many_rows_is_exact_in_single_precision(rows):
     np.testing.assert_allclose(q.gamma.shape, SHAPE + rows / 2, rtol=1e-5)
     np.testing.assert_allclose(q.gamma.mean, (SHAPE + rows / 2) / rate, rtol=1e-4)
     np.testing.assert_allclose(q.gaussian.mean, mean, atol=1e-5)
-    assert not result.history["unsolved"].any()
+    assert not result.history["unconverged"].any()
 
 
 def pooled_bound(scale):

@@ -7,7 +7,7 @@ import pytest
 from partita.federation import config
 from partita.federation.client import Client
 from partita.federation.serve import serve
-from partita.federation.status import standing
+from partita.federation.status import read_status
 from partita.io import wire
 from support.clinic_files import TOML, clinic, write
 from support.weather import Fuse, Killed, Weather
@@ -42,7 +42,7 @@ def federate(folder, reason=HOSTILE):
 
 
 def look(folder):
-    return standing(folder, "clinics", NAMES)
+    return read_status(folder, "clinics", NAMES)
 
 
 def stopped(folder):

@@ -1,4 +1,4 @@
-"""Commands of a federation: init, hand, leave, retire, join; server, client, status, resume, result."""
+"""Commands of a federation: init, credentials, leave, retire, join; server, client, status, resume, result."""
 
 import contextlib
 import json as jsons
@@ -45,11 +45,11 @@ def init(
 
 
 @federation.command()
-def hand(folder: Folder) -> None:
+def credentials(folder: Folder) -> None:
     """Issue the clients' folders again after an edit of federation.toml; new clients get keys."""
     from partita.federation import initialise
 
-    for path in initialise.hand(folder):
+    for path in initialise.issue_credentials(folder):
         typer.echo(path)
 
 
@@ -137,17 +137,17 @@ def status(
     from rich.console import Console
     from rich.live import Live
 
-    from partita.cli.standing import show
+    from partita.cli.status_table import show
     from partita.federation.config import load
-    from partita.federation.status import Standing, standing, to_json
+    from partita.federation.status import FederationStatus, read_status, to_json
     from partita.federation.web import Page
 
     if watch + web + json > 1:
         raise InputError("--watch, --web and --json exclude one another: choose one.")
     about = load(folder)
 
-    def look() -> Standing:
-        return standing(folder, about.name, about.clients)
+    def look() -> FederationStatus:
+        return read_status(folder, about.name, about.clients)
 
     if json:
         typer.echo(to_json(look(), indent=2))

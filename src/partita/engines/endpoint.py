@@ -59,7 +59,7 @@ class ClientEndpoint:
         kind, header = message.header.get("kind"), message.header
         if kind == "refused":
             _LOG.warning("%s: an answer was refused: it %s", self.name, header.get("reason"))
-            return Message({**about, "kind": "noted"}, {})
+            return Message({**about, "kind": "ack"}, {})
         if header.get(BINDING) != self.binding:
             _LOG.warning("%s %s", self.name, UNBOUND)
             return Message({**about, "kind": "unbound"}, {})

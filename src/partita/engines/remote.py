@@ -153,7 +153,7 @@ class RemoteEngine(Engine):
                 self._fail(task, letter.reason)
             return
         message, header = letter.message, letter.message.header
-        if header.get("kind") == "noted":
+        if header.get("kind") == "ack":
             return
         named = message.words("task", "")
         answered, _ = self._under_way.get(named, (None, 0.0))

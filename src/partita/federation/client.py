@@ -37,7 +37,7 @@ class Client:
         try:
             if message.header.get("kind") == "refused":
                 _LOG.warning("%s: refused by the server: it %s", self.name, message.words("reason", ""))
-                return Message({**about, "kind": "noted"}, {})
+                return Message({**about, "kind": "ack"}, {})
             if message.header.get("digest") != self.federation.digest:
                 raise FederationError(CONFIG_MISMATCH, CONFIG_MISMATCH)
             if message.header.get("kind") == "hello":

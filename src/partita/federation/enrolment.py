@@ -65,7 +65,7 @@ class Enrolment:
     def welcome(self, letter: Delivery) -> None:
         """Enrols a client if its columns are compatible; otherwise logs the reason and tells the client."""
         name, message = letter.name, letter.message or Message({"reason": letter.reason}, {})
-        if name in self.rows or message.header.get("kind") == "noted":
+        if name in self.rows or message.header.get("kind") == "ack":
             return
         try:
             if message.header.get("kind") != "hello":
@@ -79,7 +79,7 @@ class Enrolment:
                 self.encoding.check(summary)
         except InputError as error:
             if self._unfit.get(name) != str(error):
-                self.ledger.note(name, "unfit", str(error))
+                self.ledger.note(name, "incompatible", str(error))
                 self.link.post(name, Message({"kind": "refused", "reason": f"does not fit: {error}"}, {}))
             self._unfit[name], self._ask[name] = str(error), self.link.now() + RETRY_INCOMPATIBLE_SECONDS
             return

@@ -47,10 +47,10 @@ def initialise(
 
         make_authority(folder, host)
         written += [folder / "ca.crt", folder / "server.pem", folder / "server.key", folder / "keys"]
-    return written + hand(folder)
+    return written + issue_credentials(folder)
 
 
-def hand(folder: Path) -> list[Path]:
+def issue_credentials(folder: Path) -> list[Path]:
     """Writes every client's folder from the current federation.toml; new clients get new keys."""
     federation = load(folder)
     written = []

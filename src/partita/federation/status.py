@@ -15,7 +15,7 @@ KINDS = ("accepted", "refused", "late", "failed")
 ERROR_PREFIXES = {
     "refused": "an answer was refused: it",
     "failed": "a task failed:",
-    "unfit": "it does not fit:",
+    "incompatible": "it does not fit:",
     **{f"could not {change}": f"it could not {change}:" for change in ("leave", "retire", "join")},
 }
 MAX_ERROR_LENGTH = 300
@@ -23,12 +23,12 @@ MAX_ERROR_LENGTH = 300
 
 
 @dataclasses.dataclass(frozen=True)
-class Member:
+class ClientStatus:
     """A client as the server sees it."""
 
     name: str
     state: str
-    """working, waiting, left, expected (not enrolled yet) or unfit (incompatible)."""
+    """working, waiting, left, expected (not enrolled yet) or incompatible (incompatible)."""
     rows: int | None
     rounds: int
     """The number of accepted answers."""
@@ -39,12 +39,12 @@ class Member:
     failed: int
     last_seen: float | None
     """Seconds ago."""
-    trouble: str
+    last_error: str
     """The last refusal or failure, with the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Standing:
+class FederationStatus:
     """A snapshot of a federation's status."""
 
     name: str
@@ -58,11 +58,11 @@ class Standing:
     residual: float | None
     traffic: int
     """Bytes of arrays sent and received, up to the last answer."""
-    members: tuple[Member, ...]
+    members: tuple[ClientStatus, ...]
     history: tuple[dict[str, Any], ...]
 
 
-def standing(folder: Path, name: str, clients: tuple[str, ...]) -> Standing:
+def read_status(folder: Path, name: str, clients: tuple[str, ...]) -> FederationStatus:
     """Reads the status from the ledger in the folder."""
     path = folder / LEDGER_FILE
     if not path.exists():
@@ -87,7 +87,7 @@ def standing(folder: Path, name: str, clients: tuple[str, ...]) -> Standing:
     ]
     last = history[-1] if history else {}
     reported = [row["reported_free_energy"] for row in history if "reported_free_energy" in row]
-    return Standing(
+    return FederationStatus(
         name=name,
         ended=(about.get("ended") or {}).get("message", ""),
         step=int(last.get("step", 0)),
@@ -101,27 +101,27 @@ def standing(folder: Path, name: str, clients: tuple[str, ...]) -> Standing:
     )
 
 
-def _member(name: str, row: Any, rows: int | None, busy: set[int], events: list[Any]) -> Member:
+def _member(name: str, row: Any, rows: int | None, busy: set[int], events: list[Any]) -> ClientStatus:
     counts = {kind: sum(event[2] == kind for event in events) for kind in KINDS}
     seen = [event[0] for event in events if event[2] in ("joined", "accepted", "refused", "late")]
-    trouble = [f"{ERROR_PREFIXES[event[2]]} {event[3]}" for event in events if event[2] in ERROR_PREFIXES]
+    last_error = [f"{ERROR_PREFIXES[event[2]]} {event[3]}" for event in events if event[2] in ERROR_PREFIXES]
     if row is None:
-        state = "unfit" if events and events[-1][2] == "unfit" else "expected"
+        state = "incompatible" if events and events[-1][2] == "incompatible" else "expected"
     else:
         state = "left" if row[3] else "working" if row[0] in busy else "waiting"
-    return Member(
+    return ClientStatus(
         name=name,
         state=state,
         rows=rows,
         rounds=0 if row is None else row[1],
         residual=None if row is None else _finite(row[2]),
         last_seen=time.time() - seen[-1] if seen else None,
-        trouble=_legible(trouble[-1]) if trouble else "",
+        last_error=_legible(last_error[-1]) if last_error else "",
         **counts,
     )
 
 
-def to_json(now: Standing, indent: int | None = None) -> str:
+def to_json(now: FederationStatus, indent: int | None = None) -> str:
     """The status as one JSON object; non-finite numbers become null."""
     return json.dumps(_finite_throughout(dataclasses.asdict(now)), indent=indent, allow_nan=False)
 

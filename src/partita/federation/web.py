@@ -12,7 +12,7 @@ from importlib import resources
 from typing import Any
 
 from partita.errors import FederationError, InputError
-from partita.federation.status import Standing, to_json
+from partita.federation.status import FederationStatus, to_json
 
 ADDRESS = "127.0.0.1"
 HOSTS = (ADDRESS, "localhost")
@@ -22,7 +22,7 @@ HOSTS = (ADDRESS, "localhost")
 class Page(ThreadingHTTPServer):
     """An HTTP server for the status page, which polls the status; `look` returns it."""
 
-    def __init__(self, look: Callable[[], Standing], port: int = 0) -> None:
+    def __init__(self, look: Callable[[], FederationStatus], port: int = 0) -> None:
         self.look = look
         self.text = resources.files("partita.federation").joinpath("page.html").read_text("utf-8")
         self.policy = _policy(self.text)
@@ -56,7 +56,7 @@ class _Visit(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.MISDIRECTED_REQUEST, f"Ask for {self.server.address}")
         elif self.path == "/":
             self._send(HTTPStatus.OK, "text/html", self.server.text)
-        elif self.path == "/standing.json":
+        elif self.path == "/status.json":
             try:
                 self._send(HTTPStatus.OK, "application/json", to_json(self.server.look()))
             except InputError as error:

@@ -15,7 +15,7 @@ class History:
 
     Columns: step, communications, rounds, gradient_steps, seconds, clock (simulated time), clients (who answered),
     staleness (largest number of posterior updates between sending a task and aggregating its answer), free_energy,
-    residual (largest of the clients' latest), damping, refused (client → reason), unsolved (client → why its solver
+    residual (largest of the clients' latest), damping, refused (client → reason), unconverged (client → why its solver
     stopped without converging), skipped (client → number of rows without a proper factor), log_evidence (power EP
     only), hyper (learned hyperparameters by name), and the user's metrics.
     """
@@ -76,7 +76,7 @@ class History:
         skipped = self.last("skipped").items()
         found = [f"{rows} rows of {name} have no proper site and were skipped." for name, rows in skipped]
         reasons: dict[str, list[str]] = {}
-        for name, reason in self.last("unsolved").items():
+        for name, reason in self.last("unconverged").items():
             reasons.setdefault(reason, []).append(name)
         for reason, names in reasons.items():
             who = names[0] if len(names) == 1 else f"{len(names)} clients"

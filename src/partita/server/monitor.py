@@ -129,7 +129,7 @@ def _counts(state: State, event: Event) -> dict[str, Any]:
         "refused": {names[k]: refusal.sentence for k, refusal in event.refusals.items()},
         "unanswered": {names[k]: reason for k, reason in event.unanswered.items()},
         "skipped": {names[k]: rows for k, reply in event.replies.items() if (rows := int(reply.info.skipped))},
-        "unsolved": {
+        "unconverged": {
             names[k]: outcome.sentence
             for k, reply in event.replies.items()
             if (outcome := Outcome(int(reply.info.outcome))) is not Outcome.CONVERGED

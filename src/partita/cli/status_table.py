@@ -4,13 +4,13 @@ from rich.console import Group
 from rich.table import Table as Grid
 from rich.text import Text
 
-from partita.federation.status import Member, Standing
+from partita.federation.status import ClientStatus, FederationStatus
 
 _LEFT = ("client", "state")
 _COLUMNS = (*_LEFT, "seen", "rows", "rounds", "residual", "accepted", "refused", "late")
 
 
-def show(now: Standing) -> Group:
+def show(now: FederationStatus) -> Group:
     """The run's numbers, a table of clients, and each client's last error.
 
     Names and reasons are untrusted: as `Text` they are shown literally, without markup.
@@ -20,11 +20,11 @@ def show(now: Standing) -> Group:
         grid.add_column(column, justify="left" if column in _LEFT else "right", no_wrap=True)
     for member in now.members:
         grid.add_row(*map(Text, _cells(member)))
-    troubles = [_trouble(member) for member in now.members if member.trouble]
+    troubles = [_trouble(member) for member in now.members if member.last_error]
     return Group(*_facts(now), "", grid, *([""] if troubles else []), *troubles)
 
 
-def _facts(now: Standing) -> list[Text]:
+def _facts(now: FederationStatus) -> list[Text]:
     energy = "" if now.free_energy is None else f"free energy {now.free_energy:,.2f} as clients reported it"
     residual = "" if now.residual is None else f"residual {now.residual:.2g} nats"
     lines = [
@@ -36,7 +36,7 @@ def _facts(now: Standing) -> list[Text]:
     return [first, *(Text(line) for line in lines if line)]
 
 
-def _cells(member: Member) -> tuple[str, ...]:
+def _cells(member: ClientStatus) -> tuple[str, ...]:
     seen = "" if member.last_seen is None else since(member.last_seen)
     rows = "" if member.rows is None else f"{member.rows:,}"
     residual = "" if member.residual is None else f"{member.residual:.2g}"
@@ -44,9 +44,9 @@ def _cells(member: Member) -> tuple[str, ...]:
     return member.name, member.state, seen, rows, str(member.rounds), residual, *counts
 
 
-def _trouble(member: Member) -> Text:
+def _trouble(member: ClientStatus) -> Text:
     times = f" (failed {member.failed} times)" if member.failed > 1 else ""
-    return Text(f"{member.name}: {member.trouble}{times}", style="dim")
+    return Text(f"{member.name}: {member.last_error}{times}", style="dim")
 
 
 def amount(size: int) -> str:
