@@ -26,7 +26,8 @@ def run(
     solver=SOLVER, schedule=None, aggregation=None, trust_region=1.0, model=MODEL, prior=PRIOR, parts=PARTS, **settings
 ):
     method = pt.Method(solver, schedule or pt.Synchronous(), aggregation or pt.Damped(0.01), trust_region=trust_region)
-    return pt.run(method, model, prior, parts, **{"rounds": 1} | settings)
+    speeds = settings.pop("speeds", None)
+    return pt.run(method, model, prior, engine=pt.LocalEngine(parts, speeds), **{"rounds": 1} | settings)
 
 
 def test_clients_of_two_sizes_make_two_programs_for_any_number_of_rounds():

@@ -98,7 +98,7 @@ def test_digits():
 
 def test_training_and_test_rows_are_the_papers_permutation():
     """The first 80% of `np.random.seed(0)`'s permutation."""
-    train, test = datasets.bundled.permuted(48_842)
+    train, test = datasets.permuted(48_842)
     assert (len(train), len(test)) == (39_073, 9_769)
     np.testing.assert_array_equal(np.sort(np.concatenate([train, test])), np.arange(48_842))
     np.testing.assert_array_equal(train[:5], np.random.RandomState(0).permutation(48_842)[:5])

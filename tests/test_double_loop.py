@@ -245,7 +245,7 @@ def test_a_round_without_everybody_or_without_moments_changes_nothing():
     taken = aggregation.update(holdings, {1: good}, lambda q: 0.0)
     assert taken.holdings is holdings
     assert taken.damping == 0
-    assert "everybody" in taken.refusals[1].sentence
+    assert "all other clients" in taken.refusals[1].sentence
     bad = Factor(PRIOR**-2.0, jnp.zeros(()))
     taken = aggregation.update(holdings, {0: good, 1: bad}, lambda q: 0.0)
     assert taken.holdings is holdings

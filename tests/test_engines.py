@@ -134,9 +134,9 @@ CONJUGATE = pt.methods.sequential(pt.Conjugate())
 def test_clients_that_were_given_something_else_than_the_server_do_not_answer(there, prior, caplog):
     """Otherwise a run with noise 5 and clients with noise 1 would end converged, at another posterior."""
     engine = linked([there] * 3, prior)
-    with pytest.raises(pt.InputError, match="client 0 was given another method, model, prior or precision"):
+    with pytest.raises(pt.InputError, match="client 0 has another method, model, prior or precision"):
         pt.run(CONJUGATE, LINEAR[1], PRIOR, engine=engine, rounds=5, monitor=Monitor(every=0))
-    assert "client 0 was given another method" in caplog.text
+    assert "client 0 has another method" in caplog.text
 
 
 def test_a_client_that_was_given_something_else_is_left_out_by_name(caplog):
@@ -145,9 +145,9 @@ def test_a_client_that_was_given_something_else_is_left_out_by_name(caplog):
     result = pt.run(
         method, LINEAR[0], PRIOR, engine=linked([right, right, wrong]), rounds=3, rules=rules, monitor=Monitor(every=0)
     )
-    with pytest.raises(pt.InputError, match="Every client was given another"):
+    with pytest.raises(pt.InputError, match="Every client has another"):
         pt.run(method, LINEAR[0], PRIOR, engine=linked([wrong] * 3), rounds=3, rules=rules, monitor=Monitor(every=0))
-    assert "client 2 was given another method" in caplog.text
+    assert "client 2 has another method" in caplog.text
     assert all("another method" in row["unanswered"]["client 2"] for row in result.history)
     assert not np.any(result.state.factors[2].natural.precision)
     same = linked([right] * 3)

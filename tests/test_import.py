@@ -24,7 +24,7 @@ HEAVY = (
 PROGRAM = """
 import json, sys
 import partita
-from partita.progress import Progress
+from partita.server.progress import Progress
 
 with Progress("PVI", 3) as bar:
     bar.update(1, {"residual": 1.0})

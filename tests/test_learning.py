@@ -431,7 +431,7 @@ def test_the_summary_has_what_was_learned():
             "no hyperparameter named 'nois': choose one of noise, prior_scale, prior_scales, layer_scales",
         ),
         (["slope"], LINEAR, "no hyperparameter named 'slope'"),
-        (["noise"], pt.LinearRegression(-1.0), "noise to be learned is -1.0: begin with a number above 0"),
+        (["noise"], pt.LinearRegression(-1.0), "The initial noise must be above 0, not -1.0"),
         (["prior_scale", "prior_scales"], LINEAR, "name only one"),
         (["noise", "noise"], LINEAR, "each once"),
     ],
@@ -442,7 +442,7 @@ def test_what_cannot_be_learned_is_named(names, model, message):
 
 
 def test_other_mistakes_are_named_too():
-    with pytest.raises(pt.InputError, match="no way of learning named 'grid'"):
+    with pytest.raises(pt.InputError, match="no learning rule named 'grid'"):
         learned("grid", ["noise"])
     refused = {
         "power_ep": "Power EP has no bound",
@@ -502,8 +502,9 @@ def test_answers_that_never_settle_leave_a_collapsed_ascent_waiting_and_the_mess
         for how in ("collapsed", "coordinate")
     )
     assert float(collapsed.posterior.hyper["prior_scale"]) == 1.0
-    assert 'as they began (prior_scale): answers did not settle within the tolerance; learn with how="coordinate"' in (
-        collapsed.message
+    assert (
+        'still have their initial values (prior_scale): the residual stayed above the tolerance; use how="coordinate"'
+        in (collapsed.message)
     )
     assert float(coordinate.posterior.hyper["prior_scale"]) > 3.0
     assert "initial values" not in coordinate.message
@@ -515,7 +516,7 @@ def test_whoever_was_never_heard_is_named():
     engine = LocalEngine(dataclasses.replace(clients(Y, 3), names=state.names))
     for _ in range(2):
         state, _ = step(method, LINEAR, engine, state)
-    assert "as they began (noise): no answer of Lund could be taken in" in unmoved(method.learning, state)
+    assert "initial values (noise): no answer of Lund was accepted" in unmoved(method.learning, state)
 
 
 def test_histories_have_the_values_step_by_step():

@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from partita import lock
+from partita.io import lock
 
 IMPORT_ALL = """
 import importlib, pkgutil, sys

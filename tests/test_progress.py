@@ -47,7 +47,7 @@ def test_asked_for_or_on_a_terminal_the_bar_shows_where_the_run_stands(progress,
 
 def test_a_terminal_stays_quiet_when_the_bar_is_switched_off(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
-    run()
+    run(monitor=Monitor(progress=False))
     assert sys.stderr.getvalue() == ""
 
 

@@ -1,13 +1,11 @@
 """Experiments as data: what is in a configuration, and what is wrong with one."""
 
-import inspect
-
 import pytest
 
 import partita as pt
 import partita_experiments as experiments
 from partita import InputError
-from partita.methods import NAMED, named
+from partita.methods import named, settings_of
 from partita_experiments.problem import solver as make
 
 QUICK = 'problems = [{ name = "q", data = "made up", solver = "newton", split = { kind = "given" } }]'
@@ -88,8 +86,8 @@ def test_the_experiments_on_images_have_the_papers_settings(name):
     for run in experiment.runs:
         solver = make(experiment, run.solver or problem.solver)
         assert isinstance(solver, pt.Gradient)
-        own = {"solver": solver} if "solver" in inspect.signature(NAMED[run.method]).parameters else {}
-        assert named(run.method, **run.settings, start=pt.MeanFieldGaussian.standard_normal(1), **own)
+        own = {"solver": solver} if "solver" in settings_of(run.named) else {}
+        assert named(run.named, **run.settings, start=pt.MeanFieldGaussian.standard_normal(1), **own)
     assert {problem.data for problem in experiment.quick.problems} == {"digits"}
 
 

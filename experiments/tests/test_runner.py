@@ -120,7 +120,7 @@ def endless(tmp_path):
 
 def test_when_a_worker_fails_the_others_end_at_once(endless):
     made, batch = endless
-    with pytest.raises(InputError, match="A seed is not negative"):
+    with pytest.raises(InputError, match="The seed must not be negative"):
         list(runner._batches(made, [batch, [next(made.cells())._replace(seed=-1)]], 2))
     assert not multiprocessing.active_children()
 
@@ -225,7 +225,7 @@ def test_solvers_are_made_from_their_settings():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"solvers": {"newton": {"kind": "newton", "steps": 3}}}, "The solver newton has a setting that does not fit"),
+        ({"solvers": {"newton": {"kind": "newton", "steps": 3}}}, "The solver newton has an invalid setting"),
         ({"solvers": {"newton": {"kind": "euler"}}}, "There is no kind of solver named 'euler'"),
     ],
 )
@@ -238,7 +238,7 @@ def test_a_solver_that_cannot_be_made_is_told(tmp_path, changes, message):
     ("split", "message"),
     [
         ({"kind": "by_moon"}, "There is no kind of split named 'by_moon': choose one of given, beta_kappa"),
-        ({"kind": "beta_kappa", "gamma": 1}, "The split of adult A has a setting that does not fit"),
+        ({"kind": "beta_kappa", "gamma": 1}, "The split of adult A has an invalid setting"),
     ],
 )
 def test_a_split_that_cannot_be_made_is_told(split, message):

@@ -156,10 +156,10 @@ def test_the_reciprocal_of_a_draw_has_the_inverse_law():
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
-        (lambda: Gamma.from_shape_rate(-1.0, 2.0), "The shape of a gamma is to be a finite number above 0, not -1."),
+        (lambda: Gamma.from_shape_rate(-1.0, 2.0), "The shape of a gamma must be finite and above 0, not -1."),
         (lambda: Gamma.from_shape_rate(np.ones(2), [1.0, 0.0]), "The rate of a gamma .* not 0."),
         (lambda: Gamma.from_shape_rate(np.inf, 1.0), "The shape of a gamma .* not inf."),
-        (lambda: Gamma.from_shape_rate(np.ones(2), np.ones(3)), r"Shapes \(2,\) and rates \(3,\) .* do not fit"),
+        (lambda: Gamma.from_shape_rate(np.ones(2), np.ones(3)), r"Shapes \(2,\) and rates \(3,\) .* do not broadcast"),
         (lambda: InverseGamma.from_shape_scale(0, 1), "The shape of an inverse gamma .* not 0."),
         (lambda: InverseGamma.from_shape_scale(1, [2, -3]), "The scale of an inverse gamma .* not -3."),
         (lambda: GAMMA * INVERSE, "cannot be combined"),

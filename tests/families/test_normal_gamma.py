@@ -77,7 +77,7 @@ def test_draws_are_differentiable():
     [
         ((MEAN, COVARIANCE, -1.0, 1.0), "The shape of a normal–gamma .* not -1."),
         ((MEAN, COVARIANCE, 1.0, 0.0), "The rate of a normal–gamma .* not 0."),
-        ((MEAN, np.eye(3), 1.0, 1.0), r"\(2,\) and a covariance of \(3, 3\) do not fit"),
+        ((MEAN, np.eye(3), 1.0, 1.0), r"\(2,\) and a covariance of shape \(3, 3\) do not match"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, sentence):

@@ -57,7 +57,7 @@ def test_only_what_has_a_scale_is_stretched():
     np.testing.assert_allclose(found["slope"].mean, VECTOR.mean, rtol=1e-14)
     np.testing.assert_allclose(found["slope"].sd, VECTOR.sd * np.array([2.0, 0.5]), rtol=1e-14)
     assert eqx.tree_equal(found["noise"], q["noise"])
-    with pytest.raises(InputError, match="A Product has no scale to be learned"):
+    with pytest.raises(InputError, match="A Product has no learnable scale"):
         Product(noise=q["noise"]).stretched({"noise": jnp.asarray(7.0)})
 
 

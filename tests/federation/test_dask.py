@@ -92,7 +92,7 @@ def test_a_synchronous_round_of_a_hundred_clients_loses_nobody(cluster):
     parts = pt.split(pt.Table(x, y), pt.partitioners.equal_random(500, 100))
     method, notes = METHODS["synchronous"], Notes()
     engine = DaskEngine(cluster, parts, notes)
-    there = pt.run(method, MODEL, PRIOR, engine=engine, rounds=1, store=notes, requests=notes)
+    there = pt.run(method, MODEL, PRIOR, engine=engine, rounds=1)
     here = pt.run(method, MODEL, PRIOR, parts, rounds=1)
     (step,) = there.history
     assert sorted(step["clients"]) == sorted(parts.names)

@@ -69,7 +69,7 @@ def test_a_second_server_leaves_the_firsts_files_alone(study):
     about = study / ".flower" / "config.toml"
     about.parent.mkdir()
     about.write_text("the first's")
-    with hold(study / ".server"), pytest.raises(pt.InputError, match="already running"):
+    with hold(study / ".server"), pytest.raises(pt.InputError, match="running already"):
         processes.serve(study, config.load(study))
     assert about.read_text() == "the first's"
     assert list(about.parent.iterdir()) == [about]

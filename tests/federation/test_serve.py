@@ -132,7 +132,7 @@ def test_a_file_that_does_not_fit_is_told_to_both_sides_by_column(clinics, tmp_p
     rows[0] = (*rows[0][:2], "terrible", *rows[0][3:])
     write(tmp_path / "north.csv", [row[1:] for row in rows], COLUMNS[1:])
     answer = clients["north"].handle(wire.Message({"kind": "hello", "digest": federation.digest}, {}))
-    for part in ("'age' is missing", "'pressure' has texts", "'pain' has categories"):
+    for part in ("'age' is missing", "'pressure' has text where numbers are expected", "'pain' has categories"):
         assert part in answer.header["reason"]
     assert "terrible" not in answer.header["reason"]
     with pytest.raises(pt.InputError, match=r"north.csv .* such as 'terrible'"):
@@ -142,7 +142,7 @@ def test_a_file_that_does_not_fit_is_told_to_both_sides_by_column(clinics, tmp_p
     reception.assemble()
     assert list(reception.rows) == ["east", "west"]
     events = ledger._db.execute("SELECT text FROM events WHERE name = 'north' AND event = 'incompatible'").fetchall()
-    assert "'pressure' has texts" in events[0][0]
+    assert "'pressure' has text where numbers are expected" in events[0][0]
 
 
 @pytest.mark.parametrize("kind", ["hello", "update", "ell"])
@@ -303,7 +303,7 @@ def test_asking_for_somebody_who_never_came_does_not_stop_the_server(clinics, tm
         ("[run]", '[method]\nname = "sequential"\ndampening = 1\n[run]', "setting of sequential named 'dampening'"),
         ("[run]", "[admission]\nchange = -1.0\n[run]", "not be negative"),
         ("[run]", "[run", "not a TOML file"),
-        ("[run]", "[run]\ntimeout = inf", "timeout is not a number above 0"),
+        ("[run]", "[run]\ntimeout = inf", "invalid run.timeout: it must be a number above 0"),
         ('kind = "logistic"', 'kind = "classifier"', 'a network, which needs a solver of kind "adam"'),
     ],
 )

@@ -102,7 +102,10 @@ def test_convergence_is_judged_on_whole_windows_of_steps(window, patience, steps
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"coordinates": "polar"}, "'polar'.*unconstrained, natural"), ({"batch_size": 0}, "at least one row, not 0")],
+    [
+        ({"coordinates": "polar"}, "'polar'.*unconstrained, natural"),
+        ({"batch_size": 0}, "batch size must be at least 1, not 0"),
+    ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(InputError, match=message):

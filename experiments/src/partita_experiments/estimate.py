@@ -125,7 +125,19 @@ def _pace(method: Method, setting: Setting, parts: Partition) -> Pace:
     def visit(limit: int) -> tuple[float, int]:
         solver = dataclasses.replace(method.solver, max_steps=limit)
         engine.bind(dataclasses.replace(method, solver=solver).recipe(setting.model), setting.prior)
-        task = Task("", largest, "", setting.prior, q, factor, version=0, seed=0, updates=0, sent=0.0, hyper={})
+        task = Task(
+            "",
+            largest,
+            parts.names[largest],
+            setting.prior,
+            q,
+            factor,
+            version=0,
+            seed=0,
+            updates=0,
+            sent=0.0,
+            hyper={},
+        )
         began = time.perf_counter()
         reply = engine.answer(task)
         jax.block_until_ready(reply.delta)

@@ -102,14 +102,14 @@ class Stopping:
     def _failed(self, state: State) -> Ending | None:
         active = set(np.flatnonzero(state.active).tolist())
         if not active:
-            return Ending(Status.STALLED, "Everybody has left. Let somebody join.")
+            return Ending(Status.STALLED, "All clients have left. Let one join.")
         if active <= set(state.refused):
             k, refusal = next(iter(state.refused.items()))
             status, remedy = _REFUSED[refusal.reason]
             name = state.names[k]
             return Ending(status, f"No answer could be accepted: that of {name} {refusal.sentence}. {remedy}")
         if len(self.history) and not self.latest > self.first - 10 * (1 + abs(self.first)) and not np.isnan(self.first):
-            return Ending(Status.DIVERGED, f"The free energy ran away to {self.latest:.6g}. {_slower(state)}")
+            return Ending(Status.DIVERGED, f"The free energy diverged to {self.latest:.6g}. {_slower(state)}")
         if np.all(state.outcome[state.active] == Outcome.NO_MOMENTS):
             return Ending(Status.IMPROPER, "No client found the moments of its tilted density.")
         return None
@@ -135,8 +135,8 @@ class Stopping:
         if state.hyper and np.isinf(worst):
             spent = "The budget is spent before all have answered to hyperparameters as they are."
             return Ending(Status.BUDGET_SPENT, spent)
-        nats = "nats, or of half the squared gradient in hyperparameters," if state.hyper else "nats"
-        return Ending(Status.BUDGET_SPENT, f"The budget is spent with a residual of {worst:.3g} {nats} left.")
+        nats = "nats (or half the squared hyperparameter gradient)" if state.hyper else "nats"
+        return Ending(Status.BUDGET_SPENT, f"The budget is spent; the residual is {worst:.3g} {nats}.")
 
 
 def _slower(state: State) -> str:
