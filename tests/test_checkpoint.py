@@ -14,8 +14,8 @@ import pytest
 import partita as pt
 from partita.data import Partition
 from partita.engines import LocalEngine, local
-from partita.io.archive import load_posterior, save_posterior
 from partita.results.history import History
+from partita.results.posterior import load_posterior, save_posterior
 from partita.server.monitor import Monitor
 from partita.server.state import init
 from partita.storage.checkpoint import Checkpoint, load, save

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.io.archive import load_posterior
+from partita.results.posterior import load_posterior
 
 
 def partita(*arguments, timeout=300):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import partita as pt
+from partita.results.posterior import load_posterior
 from partita.server.monitor import Monitor
 from support.problems import MODEL, PARTS, PRIOR, SOLVER
 from support.processes import until
@@ -74,7 +75,7 @@ def test_a_server_killed_in_mid_round_goes_on(cluster, here, tmp_path):
     server.wait()
     assert not posterior.exists()
     subprocess.run(command, env={**os.environ, "PYTHONPATH": tests}, check=True, timeout=300)
-    q, _ = pt.checkpoint.load_posterior(posterior, PRIOR)
+    q, _ = load_posterior(posterior, PRIOR)
     np.testing.assert_allclose(q.mean, here.posterior.mean, rtol=1e-8)
     assert _answers(ledger) == here.state.answers
 

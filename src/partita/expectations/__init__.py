@@ -2,6 +2,7 @@
 
 from partita.expectations.base import Derivatives, Expectation
 from partita.expectations.deterministic import Analytic, Assignments, GaussHermite, GridQuadrature, root
+from partita.expectations.integrand import Integrand
 from partita.expectations.sampled import LocalReparameterisation, MonteCarlo, Sampled
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Expectation",
     "GaussHermite",
     "GridQuadrature",
+    "Integrand",
     "LocalReparameterisation",
     "MonteCarlo",
     "Sampled",

@@ -1,7 +1,7 @@
 """How is E_q[log p(y | θ)] computed? Each member gives the expected log density of every row."""
 
 import abc
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -9,10 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
 from partita.errors import SettingsError
+from partita.expectations.integrand import Integrand
 from partita.families import Family
-
-if TYPE_CHECKING:
-    from partita.models.base import Model
 
 
 class Derivatives(NamedTuple):
@@ -29,11 +27,11 @@ class Expectation(eqx.Module):
     """A rule for E_q[log p(y_n | θ)], row by row."""
 
     @abc.abstractmethod
-    def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
+    def rows(self, model: Integrand, q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
         """The expected log density of each row; `key` is used by the stochastic members only."""
 
     def total(
-        self, model: "Model", q: Family, data: PyTree, weights: Float[Array, " n"], key: Key[Array, ""]
+        self, model: Integrand, q: Family, data: PyTree, weights: Float[Array, " n"], key: Key[Array, ""]
     ) -> Float[Array, ""]:
         """The weighted sum of the rows' expected log densities."""
         return weights @ self.rows(model, q, data, key)
@@ -49,7 +47,7 @@ class Expectation(eqx.Module):
         return False
 
     def at_predictor(
-        self, model: "Model", mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
+        self, model: Integrand, mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
     ) -> Float[Array, " n"]:
         """The same, given mean and variance of each row's Gaussian linear predictor."""
         raise SettingsError(
@@ -58,7 +56,7 @@ class Expectation(eqx.Module):
         )
 
     def derivatives(
-        self, model: "Model", mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
+        self, model: Integrand, mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
     ) -> Derivatives:
         """First and second derivatives of `at_predictor`, row by row."""
 

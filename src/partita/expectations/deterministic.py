@@ -1,7 +1,6 @@
 """Deterministic expectations: closed forms, bounds, and quadrature over the predictor or over θ."""
 
 import functools
-from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -11,11 +10,9 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from partita.errors import SettingsError
 from partita.expectations.base import Derivatives, Expectation
+from partita.expectations.integrand import Integrand
 from partita.families import Family, Gaussian
 from partita.families.base import Theta
-
-if TYPE_CHECKING:
-    from partita.models.base import Model
 
 MAX_GRID_DIMENSIONS = 3
 """The largest number of parameters for a grid."""
@@ -24,11 +21,11 @@ MAX_GRID_DIMENSIONS = 3
 class Analytic(Expectation):
     """A closed form that the model supplies."""
 
-    def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
+    def rows(self, model: Integrand, q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
         return model.expected_log_densities(q, data)
 
     def at_predictor(
-        self, model: "Model", mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
+        self, model: Integrand, mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
     ) -> Float[Array, " n"]:
         return model.expected_log_density(mean, variance, data)
 
@@ -45,7 +42,7 @@ class Assignments(Expectation):
     def bounds(self) -> bool:
         return True
 
-    def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
+    def rows(self, model: Integrand, q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
         return jax.nn.logsumexp(model.expected_joint_log_densities(q, data), axis=1)
 
 
@@ -58,18 +55,18 @@ class GaussHermite(Expectation):
 
     points: int = eqx.field(static=True, default=20)
 
-    def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
+    def rows(self, model: Integrand, q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
         return self.at_predictor(model, *model.predictor(q, data), data)
 
     def at_predictor(
-        self, model: "Model", mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
+        self, model: Integrand, mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
     ) -> Float[Array, " n"]:
         nodes, masses = self._nodes(mean.dtype)
         grid = mean[:, None] + root(variance)[:, None] * nodes
         return jnp.sum(model.log_density_at(grid, data) * masses, axis=1)
 
     def derivatives(
-        self, model: "Model", mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
+        self, model: Integrand, mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
     ) -> Derivatives:
         """From the derivatives of log p(y | f) at the nodes, which is cheaper than differentiating the sum twice."""
         nodes, masses = self._nodes(mean.dtype)
@@ -98,7 +95,7 @@ class GridQuadrature(Expectation):
 
     points: int = eqx.field(static=True, default=20)
 
-    def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
+    def rows(self, model: Integrand, q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
         each_row = jax.vmap(model.log_density, in_axes=(None, 0))
         theta, log_masses = self.nodes(q, key)
         return jnp.exp(log_masses) @ jax.vmap(lambda one: each_row(one, data))(theta)

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -12,12 +12,10 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from partita.errors import SettingsError
 from partita.expectations.base import Expectation
+from partita.expectations.integrand import Integrand
 from partita.families import Family
 from partita.families.base import Sampler, Theta
 from partita.numerics.noise import standard_normal
-
-if TYPE_CHECKING:
-    from partita.models.base import Model
 
 BLOCK = 1024
 """The largest number of rows per block, small enough for the CPU cache."""
@@ -45,27 +43,27 @@ class Sampled(Expectation):
         """The largest number of rows per block; None if draws are shared by all rows."""
 
     @abc.abstractmethod
-    def shared(self, model: "Model", q: Family, data: PyTree) -> PyTree:
+    def shared(self, model: Integrand, q: Family, data: PyTree) -> PyTree:
         """Precomputes what all draws have in common."""
 
     @abc.abstractmethod
-    def densities(self, model: "Model", shared: PyTree, noise: Array, data: PyTree) -> Float[Array, " n"]:
+    def densities(self, model: Integrand, shared: PyTree, noise: Array, data: PyTree) -> Float[Array, " n"]:
         """Every row's log density at one draw."""
 
     @abc.abstractmethod
     def sum(
-        self, term: Callable[[Array, PyTree], PyTree], model: "Model", shared: PyTree, key: Key[Array, ""]
+        self, term: Callable[[Array, PyTree], PyTree], model: Integrand, shared: PyTree, key: Key[Array, ""]
     ) -> PyTree:
         """The sum of a function of noise and precomputed values over all draws."""
 
-    def rows(self, model: "Model", q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
+    def rows(self, model: Integrand, q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
         def term(noise: Array, shared: PyTree) -> Float[Array, " n"]:
             return self.densities(model, shared, noise, data)
 
         return self.sum(term, model, self.shared(model, q, data), key) / self.samples
 
     def total(
-        self, model: "Model", q: Family, data: PyTree, weights: Float[Array, " n"], key: Key[Array, ""]
+        self, model: Integrand, q: Family, data: PyTree, weights: Float[Array, " n"], key: Key[Array, ""]
     ) -> Float[Array, ""]:
         return _total((model, q, weights), self, data, key) / self.samples
 
@@ -79,14 +77,14 @@ class MonteCarlo(Sampled):
     def block(self) -> int | None:
         return None
 
-    def shared(self, model: "Model", q: Family, data: PyTree) -> Sampler:
+    def shared(self, model: Integrand, q: Family, data: PyTree) -> Sampler:
         return q.sampler()
 
-    def densities(self, model: "Model", shared: Sampler, noise: Key[Array, ""], data: PyTree) -> Float[Array, " n"]:
+    def densities(self, model: Integrand, shared: Sampler, noise: Key[Array, ""], data: PyTree) -> Float[Array, " n"]:
         return jax.vmap(model.log_density, in_axes=(None, 0))(shared.sample(noise), data)
 
     def sum(
-        self, term: Callable[[Array, PyTree], PyTree], model: "Model", shared: Sampler, key: Key[Array, ""]
+        self, term: Callable[[Array, PyTree], PyTree], model: Integrand, shared: Sampler, key: Key[Array, ""]
     ) -> PyTree:
         return _sum(lambda index: term(jax.random.fold_in(key, index), shared), self.samples)
 
@@ -108,14 +106,14 @@ class LocalReparameterisation(Sampled):
     def block(self) -> int | None:
         return BLOCK
 
-    def shared(self, model: "Model", q: Family, data: PyTree) -> PyTree:
+    def shared(self, model: Integrand, q: Family, data: PyTree) -> PyTree:
         return model.shared(q, data)
 
-    def densities(self, model: "Model", shared: PyTree, noise: Array, data: PyTree) -> Float[Array, " n"]:
+    def densities(self, model: Integrand, shared: PyTree, noise: Array, data: PyTree) -> Float[Array, " n"]:
         return model.log_density_at(model.predictor_at(shared, noise), data)
 
     def sum(
-        self, term: Callable[[Array, PyTree], PyTree], model: "Model", shared: PyTree, key: Key[Array, ""]
+        self, term: Callable[[Array, PyTree], PyTree], model: Integrand, shared: PyTree, key: Key[Array, ""]
     ) -> PyTree:
         shape, dtype = model.noise_shape(shared), jax.tree.leaves(shared)[0].dtype
 
@@ -133,7 +131,7 @@ class LocalReparameterisation(Sampled):
         return jax.tree.map(jnp.add, total, term(noise(pairs), shared)) if single else total
 
 
-Wanted = tuple["Model", Family, Float[Array, " n"]]
+Wanted = tuple[Integrand, Family, Float[Array, " n"]]
 """The differentiable arguments: the model's parameters, q, and the row weights."""
 
 

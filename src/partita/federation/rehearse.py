@@ -9,8 +9,8 @@ from partita.data.preprocess import federated
 from partita.families import Family
 from partita.federation import rows
 from partita.federation.config import Federation
-from partita.io.archive import load_posterior
 from partita.models import Model
+from partita.results.posterior import load_posterior
 from partita.server.bound import partition_free_energy
 from partita.server.monitor import Monitor
 from partita.server.rules import Rules

@@ -15,8 +15,7 @@ from partita.errors import FederationError
 from partita.federation import config
 from partita.federation.rows import read
 from partita.hyper.values import model_given
-from partita.io.archive import load_posterior
-from partita.results.posterior import Posterior
+from partita.results.posterior import Posterior, load_posterior
 
 MAX_PARAMETERS_SHOWN = 60
 """The largest number of parameters shown in a figure or a terminal."""

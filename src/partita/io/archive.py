@@ -8,20 +8,7 @@ from typing import Any
 import numpy as np
 
 from partita.errors import DamagedFileError
-from partita.families import Family
 from partita.io import atomic
-from partita.io.wire import flatten, unflatten
-
-
-def save_posterior(path: str | os.PathLike[str], q: Family, about: dict[str, Any]) -> None:
-    """Writes the natural parameters of a posterior and its metadata."""
-    write(path, flatten(q), about)
-
-
-def load_posterior(path: str | os.PathLike[str], like: Family) -> tuple[Family, dict[str, Any]]:
-    """The posterior saved at `path`, whose parameters must have the shapes of `like`, and its metadata."""
-    arrays, about = read(path)
-    return unflatten(arrays, like, str(path)), about
 
 
 def write(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:

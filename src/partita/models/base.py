@@ -1,6 +1,5 @@
 """Likelihoods p(y | θ); a model's array leaves are its hyperparameters ε."""
 
-import abc
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -10,26 +9,22 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from partita.data.table import Table
-from partita.errors import DataError, InputError
-from partita.expectations import Expectation, MonteCarlo
+from partita.errors import DataError
+from partita.expectations import Expectation, Integrand, MonteCarlo
 from partita.families import Family
 from partita.families.base import Theta
 
 
-class Model(eqx.Module):
+class Model(Integrand):
     """A likelihood p(y | θ) = Π_n p(y_n | θ), with weighted rows and expectations under q.
 
-    A model implements `log_density` of one row. Other methods are needed by particular expectations and predictions; by
-    default they raise an `InputError`.
+    A model implements `log_density` of one row. What particular expectations need besides is in `Integrand`, and
+    predictions need a response: by default these raise an `InputError`.
     """
 
     expectation: eqx.AbstractVar[Expectation]
     positive: ClassVar[tuple[str, ...]] = ()
     """The names of positive leaves, such as a standard deviation; they are learned on the log scale."""
-
-    @abc.abstractmethod
-    def log_density(self, theta: Theta, datum: PyTree) -> Float[Array, ""]:
-        """The log density log p(y_n | θ) of one row."""
 
     @property
     def predicts_classes(self) -> bool:
@@ -44,40 +39,6 @@ class Model(eqx.Module):
         """The expected log-likelihood Σ_n w_n E_q[log p(y_n | θ)]."""
         return self.expectation.total(self, q, data, weights, key)
 
-    def predictor(self, q: Family, data: PyTree) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
-        """Mean and variance under q of each row's scalar predictor."""
-        raise self._lacks("a Gaussian linear predictor", "MonteCarlo")
-
-    def log_density_at(self, predictor: Array, data: PyTree) -> Float[Array, " n"]:
-        """Every row's log p(y_n | f_n), given the predictors f; scalar predictors may have more axes behind."""
-        raise self._lacks("a density given its predictor", "MonteCarlo")
-
-    def expected_log_density(
-        self, mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
-    ) -> Float[Array, " n"]:
-        """E[log p(y_n | f_n)] in closed form for f_n ~ N(mean_n, variance_n)."""
-        raise self._lacks("a closed form of its expectation", "GaussHermite or MonteCarlo")
-
-    def expected_log_densities(self, q: Family, data: PyTree) -> Float[Array, " n"]:
-        """E_q[log p(y_n | θ)] of each row in closed form; unless overridden, from its Gaussian linear predictor."""
-        return self.expected_log_density(*self.predictor(q, data), data)
-
-    def expected_joint_log_densities(self, q: Family, data: PyTree) -> Float[Array, "n k"]:
-        """E_q[log p(y_n, z_n = k | θ)] of each row and each value of its latent variable."""
-        raise self._lacks("a discrete latent variable", "Analytic or MonteCarlo")
-
-    def shared(self, q: Family, data: PyTree) -> PyTree[Float[Array, "..."]]:
-        """Precomputes what all local draws of the predictors share, such as means and variances."""
-        raise self._lacks("predictors that can be sampled locally", "MonteCarlo")
-
-    def noise_shape(self, shared: PyTree) -> tuple[int, ...]:
-        """The shape of the standard normal noise that one draw of all predictors takes."""
-        raise self._lacks("predictors that can be sampled locally", "MonteCarlo")
-
-    def predictor_at(self, shared: PyTree, noise: Array) -> Array:
-        """A draw of every row's predictor under q, independent across rows."""
-        raise self._lacks("predictors that can be sampled locally", "MonteCarlo")
-
     def response(self, theta: Theta, x: Float[Array, "n d"]) -> Float[Array, " n"] | Float[Array, "n c"]:
         """E[y | θ, x] of each row; class probabilities where y is a class."""
         raise DataError(f"{type(self).__name__} has no response to predict.")
@@ -89,9 +50,6 @@ class Model(eqx.Module):
     def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Float[Array, " n"]:
         """E_q E[y | θ, x], exactly or by a documented closed-form approximation."""
         raise DataError(f'{type(self).__name__} has no closed-form prediction: pass how="monte_carlo".')
-
-    def _lacks(self, what: str, instead: str) -> InputError:
-        return DataError(f"{type(self).__name__} does not have {what}: use the expectation {instead}.")
 
 
 class LogDensity(Model):

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,8 @@ from partita.expectations import LocalReparameterisation
 from partita.families import Family
 from partita.families.base import Theta
 from partita.hyper.values import PRIOR_SCALES, Hyper
-from partita.io.archive import save_posterior
+from partita.io.archive import read, write
+from partita.io.wire import flatten, unflatten
 from partita.models import Model
 from partita.numerics.compiled import Compiled
 
@@ -92,7 +93,7 @@ class Posterior:
     def save(self, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:
         """Writes the natural parameters, the names of the coefficients if given, and hyperparameters learned.
 
-        `partita.storage.checkpoint` reads it.
+        `load_posterior` reads it.
         """
         learned = {name: np.asarray(value).tolist() for name, value in self.hyper.items()}
         about = {"family": type(self.q).__name__, "names": list(names or ()), "hyper": learned}
@@ -119,6 +120,17 @@ class Posterior:
             for name, value in zip(_elements(learned, leaf), np.ravel(leaf), strict=True):
                 found.append(dict(zip(labels, [name + unit, float(value), *[math.nan] * 3], strict=True)))
         return found
+
+
+def save_posterior(path: str | os.PathLike[str], q: Family, about: dict[str, Any]) -> None:
+    """Writes the natural parameters of a posterior and its metadata."""
+    write(path, flatten(q), about)
+
+
+def load_posterior(path: str | os.PathLike[str], like: Family) -> tuple[Family, dict[str, Any]]:
+    """The posterior saved at `path`, whose parameters must have the shapes of `like`, and its metadata."""
+    arrays, about = read(path)
+    return unflatten(arrays, like, str(path)), about
 
 
 def _leaves(tree: PyTree) -> list[tuple[str, Array]]:
