@@ -24,6 +24,7 @@ HEAVY = (
 PROGRAM = """
 import json, sys
 import partita
+partita.run, partita.methods, partita.LogisticRegression
 from partita.server.progress import Progress
 
 with Progress("PVI", 3) as bar:

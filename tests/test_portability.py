@@ -29,7 +29,7 @@ def test_every_module_can_be_imported_without_what_only_posix_has():
     """Dask and Flower, which extras install, may need it themselves: then they count as not installed."""
     done = subprocess.run([sys.executable, "-c", IMPORT_ALL], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert {"partita.lock", "partita.cli.federation", "partita.federation.ledger"} <= set(done.stdout.split())
+    assert {"partita.io.lock", "partita.cli.federation", "partita.storage.ledger"} <= set(done.stdout.split())
 
 
 class Windows(types.ModuleType):

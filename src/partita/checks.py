@@ -1,9 +1,10 @@
-"""Contract checks for user-defined families, models, solvers, schedules and aggregations.
+"""Contract checks for user-defined families, models, solvers, schedules, aggregations and engines.
 
 Each raises an `AssertionError` that describes the violation. The tolerances need double precision: first call
 `jax.config.update("jax_enable_x64", True)`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,17 +14,19 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
 from partita.data.shard import Partition, federate
-from partita.engines import LocalEngine
+from partita.engines import Engine, Failure, LocalEngine, Task
 from partita.families import Family, inner
 from partita.families.factor import Factor
+from partita.io.wire import equal
+from partita.local.client import Reply
 from partita.local.objective import Problem
 from partita.local.solvers import Outcome, Solver
 from partita.models import Model
 from partita.server.aggregation import Aggregation, Damped
 from partita.server.method import Method
-from partita.server.schedules import Schedule, ScheduleView, Sequential
-from partita.server.state import init
-from partita.server.step import step
+from partita.server.schedules import Schedule, ScheduleView, Sequential, Synchronous
+from partita.server.state import init, with_learning
+from partita.server.step import dispatch, step
 
 
 def check_family(q: Family, other: Family) -> None:
@@ -192,11 +195,63 @@ def check_aggregation(aggregation: Aggregation, solver: Solver, model: Model, pr
     method = Method(solver, Sequential(), aggregation)
     check_invariant(method, model, prior, parts, steps=2 * len(parts))
     engine = bound(method, model, prior, parts)
-    state, event = step(method, model, engine, init(prior, len(parts)))
+    state, event = step(method, model, engine, init(prior, len(parts), aggregation=aggregation))
     assert 0 <= event.damping <= 1, "the damping taken is not in [0, 1]"
     undamped, _ = step(Method(solver, Sequential(), Damped()), model, engine, init(prior, len(parts)))
     expected = prior * (undamped.posterior / prior) ** event.damping
     _near(_distance(state.posterior, expected), 0, 1e-8, "the posterior did not move by the damping reported")
+
+
+def check_engine(engine: Engine, method: Method, model: Model, prior: Family, timeout: float = 60.0) -> None:
+    """Checks an engine that is not running: names, binding, one answer a task, the same at a retry, and ell.
+
+    Every client must be online, and answer within `timeout` seconds of the engine's clock.
+    """
+    _double(prior)
+    names = engine.names
+    assert names, "there are no clients"
+    assert len(set(names)) == len(names), "the clients' names are not distinct"
+    away = engine.away(names)
+    assert away.shape == (len(names),), "`away` does not tell of every client"
+    assert not away.any(), "a client is said to be away"
+    began = engine.now()
+    engine.check(method.recipe(model), prior)
+    engine.bind(method.recipe(model), prior)
+    fresh = init(prior, names)
+    if method.learning is not None:
+        fresh = with_learning(fresh, method.learning, model)
+    tasks = dispatch(Method(method.solver, Synchronous()), fresh, away).in_flight
+    assert engine.posted("of nobody") == np.inf, "a task that was never submitted has been posted"
+
+    with engine.at_work():
+        first, second = (_answers(engine, tasks, timeout) for _ in range(2))
+        for task in tasks:
+            assert equal(first[task.id], second[task.id]), f"{task.name} answers a retry of its task otherwise"
+        assert engine.now() >= began, "the clock runs backwards"
+        key = jax.random.key(0)
+        whole = engine.ell(prior, key)
+        apart = [engine.ell(prior, key, [other for other in names if other != name]) for name in names]
+        assert engine.ell(prior, key, names) == 0, "ell without any client is not 0"
+    _near(sum(apart), whole, 1e-8, "ell is not the sum over clients, or `without` leaves out others")
+    if model.expectation.deterministic:
+        said = sum(float(reply.info.ell) for reply in first.values())
+        _near(said, whole, 1e-8, "ell is not what clients report with their answers")
+
+
+def _answers(engine: Engine, tasks: Sequence[Task], timeout: float) -> dict[str, Reply]:
+    """The answer to each task; each is submitted twice, and answered once."""
+    for task in (*tasks, *tasks):
+        engine.submit(task)
+    replies: dict[str, Reply] = {}
+    while len(replies) < len(tasks):
+        received = engine.next(timeout)
+        assert received is not None, f"there is no answer within {timeout:g} seconds"
+        assert not isinstance(received, Failure), f"a task fails: its client {received.reason}"
+        assert received.task in {task.id for task in tasks}, "an answer is to no task"
+        assert received.task not in replies, "a task in flight is sent twice"
+        replies[received.task] = received.reply
+    assert engine.next(0.0) is None, "a task in flight is sent twice"
+    return replies
 
 
 def bound(method: Method, model: Model, prior: Family, parts: Partition) -> LocalEngine:

@@ -14,7 +14,7 @@ PAGES = sorted(
     ]
 )
 
-_FENCED = re.compile(r"^(?P<mark><!--.*-->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCED = re.compile(r"^(?P<mark><!--[^\n]*-->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _NOT_RUN = re.compile(r"<!-- not run: \S.* -->\n")
 
 

@@ -154,7 +154,7 @@ def test_grids_are_for_gaussians_of_few_parameters():
         GridQuadrature().nodes(Product(a=FullGaussian.standard_normal(1)), KEY)
     with pytest.raises(InputError, match="above 0 and at most 1"):
         MomentMatching(2.0)
-    with pytest.raises(InputError, match="at least 2, not 1"):
+    with pytest.raises(InputError, match="at least 2 samples, not 1"):
         MomentMatching(rule=MonteCarlo(1))
 
 

@@ -13,14 +13,16 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table as Grid
 
-from partita import datasets, methods, metrics
+from partita import methods
 from partita.cli.figure import draw
 from partita.data import Partition, beta_kappa, split
+from partita.data import bundled as datasets
 from partita.data.table import Table
 from partita.engines import LocalEngine
 from partita.families import Family, FullGaussian, MeanFieldGaussian
 from partita.local.solvers import Newton
 from partita.models import LogisticRegression
+from partita.results import metrics
 from partita.results.posterior import Posterior
 from partita.server.aggregation import check_damping
 from partita.server.bound import partition_free_energy

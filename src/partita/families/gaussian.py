@@ -250,5 +250,6 @@ def zeros_of(like: Theta | int) -> Theta:
 
 
 def check_vector(theta: Theta) -> None:
+    """Raises a `SettingsError` unless θ is one vector."""
     if not isinstance(theta, jax.Array) or theta.ndim != 1:
         raise SettingsError("A linear predictor needs a family over one vector of coefficients, not over a pytree.")

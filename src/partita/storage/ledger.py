@@ -32,8 +32,8 @@ from partita.server.store import Requests, Store
 _FORMAT = 7
 _SQL = {"f": "REAL", "i": "INTEGER", "b": "INTEGER"}
 """How SQLite calls kinds of numbers."""
-_TREES = [name for name, _ in fields_of("tree") if name not in ("prior", "posterior")]
-"""Fields that are written when they change. The prior does not, and the posterior is mostly the factors' product."""
+_APART = ("prior", "posterior")
+"""Trees that are not written when they change: the prior does not, and the posterior is mostly the factors' product."""
 
 
 def _columns(state: State) -> dict[str, np.ndarray]:
@@ -43,9 +43,10 @@ def _columns(state: State) -> dict[str, np.ndarray]:
 
 
 def _trees(state: State) -> dict[str, Any]:
-    """The fields that are written as a whole."""
+    """The fields that are written as a whole, when they change."""
+    trees = {name: getattr(state, name) for name, _ in fields_of("tree") if name not in _APART}
     columns = {name: getattr(state, name) for name, _ in fields_of("column") if name not in _columns(state)}
-    return {name: getattr(state, name) for name in _TREES} | columns
+    return trees | columns
 
 
 def _schema(state: State) -> list[str]:

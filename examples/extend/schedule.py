@@ -1,0 +1,16 @@
+"""A schedule of one's own: two clients at a time, in a fixed order."""
+
+from partita import Schedule, SettingsError
+
+
+class Pairs(Schedule):
+    """It has no state: whom it selects is a function of what it is shown (`ScheduleView`)."""
+
+    def check(self, clients):
+        if clients < 2:
+            raise SettingsError("Pairs need at least two clients: use Sequential.")
+
+    def select(self, turns):
+        clients = len(turns.busy)
+        pair = ((2 * turns.turn + place) % clients for place in range(2))
+        return [k for k in pair if not turns.busy[k]]

@@ -1,0 +1,25 @@
+"""A solver of one's own: half the way to the fixed point's target in every step, and less where that does not rise."""
+
+import equinox as eqx
+
+from partita import Solver
+from partita.local.solvers.base import Progress, after, line_search
+
+
+class HalfWay(Solver):
+    """A field is traced, so that another value compiles nothing, unless it is static."""
+
+    max_steps: int = 200
+    tolerance: float = 1e-12
+    """In nats of KL."""
+    halvings: int = eqx.field(static=True, default=20)
+
+    def step(self, problem, progress, index, key):
+        q, target = progress.q, problem.target(progress.q, key)
+
+        def candidate(trial):
+            share = 0.5 ** (trial + 1)
+            return q ** (1 - share) * target**share
+
+        found = line_search(problem, q, progress.free_energy, candidate, self.halvings, key)
+        return Progress(found.q, found.free_energy, after(found, found.q.distance(q), self.tolerance))
