@@ -41,8 +41,10 @@ COLUMNS = (
 """The columns of a history that hold a number a step; seconds are not recorded."""
 MEASURED = ("error", "nll", "brier", "rmse")
 """Metrics that some runs compute."""
-TOLD = ("refused", "unanswered", "skipped", "unsolved")
+TOLD = ("refused", "unanswered", "skipped", "unconverged")
 """Those that hold something about some of the clients."""
+RECORDED = {"unconverged": "unsolved"}
+"""Names that columns had when they were recorded."""
 
 
 def clients(data):
@@ -80,7 +82,7 @@ def numbers_of(result):
     """What is recorded of any run."""
     found, history = numbers_of_state(result.state), result.history
     found |= {f"history/{name}": history[name] for name in COLUMNS if name in history.columns}
-    found |= {f"history/{name}": np.array([len(row[name]) for row in history]) for name in TOLD}
+    found |= {f"history/{RECORDED.get(name, name)}": np.array([len(row[name]) for row in history]) for name in TOLD}
     found |= {f"history/{name}": history[name] for name in MEASURED if name in history.columns}
     found["history/clients"] = np.array([[name in row["clients"] for name in result.state.names] for row in history])
     for name in history.rows[0].get("hyper", {}):

@@ -15,8 +15,7 @@ from rich.table import Table as Grid
 
 from partita import methods
 from partita.cli.figure import draw
-from partita.data import Partition, beta_kappa, split
-from partita.data import bundled as datasets
+from partita.data import Partition, beta_kappa, datasets, split
 from partita.data.table import Table
 from partita.engines import LocalEngine
 from partita.families import Family, FullGaussian, MeanFieldGaussian
