@@ -2,6 +2,7 @@
 
 import equinox as eqx
 import numpy as np
+import optax
 import pytest
 
 import partita as pt
@@ -85,6 +86,70 @@ def test_hyperparameters_begin_to_be_learned_on_the_way():
     found, expected = (float(result.posterior.hyper["prior_scale"]) for result in (second, whole))
     assert found == pytest.approx(expected, rel=1e-2)
     assert found != 1.0
+
+
+def test_a_client_that_left_comes_back_with_its_rows():
+    method = pt.methods.sequential(SOLVER)
+    two = pt.Partition(PARTS.shards[:2], PARTS.names[:2], PARTS.sizes[:2])
+    whole = run(method, tolerance=1e-12)
+    away = run(method, two, state=run(method, rounds=1).state)
+    back = run(method, state=away.state, tolerance=1e-12)
+    assert back.state.active.all()
+    np.testing.assert_allclose(back.posterior.mean, whole.posterior.mean, rtol=1e-6)
+
+
+def test_what_was_learned_goes_with_the_way_of_learning():
+    """q is p · Π t_m under the prior that the run has now: the one given, or that of other hyperparameters."""
+    learned = run(pt.methods.sequential(SOLVER, learn=["prior_scale"]), rounds=10)
+    assert float(learned.posterior.hyper["prior_scale"]) != 1.0
+    plain, whole = (run(pt.methods.sequential(SOLVER), state=s, tolerance=1e-12) for s in (learned.state, None))
+    assert_product(plain.state)
+    np.testing.assert_allclose(plain.posterior.mean, whole.posterior.mean, rtol=1e-6)
+    other = run(pt.methods.sequential(SOLVER, learn=["prior_scale"], how="stochastic"), state=learned.state, rounds=2)
+    assert set(other.posterior.hyper) == {"prior_scale"}
+
+
+def test_another_optimisers_memory_is_not_taken_over():
+    state = run(pt.methods.global_vi(), rounds=1).state
+    with pytest.raises(pt.InputError, match="cannot go on"):
+        run(pt.methods.global_vi(optax.sgd), state=state)
+
+
+def test_a_ledger_keeps_the_factors_that_a_run_went_on_from(tmp_path):
+    method = pt.methods.sequential(SOLVER)
+    first = run(method, rounds=1)
+    one_more = run(method, state=first.state, store=pt.Ledger(tmp_path / "ledger"), communications=1, tolerance=-1.0)
+    again = run(method, store=pt.Ledger(tmp_path / "ledger"), communications=5, tolerance=-1.0)
+    straight = run(method, communications=5, tolerance=-1.0)
+    assert one_more.state.answers == 4
+    assert eqx.tree_equal(again.state.factors, straight.state.factors)
+
+
+@pytest.mark.parametrize("anticipating", [False, True])
+def test_a_ledger_is_reopened_with_one_client_more(anticipating, tmp_path):
+    method = pt.methods.sequential(SOLVER, anticipating=anticipating)
+    two = pt.Partition(PARTS.shards[:2], PARTS.names[:2], PARTS.sizes[:2])
+    run(method, two, store=pt.Ledger(tmp_path / "ledger"), rounds=1, tolerance=-1.0)
+    more = run(method, store=pt.Ledger(tmp_path / "ledger"), tolerance=1e-12)
+    assert more.state.names == PARTS.names
+    assert more.posterior.q.kl(run(method, tolerance=1e-12).posterior.q) < 1e-8
+
+
+def test_a_run_whose_time_is_up_is_kept(tmp_path):
+    store, rules = pt.Checkpoint(tmp_path / "run", every=100), pt.Rules(until=2.5)
+    result = run(pt.methods.sequential(SOLVER), store=store, rules=rules, tolerance=-1.0)
+    assert result.status is pt.Status.TIMED_OUT
+    # the budget is what is in the file already
+    again = run(pt.methods.sequential(SOLVER), store=store, tolerance=-1.0, communications=2)
+    assert result.state.answers == again.state.answers == 2
+    assert eqx.tree_equal(again.state.factors, result.state.factors)
+
+
+def test_a_slow_client_on_a_simulated_clock_has_all_the_time_it_needs():
+    engine = pt.LocalEngine(PARTS, (1.0, 1.0, 1e-5))
+    result = pt.run(pt.methods.sequential(SOLVER), MODEL, PRIOR, engine=engine, rounds=4, monitor=SILENT)
+    assert result.status is not pt.Status.TIMED_OUT
+    assert result.state.answers > 3
 
 
 def test_a_state_that_does_not_fit_is_refused():

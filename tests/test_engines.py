@@ -10,11 +10,12 @@ import pytest
 
 import partita as pt
 from partita.engines import LocalEngine, Task, local
-from partita.engines.endpoint import ClientEndpoint
+from partita.engines.endpoint import BINDING, ClientEndpoint, _named
 from partita.engines.local import client_key
 from partita.engines.remote import RemoteEngine
 from partita.families.factor import Factor
 from partita.io.digest import digest
+from partita.io.wire import Message
 from partita.server.monitor import Monitor
 from partita.server.rules import Rules
 from partita.server.state import init
@@ -175,4 +176,25 @@ def test_a_digest_is_of_what_is_said_and_not_of_how():
         jax.tree.map(lambda leaf: leaf.astype("float32"), PRIOR),
         pt.FullGaussian.standard_normal(3),
     ]
+    different += [{"a": {"b": 1}, "c": 2}, {"a": {"b": 1, "c": 2}}, jax.random.key(0), jax.random.key(1)]
+    different += [pt.LogDensity(jax.jit(scaled(3.0))), pt.LogDensity(jax.jit(scaled(4.0)))]
     assert len({digest(thing) for thing in different}) == len(different)
+    assert digest({"x", "y", "z"}) == digest({"z", "x", "y"})
+
+    def unfinished():
+        return later
+
+    assert digest(unfinished)
+
+
+def test_a_client_does_not_tell_the_server_what_its_rows_hold(caplog):
+    def refuse(theta, row):
+        raise pt.InputError("row 7 holds the value 123.456")
+
+    recipe = pt.Method(pt.FixedPoint()).recipe(pt.LogDensity(refuse))
+    end = ClientEndpoint("client 0", recipe, PRIOR, PARTS.shards[0])
+    message = Message({"kind": "ell", "task": "a", "key": [0, 0], BINDING: end.binding}, _named("q", PRIOR))
+    answer = end.handle(message)
+    assert answer.header["kind"] == "error"
+    assert "123.456" not in str(answer.header)
+    assert "123.456" in caplog.text

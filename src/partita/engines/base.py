@@ -99,6 +99,11 @@ class Engine(abc.ABC):
         """Removes a task from those in flight. A late answer may still arrive."""
 
     @property
+    def simulated(self) -> bool:
+        """Whether its clock is simulated, so that there is no hurry."""
+        return False
+
+    @property
     @abc.abstractmethod
     def names(self) -> tuple[str, ...]:
         """The names of all clients."""

@@ -50,10 +50,11 @@ class ClientEndpoint:
         about = {"name": self.name, "task": str(message.header.get("task", ""))}
         try:
             return self._answer(message, about)
-        except InputError as error:
-            return Message({**about, "kind": "error", "reason": str(error)}, {})
         except Exception as error:
-            return Message({**about, "kind": "error", "reason": f"failed with {type(error).__name__}"}, {})
+            _LOG.warning("%s: %s: %s", self.name, type(error).__name__, error)
+            public = error.public if isinstance(error, InputError) else None
+            reason = public or f"failed with {type(error).__name__}; its own log says more"
+            return Message({**about, "kind": "error", "reason": reason}, {})
 
     def _answer(self, message: Message, about: dict[str, Any]) -> Message:
         kind, header = message.header.get("kind"), message.header
@@ -63,18 +64,27 @@ class ClientEndpoint:
         if header.get(BINDING) != self.binding:
             _LOG.warning("%s %s", self.name, UNBOUND)
             return Message({**about, "kind": "unbound"}, {})
-        q = unflatten(_under("q", message), self.prior, "The message")
-        hyper = unflatten(_under("e", message), self._hyper, "The message")
+        q = _received("q", message, self.prior)
+        hyper = _received("e", message, self._hyper)
         if kind == "ell":
             key = jax.random.wrap_key_data(jnp.asarray(header["key"], jnp.uint32))
             ell = shard_ell(model_given(self.recipe.model, hyper), q, self.shard, key)
             return Message({**about, "kind": "ell", "ell": float(ell)}, {})
         if kind != "update":
-            raise FederationError(f"Unknown message kind {kind!r}: install the server's version of partita.")
-        factor = unflatten(_under("t", message), self._factor, "The message")
+            unknown_kind = f"Unknown message kind {kind!r}: install the server's version of partita."
+            raise FederationError(unknown_kind, unknown_kind)
+        factor = _received("t", message, self._factor)
         key = client_key(header["seed"], header["client"], header["version"])
         reply = client_update(self.recipe, self.prior, q, factor, self.shard, header["share"], key, hyper)
         return reply_message({**about, "version": header["version"]}, reply)
+
+
+def _received(prefix: str, message: Message, like: Any) -> Any:
+    """A part of the server's message; what is wrong with it may be said to the server, which wrote it."""
+    try:
+        return unflatten(_under(prefix, message), like, "The message")
+    except InputError as error:
+        raise FederationError(str(error), str(error)) from None
 
 
 def update_message(task: Task, share: float) -> Message:

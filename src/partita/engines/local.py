@@ -88,6 +88,10 @@ class LocalEngine(Engine):
         heapq.heapify(self._pending)
 
     @property
+    def simulated(self) -> bool:
+        return True
+
+    @property
     def names(self) -> tuple[str, ...]:
         return self.partition.names
 

@@ -71,8 +71,11 @@ def read_status(folder: Path, name: str, clients: tuple[str, ...]) -> Federation
     try:
         db.execute("BEGIN")
         about = {key: json.loads(value) for key, value in db.execute("SELECT key, value FROM about")}
-        rows = db.execute("SELECT name, versions, residual, inactive FROM clients ORDER BY k").fetchall()
-        busy = {client for (client,) in db.execute("SELECT client FROM tasks WHERE reply IS NULL")}
+        begun = db.execute("SELECT name FROM sqlite_master WHERE name = 'clients'").fetchone() is not None
+        clients_of = "SELECT name, versions, residual, inactive FROM clients ORDER BY k"
+        rows = db.execute(clients_of).fetchall() if begun else []
+        tasks = db.execute("SELECT client FROM tasks WHERE reply IS NULL").fetchall() if begun else []
+        busy = {client for (client,) in tasks}
         history = [json.loads(row) for (row,) in db.execute("SELECT row FROM history ORDER BY place")]
         events = db.execute("SELECT time, name, event, text FROM events ORDER BY place").fetchall()
     except sqlite3.DatabaseError as error:

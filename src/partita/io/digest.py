@@ -32,10 +32,13 @@ def _parts(thing: Any, above: tuple[int, ...]) -> Iterator[bytes]:
     elif isinstance(thing, int | float):
         yield repr(float(thing)).encode()
     elif isinstance(thing, jax.Array | np.ndarray | np.generic):
+        if isinstance(thing, jax.Array) and jax.dtypes.issubdtype(thing.dtype, jax.dtypes.prng_key):
+            thing = jax.random.key_data(thing)
         array = np.asarray(thing)
         yield f"{array.dtype.str}{array.shape}".encode() if array.ndim else b"number"
         yield np.ascontiguousarray(array).tobytes() if array.ndim else repr(array.item()).encode()
     elif isinstance(thing, Mapping):
+        yield str(len(thing)).encode()
         for key in sorted(thing, key=repr):
             yield repr(key).encode()
             yield from _parts(thing[key], above)
@@ -44,15 +47,30 @@ def _parts(thing: Any, above: tuple[int, ...]) -> Iterator[bytes]:
     elif isinstance(thing, types.FunctionType | type):
         yield f"{thing.__module__}.{thing.__qualname__}".encode()
         if isinstance(thing, types.FunctionType) and id(thing) not in above:
-            cells = [cell.cell_contents for cell in thing.__closure__ or ()]
+            cells = [_contents(cell) for cell in thing.__closure__ or ()]
             yield from _parts((thing.__defaults__, thing.__kwdefaults__, cells), (*above, id(thing)))
+    elif isinstance(thing, types.MethodType):
+        yield from _parts((thing.__func__, thing.__self__), above)
+    elif callable(thing) and hasattr(thing, "__wrapped__") and id(thing) not in above:
+        yield from _parts(thing.__wrapped__, (*above, id(thing)))
     else:
         yield f"{type(thing).__module__}.{type(thing).__qualname__}".encode()
         if dataclasses.is_dataclass(thing):
             yield from _parts({field.name: getattr(thing, field.name) for field in dataclasses.fields(thing)}, above)
-        elif isinstance(thing, tuple | list | set | frozenset):
+        elif isinstance(thing, set | frozenset):
+            yield from sorted(digest(item).encode() for item in thing)
+        elif isinstance(thing, tuple | list):
             yield str(len(thing)).encode()
             for item in thing:
                 yield from _parts(item, above)
         elif isinstance(thing, jax.tree_util.PyTreeDef):
             yield str(thing).encode()
+        elif id(thing) not in above:
+            yield from _parts(getattr(thing, "__dict__", {}), (*above, id(thing)))
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None

@@ -2,8 +2,11 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
+import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from partita.data.shard import Partition
 from partita.engines import Engine, LocalEngine
@@ -19,7 +22,7 @@ from partita.server.membership import join, leave
 from partita.server.method import Method
 from partita.server.monitor import Monitor, posterior_of
 from partita.server.rules import Rules
-from partita.server.state import State, init, with_learning
+from partita.server.state import State, init, unanswered_columns, with_learning
 from partita.server.step import step
 from partita.server.stopping import Budget, Ending, Status, Stopping
 from partita.server.store import Requests, Store
@@ -90,7 +93,7 @@ def run(
         tolerance: how many nats of KL(q_k ‖ q) every client's last answer may lie from the posterior at the end.
         seed: what random numbers depend on; a `state` has its own.
         state: where to go on from, such as another run's `result.state`: the budget counts from there, clients that
-            have rows now join, those without leave, and the method may be another one.
+            have rows now join or come back, those without leave, and the method may be another one.
         engine: where clients run, if not in this process.
         rules: how long to wait for clients and for how many, and what their answers must keep to.
         store: where the run is kept, such as `Checkpoint("run.npz")`. The run goes on from what is kept there, to the
@@ -109,9 +112,9 @@ def run(
     store, requests, monitor = store or Store(), requests or Requests(), monitor or Monitor()
     if engine is None:
         assert partition is not None
-        engine, rules = LocalEngine(partition), rules or Rules()
+        engine = LocalEngine(partition)
     # whoever is elsewhere may never answer
-    rules = rules or Rules(deadline=3600.0, until=engine.now() + 86400.0)
+    rules = rules or (Rules() if engine.simulated else Rules(deadline=3600.0, until=engine.now() + 86400.0))
     method.check(prior, len(engine.names))
     rules.check(method.aggregation)
     recipe = method.recipe(model)
@@ -132,13 +135,14 @@ def run(
             state = with_newcomers(state, engine.names, method.aggregation)
             state, event = step(method, model, engine, state, rules, store, requests, tolerance)
             if event.clients:
-                row = watch.row(state, event, last=budget.spent(state) or state.settled(tolerance))
+                row = watch.row(state, event, last=stopping.ending(state) is not None)
                 history.append(row)
                 stopping.observe(row)
                 store.close(state, history, last=stopping.ending(state) is not None)
                 watch.tell(state, row)
             if engine.now() >= rules.until:
                 ending = stopping.ending(state) or Ending(Status.TIMED_OUT, "The time is up.")
+                store.close(state, history, last=True)
                 break
             state = requests.apply(state, method.aggregation)
 
@@ -151,37 +155,46 @@ def run(
 def continued(state: State, fresh: State, method: Method) -> State:
     """A state from which a run with other clients, or with another method, goes on.
 
-    Factors and counts stay. Nothing is under way, and what is known of clients' residuals is of the run before.
+    Factors and counts stay. Nothing is under way, and what is known of clients' last answers is of the run before.
     """
     if not equal(state.prior, fresh.prior):
         raise SettingsError("The state belongs to a run with another prior: start without it.")
-    same = type(state.memory) is type(fresh.memory) and state.keeps_product == fresh.keeps_product
+    same = _alike(state.memory, fresh.memory) and state.keeps_product == fresh.keeps_product
     if not same and not (state.keeps_product and fresh.keeps_product):
         raise SettingsError(
             f"{type(method.aggregation).__name__} cannot go on from the state of another aggregation: start without it."
         )
-    memory = state.memory if same else method.aggregation.resumed(state.holdings, np.asarray(state.versions) > 0)
-    hyper = {"hyper": fresh.hyper, "gradients": fresh.gradients, "learning": fresh.learning}
-    if set(state.hyper) == set(fresh.hyper):
-        hyper = {"hyper": state.hyper, "gradients": state.gradients, "learning": state.learning}
-    else:
-        unheard = {
-            name: np.full((len(state.names), *column.shape[1:]), np.nan) for name, column in fresh.gradients.items()
-        }
-        hyper["gradients"] = unheard
+    heard = state.versions > 0
+    memory = state.memory if same else method.aggregation.resumed(state.holdings, heard, state.inactive)
+    columns = unanswered_columns(len(state.names), {"gradients": fresh.gradients})
     going_on = dataclasses.replace(
         state,
-        **hyper,
         memory=memory,
-        residual=np.full(len(state.names), np.inf),
+        residual=columns["residual"],
+        outcome=columns["outcome"],
         in_flight=(),
         arrived=(),
         refused={},
     )
+    if set(state.hyper) != set(fresh.hyper):
+        going_on = dataclasses.replace(going_on, hyper=fresh.hyper, gradients=columns["gradients"])
+        change = going_on.current_prior / state.current_prior
+        going_on = going_on.holding(method.aggregation.with_prior(going_on.holdings, change))
+    if not _alike(state.learning, fresh.learning):
+        going_on = dataclasses.replace(going_on, learning=fresh.learning)
     for name in state.names:
         if name not in fresh.names and name not in state.inactive_names:
             going_on = leave(going_on, name, method.aggregation)
+        elif name in fresh.names and name in state.inactive_names:
+            going_on = join(going_on, name, method.aggregation)
     return with_newcomers(going_on, fresh.names, method.aggregation)
+
+
+def _alike(first: PyTree, second: PyTree) -> bool:
+    """Whether two memories are of one kind: the same structure, with arrays of the same shapes."""
+    shapes = [[np.shape(leaf) for leaf in jax.tree.leaves(tree)] for tree in (first, second)]
+    trees: list[Any] = [jax.tree.structure(tree) for tree in (first, second)]
+    return bool(trees[0] == trees[1]) and shapes[0] == shapes[1]
 
 
 def with_newcomers(state: State, names: Sequence[str], aggregation: Aggregation) -> State:

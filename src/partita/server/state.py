@@ -18,6 +18,7 @@ from partita.families import Family
 from partita.families.factor import Factor
 from partita.hyper.learning import Learning
 from partita.hyper.values import Hyper, begin, compiled_prior_given, likelihood_hyper, positive, unconstrained
+from partita.io.digest import digest
 from partita.local.client import Reply
 from partita.models import Model
 from partita.server.aggregation import Aggregation, Damped, Holdings
@@ -60,7 +61,7 @@ def apart() -> Any:
     return dataclasses.field(metadata={"kind": Kind("apart")})
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class State:
     """Everything the server knows; saved to a file it is a complete checkpoint. Never changed in place.
 
@@ -169,6 +170,11 @@ def fields_of(stored: str) -> Iterator[tuple[str, Kind]]:
         kind = field.metadata.get("kind")
         if kind is not None and kind.stored == stored:
             yield field.name, kind
+
+
+def layout() -> str:
+    """A digest of the fields and of how they are stored: files with another one are of another version."""
+    return digest([(field.name, field.metadata["kind"].stored) for field in dataclasses.fields(State)])
 
 
 def stored_trees(state: State) -> dict[str, PyTree]:

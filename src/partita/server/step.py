@@ -218,10 +218,16 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
         communications=state.communications + len(replies) + admitted.taken.trials * len(state.factors),
         gradient_steps=state.gradient_steps + sum(steps),
         synchronous_steps=state.synchronous_steps + max(steps, default=0),
-        refused={} if accepted else {**{k: refusals.get(k, LEFT_OUT) for k in replies}, **others},
+        refused={} if accepted else _refused(refusals, replies) | others,
     )
     staleness = max((state.updates - task.updates for task, _ in state.arrived), default=0)
     return new, Event(tuple(replies), admitted.taken.damping, staleness, refusals, replies, {})
+
+
+def _refused(refusals: Mapping[int, Refusal], replies: Mapping[int, Reply]) -> dict[int, Refusal]:
+    """Why nobody's answer was accepted: those refused for themselves come first."""
+    own = {k: refusal for k, refusal in refusals.items() if k in replies}
+    return own | {k: LEFT_OUT for k in replies if k not in own}
 
 
 def _recorded(

@@ -9,7 +9,7 @@ from partita.errors import DamagedFileError, SettingsError
 from partita.io.archive import read, write
 from partita.io.wire import equal, flatten, unflatten
 from partita.results.history import History
-from partita.server.state import State, restored, stored_trees, stored_values
+from partita.server.state import State, layout, restored, stored_trees, stored_values
 from partita.server.store import Store
 
 _FORMAT = 8
@@ -43,7 +43,7 @@ def save(path: str | os.PathLike[str], state: State, history: History) -> None:
     arrays = flatten(stored_trees(state))
     arrays |= flatten({"factor": factors, "sent": posteriors, "sent_hyper": [task.hyper for task in state.in_flight]})
     about = {
-        "format": _FORMAT,
+        "format": _format(),
         "state": stored_values(state),
         "held": held,
         "sent": sent,
@@ -56,9 +56,9 @@ def save(path: str | os.PathLike[str], state: State, history: History) -> None:
 def load(path: str | os.PathLike[str], like: State) -> tuple[State, History]:
     """The state and history saved at `path`; `like` is the run's initial state, which the file must fit."""
     arrays, about = read(path)
-    if about.get("format") != _FORMAT:
+    if about.get("format") != _format():
         raise DamagedFileError(
-            f"{path} has format {about.get('format')}, but this version reads {_FORMAT}: use another checkpoint file."
+            f"{path} has format {about.get('format')}, but this version reads {_format()}: use another checkpoint file."
         )
     values = about["state"]
     if values["names"] != list(like.names) or values["seed"] != like.seed:
@@ -97,6 +97,11 @@ def load(path: str | os.PathLike[str], like: State) -> tuple[State, History]:
     of_clients = tuple(factors[: len(like.names)])
     state = restored(like, trees, values, factors=of_clients, in_flight=tuple(in_flight))
     return state, History(about["history"])
+
+
+def _format() -> str:
+    """The version of the file, with that of the state in it."""
+    return f"{_FORMAT}.{layout()}"
 
 
 def _distinct(members: Sequence[Any]) -> tuple[list[Any], list[int]]:

@@ -26,7 +26,7 @@ from partita.local.client import Info, Reply
 from partita.results.history import History
 from partita.server.aggregation import Aggregation
 from partita.server.membership import CHANGES
-from partita.server.state import State, fields_of, restored, stored_values, unanswered_columns
+from partita.server.state import State, fields_of, layout, restored, stored_values, unanswered_columns
 from partita.server.store import Requests, Store
 
 _FORMAT = 7
@@ -96,10 +96,11 @@ class Ledger(Store, Requests, EventLog):
             if not db.execute("SELECT name FROM sqlite_master WHERE name = 'about'").fetchone():
                 for statement in _ALWAYS:
                     db.execute(statement)
-                self._write(db, "format", _FORMAT)
+                self._write(db, "format", _format())
 
     def load(self, fresh: State) -> tuple[State, History]:
-        self._first = fresh.factors
+        # a run that goes on from another's state begins with factors that are answers
+        self._first = fresh.factors if fresh.answers == 0 else ()
         with self._transaction() as db:
             if not db.execute("SELECT name FROM sqlite_master WHERE name = 'arrays'").fetchone():
                 self._differences(db, fresh)
@@ -204,7 +205,8 @@ class Ledger(Store, Requests, EventLog):
                 db.execute("INSERT OR REPLACE INTO arrays VALUES (?, ?)", [name, _packed(tree)])
         self._tasks(db, state)
         self._posteriors(db, state)
-        for key, value in (("state", stored_values(state)), ("traffic", self._traffic)):
+        values = {name: value for name, value in stored_values(state).items() if name != "names"}  # `clients` has them
+        for key, value in (("state", values), ("traffic", self._traffic)):
             if self._counted.get(key) != value:
                 self._write(db, key, value)
                 self._counted[key] = value
@@ -282,13 +284,14 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
     try:
         db.execute("BEGIN")
         about = {key: json.loads(value) for key, value in db.execute("SELECT key, value FROM about")}
-        if about["format"] != _FORMAT:
+        if about["format"] != _format():
             raise DamagedFileError(
-                f"{source} has format {about['format']} where this version reads {_FORMAT}: start anew."
+                f"{source} has format {about['format']} where this version reads {_format()}: start anew."
             )
         arrays = dict(db.execute("SELECT key, value FROM arrays"))
         blobs = dict(db.execute("SELECT updates, posterior FROM posteriors"))
         names = list(_columns(like))
+        known = [name for (name,) in db.execute("SELECT name FROM clients ORDER BY k")]
         selected = db.execute(f"SELECT {', '.join(names)} FROM clients ORDER BY k").fetchall()
         factors = dict(db.execute("SELECT k, factor FROM factors"))
         tasks = db.execute(
@@ -300,7 +303,7 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
     finally:
         if db.in_transaction:
             db.execute("ROLLBACK")
-    values = about["state"]
+    values = about["state"] | {"names": known}
     if values["seed"] != like.seed:
         raise DamagedFileError(f"{source} belongs to a run with another seed: choose another ledger.")
     prior = unflatten(unpack(arrays["prior"]).arrays, like.prior, source)
@@ -316,6 +319,7 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
     fitting = _trees(like) | {
         name: column for name, column in unanswered_columns(len(selected), _trees(like)).items() if name not in columns
     }
+    fitting["memory"] = _resized(like.memory, len(like.names), len(selected))
     trees = {name: unflatten(unpack(arrays[name]).arrays, tree, source) for name, tree in fitting.items()}
     one = Factor.one(prior)
     first = (*like.factors, *[one] * len(selected))[: len(selected)]
@@ -346,6 +350,21 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
         arrived=tuple((task(*row[:6]), reply(row[6], row[7])) for row in tasks if row[7] is not None),
     )
     return state, History(rows)
+
+
+def _resized(memory: Any, clients: int, stored: int) -> Any:
+    """What an aggregation remembers, for as many clients as the file has: NumPy arrays have an entry a client."""
+
+    def resized(leaf: Any) -> Any:
+        own = isinstance(leaf, np.ndarray) and leaf.ndim > 0 and len(leaf) == clients
+        return np.zeros((stored, *leaf.shape[1:]), leaf.dtype) if own else leaf
+
+    return jax.tree.map(resized, memory)
+
+
+def _format() -> str:
+    """The version of the file, with that of the state in it."""
+    return f"{_FORMAT}.{layout()}"
 
 
 def _packed(tree: Any) -> bytes:

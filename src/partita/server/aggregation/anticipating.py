@@ -69,8 +69,8 @@ class Anticipating(Aggregation):
         rest = self.aggregation.divided(self._inner(holdings), client)
         return self._outer(rest, _marked(heard, [client], False), _marked(absent, [client], True))
 
-    def resumed(self, holdings: Holdings, heard: Bool[np.ndarray, " m"]) -> Estimates:
-        return Estimates(self.aggregation.resumed(holdings, heard), heard, np.zeros_like(heard))
+    def resumed(self, holdings: Holdings, heard: Bool[np.ndarray, " m"], absent: Bool[np.ndarray, " m"]) -> Estimates:
+        return Estimates(self.aggregation.resumed(holdings, heard, absent), heard & ~absent, absent)
 
     def without_estimate(self, holdings: Holdings, client: int) -> Holdings:
         _, heard, absent = holdings.memory

@@ -81,8 +81,11 @@ class Aggregation(eqx.Module):
         rest = holdings.posterior / holdings.factors[client].natural
         return holdings._replace(posterior=rest, factors={**holdings.factors, client: Factor.one(rest)})
 
-    def resumed(self, holdings: Holdings, heard: Bool[np.ndarray, " m"]) -> PyTree:
-        """The memory with which it goes on from another aggregation's holdings; both keep the product."""
+    def resumed(self, holdings: Holdings, heard: Bool[np.ndarray, " m"], absent: Bool[np.ndarray, " m"]) -> PyTree:
+        """The memory with which it goes on from another aggregation's holdings; both keep the product.
+
+        Some clients have answered, and some are absent, whether or not they have.
+        """
         return None
 
     def without_estimate(self, holdings: Holdings, client: int) -> Holdings:
