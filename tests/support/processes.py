@@ -12,7 +12,7 @@ from pathlib import Path
 from partita.errors import InputError
 from partita.federation import config
 from partita.federation.initialise import initialise
-from partita.federation.status import standing
+from partita.federation.status import read_status
 
 
 def federation(folder, names, rows, schedule="sequential", secure=False, rounds=None):
@@ -75,7 +75,7 @@ def member(study, name):
     """How a client stands; None before there is anything to know."""
     with contextlib.suppress(InputError):
         about = config.load(study)
-        return next(one for one in standing(study, about.name, about.clients).members if one.name == name)
+        return next(one for one in read_status(study, about.name, about.clients).members if one.name == name)
     return None
 
 
