@@ -224,14 +224,16 @@ def test_estimates_of_unseen_factors_do_not_switch_the_bounds_off(family):
     """An attacker's first answer comes before there is anybody to compare it with, and is divided out once there is."""
 
     def change(reply):
-        return eqx.tree_at(lambda r: r.delta, reply, reply.delta**1e4)
+        return eqx.tree_at(lambda r: r.delta.natural.precision_mean, reply, replace_fn=lambda leaf: leaf + 500.0)
 
     method, prior = pt.methods.sequential(SOLVER, anticipating=True), family.standard_normal(3)
-    state, events = answers(method, prior, 60, change)
+    # bounds that compare: what an answer takes away by itself is judged under any aggregation
+    rules = Rules(admission=Admission(change=100.0, dominance=100.0))
+    state, events = answers(method, prior, 60, change, rules)
     assert any(1 in event.refusals for event in events)
     assert not np.any(state.factors[1].natural.precision)
     others = pt.methods.sequential(SOLVER)
-    never, _ = answers(others, prior, 60, change)
+    never, _ = answers(others, prior, 60, change, rules)
     np.testing.assert_allclose(state.posterior.mean, never.posterior.mean, rtol=1e-8)
 
 
