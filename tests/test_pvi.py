@@ -7,8 +7,10 @@ import pytest
 import partita as pt
 from partita.data import federate
 from partita.engines import LocalEngine, local
+from partita.server.aggregation import Aggregated
 from partita.server.bound import partition_free_energy
 from partita.server.monitor import Monitor
+from partita.server.refusal import Reason, Refusal
 from partita.server.state import init
 from support.problems import (
     AGGREGATIONS,
@@ -223,3 +225,22 @@ def test_free_energy_and_metrics_are_computed_every_so_many_steps_and_at_the_end
     never = pt.run(pt.methods.synchronous(SOLVER), MODEL, PRIOR, PARTS, rounds=2, monitor=Monitor(every=0))
     assert "free_energy" not in never.history.columns
     assert np.isnan(never.free_energy)
+
+
+class Refusing(pt.Damped):
+    """Refuses every answer for a reason, in words that say nothing of it."""
+
+    reason: Reason = eqx.field(static=True, kw_only=True)
+
+    def update(self, holdings, deltas, free_energy):
+        return Aggregated(holdings, 0.0, 0, dict.fromkeys(deltas, Refusal(self.reason, "does not please")))
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_the_status_of_a_run_follows_from_the_reason_and_not_from_the_sentence(reason):
+    method = pt.Method(SOLVER, pt.Synchronous(), Refusing(reason=reason))
+    result = pt.run(method, MODEL, PRIOR, PARTS, rounds=3, monitor=pt.Monitor(every=0))
+    improper = {Reason.IMPROPER, Reason.IMPROPER_STEP, Reason.NO_MOMENTS}
+    expected = pt.Status.DIVERGED if reason is Reason.NOT_FINITE else pt.Status.STALLED
+    assert result.status is (pt.Status.IMPROPER if reason in improper else expected)
+    assert result.message.startswith("No answer could be accepted: that of client 0 does not please. ")

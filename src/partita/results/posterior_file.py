@@ -22,14 +22,11 @@ def load_posterior(path: str | os.PathLike[str], like: Family | None = None) -> 
     arrays, about = read(path)
     description = about.pop("family", {})
     if like is None:
-        like = template(description)
-        if not isinstance(like, Family) or any(leaf.dtype != _dtype(leaf, arrays) for leaf in jax.tree.leaves(like)):
+        if any(jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype for array in arrays.values()):
             raise DamagedFileError(
-                f'{path} holds no posterior in JAX\'s present precision: jax.config.update("jax_enable_x64", True).'
+                f'{path} is in double precision, and JAX is not: jax.config.update("jax_enable_x64", True).'
             )
+        like = template(description)
+        if not isinstance(like, Family):
+            raise DamagedFileError(f"{path} describes no family: it is not a posterior.")
     return unflatten(arrays, like, str(path)), about
-
-
-def _dtype(leaf: Any, arrays: dict[str, Any]) -> Any:
-    """The type that a leaf has in the file, where all have one."""
-    return next((array.dtype for array in arrays.values()), leaf.dtype)

@@ -8,7 +8,7 @@ import numpy as np
 
 from partita.errors import SettingsError, unknown
 from partita.server.aggregation import Aggregation
-from partita.server.state import State, fields_of, unanswered_columns
+from partita.server.state import State, Stored, fields_of, unanswered_columns
 
 
 def leave(state: State, name: str, aggregation: Aggregation) -> State:
@@ -48,7 +48,7 @@ def join(state: State, name: str, aggregation: Aggregation) -> State:
         return dataclasses.replace(state, gradients=gradients).changed(k, inactive=False, residual=np.inf)
     columns = {
         field: jax.tree.map(lambda column, one: np.concatenate([column, one]), getattr(state, field), first[field])
-        for field, _ in fields_of("column")
+        for field, _ in fields_of(Stored.COLUMN)
     }
     added = state.holding(aggregation.added(state.holdings))
     return dataclasses.replace(added, names=(*state.names, name), **columns)

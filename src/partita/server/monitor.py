@@ -54,26 +54,23 @@ class Monitor:
     ) -> Iterator["Watch"]:
         """What makes the rows of a run's history."""
         with Progress(self.label, min(budget.answers, budget.communications), self.progress) as bar:
-            yield Watch(self, method, model, engine, budget, history, bar)
+            seconds = history.rows[-1]["seconds"] if len(history) else 0.0
+            yield Watch(self, method, model, engine, budget, bar, seconds)
 
 
+@dataclasses.dataclass
 class Watch:
     """Makes the rows of one run's history."""
 
-    def __init__(
-        self,
-        monitor: Monitor,
-        method: Method,
-        model: Model,
-        engine: Engine,
-        budget: Budget,
-        history: History,
-        bar: Progress,
-    ) -> None:
-        self.monitor, self.method, self.model, self.engine, self.budget = monitor, method, model, engine, budget
-        self.bar = bar
-        self._seconds = history.rows[-1]["seconds"] if len(history) else 0.0
-        self._started = time.perf_counter()
+    monitor: Monitor
+    method: Method
+    model: Model
+    engine: Engine
+    budget: Budget
+    bar: Progress
+    seconds: float
+    """Those of earlier sittings."""
+    started: float = dataclasses.field(default_factory=time.perf_counter)
 
     def free_energy(self, state: State) -> float:
         """F of the prior, with which a run is compared; NaN where the free energy is never computed."""
@@ -95,7 +92,7 @@ class Watch:
         if self.method.solver.estimates_evidence:
             evidence = self.method.aggregation.log_evidence(state.current_prior, state.holdings)
             row |= {} if evidence is None else {"log_evidence": evidence}
-        row["seconds"] = self._seconds + time.perf_counter() - self._started
+        row["seconds"] = self.seconds + time.perf_counter() - self.started
         fewer = self.budget.answers < self.budget.communications
         self.bar.update(state.answers if fewer else state.communications, row)
         return row

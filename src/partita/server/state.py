@@ -5,6 +5,7 @@ is stored and what becomes of it when a client joins; checkpoint, ledger and mem
 """
 
 import dataclasses
+import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,11 +26,24 @@ from partita.server.aggregation import Aggregation, Damped, Holdings
 from partita.server.refusal import Refusal, refusals, written
 
 
+class Stored(enum.Enum):
+    """How a field of `State` is stored."""
+
+    TREE = "tree"
+    """As arrays."""
+    COLUMN = "column"
+    """As arrays with an entry a client."""
+    NUMBER = "number"
+    DESCRIPTION = "description"
+    """As JSON that describes it."""
+    APART = "apart"
+    """In a way of its own."""
+
+
 class Kind(NamedTuple):
     """How a field of `State` is stored, and what a client that joins finds in it."""
 
-    stored: str
-    """As a "tree" of arrays, a "column" with a number a client, a "number", or a "description" that JSON can hold."""
+    stored: Stored
     first: Any = None
     """For a column: the value before a client's first answer."""
     describe: Callable[[Any], Any] = lambda value: value
@@ -38,27 +52,27 @@ class Kind(NamedTuple):
 
 def tree(**settings: Any) -> Any:
     """A pytree of arrays."""
-    return dataclasses.field(metadata={"kind": Kind("tree")}, **settings)
+    return dataclasses.field(metadata={"kind": Kind(Stored.TREE)}, **settings)
 
 
 def per_client(first: float | bool, **settings: Any) -> Any:
     """An array with an entry a client, or a pytree of such arrays; `first` before a client's first answer."""
-    return dataclasses.field(metadata={"kind": Kind("column", first)}, **settings)
+    return dataclasses.field(metadata={"kind": Kind(Stored.COLUMN, first)}, **settings)
 
 
 def number(**settings: Any) -> Any:
     """A number."""
-    return dataclasses.field(metadata={"kind": Kind("number")}, **settings)
+    return dataclasses.field(metadata={"kind": Kind(Stored.NUMBER)}, **settings)
 
 
 def described(describe: Callable[[Any], Any], restore: Callable[[Any], Any], **settings: Any) -> Any:
     """Anything that JSON can hold once it is described."""
-    return dataclasses.field(metadata={"kind": Kind("description", None, describe, restore)}, **settings)
+    return dataclasses.field(metadata={"kind": Kind(Stored.DESCRIPTION, None, describe, restore)}, **settings)
 
 
 def apart() -> Any:
     """What is shared among clients and tasks, and stored in a way of its own."""
-    return dataclasses.field(metadata={"kind": Kind("apart")})
+    return dataclasses.field(metadata={"kind": Kind(Stored.APART)})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,37 +178,37 @@ class State:
         return dataclasses.replace(self, in_flight=tuple(in_flight), arrived=tuple(arrived))
 
 
-def fields_of(stored: str) -> Iterator[tuple[str, Kind]]:
+def fields_of(stored: Stored) -> Iterator[tuple[str, Kind]]:
     """The fields of `State` that are stored so, with their kinds."""
     for field in dataclasses.fields(State):
-        kind = field.metadata.get("kind")
-        if kind is not None and kind.stored == stored:
+        kind = field.metadata["kind"]
+        if kind.stored is stored:
             yield field.name, kind
 
 
 def layout() -> str:
     """A digest of the fields and of how they are stored: files with another one are of another version."""
-    return digest([(field.name, field.metadata["kind"].stored) for field in dataclasses.fields(State)])
+    return digest([(field.name, field.metadata["kind"].stored.value) for field in dataclasses.fields(State)])
 
 
 def stored_trees(state: State) -> dict[str, PyTree]:
     """The fields that are stored as arrays, by name."""
-    return {name: getattr(state, name) for stored in ("tree", "column") for name, _ in fields_of(stored)}
+    return {name: getattr(state, name) for stored in (Stored.TREE, Stored.COLUMN) for name, _ in fields_of(stored)}
 
 
 def stored_values(state: State) -> dict[str, Any]:
     """The fields that are stored as JSON, by name."""
     return {
         name: kind.describe(getattr(state, name))
-        for stored in ("number", "description")
+        for stored in (Stored.NUMBER, Stored.DESCRIPTION)
         for name, kind in fields_of(stored)
     }
 
 
 def restored(like: State, trees: Mapping[str, PyTree], values: Mapping[str, Any], **others: Any) -> State:
     """The state whose fields were stored."""
-    described = {name: kind.restore(values[name]) for name, kind in fields_of("description")}
-    numbers = {name: values[name] for name, _ in fields_of("number")}
+    described = {name: kind.restore(values[name]) for name, kind in fields_of(Stored.DESCRIPTION)}
+    numbers = {name: values[name] for name, _ in fields_of(Stored.NUMBER)}
     return dataclasses.replace(like, **trees, **numbers, **described, **others)
 
 
@@ -209,7 +223,7 @@ def unanswered_columns(clients: int, like: Mapping[str, Any] | None = None) -> d
         name: jax.tree.map(lambda leaf, kind=kind: full(kind.first, leaf.shape[1:]), like[name])
         if name in like
         else full(kind.first, ())
-        for name, kind in fields_of("column")
+        for name, kind in fields_of(Stored.COLUMN)
     }
 
 

@@ -62,15 +62,15 @@ class Budget(NamedTuple):
 
 
 _REFUSED: Mapping[Reason, Ending] = {
-    Reason.NOT_FINITE: Ending(Status.DIVERGED, "Look at that client's rows and at the model."),
-    Reason.IMPROPER: Ending(Status.IMPROPER, "Damp more, or backtrack."),
+    Reason.NOT_FINITE: Ending(Status.DIVERGED, "Check that client's rows and the model."),
+    Reason.IMPROPER: Ending(Status.IMPROPER, "Use more damping, or backtracking."),
     Reason.IMPROPER_STEP: Ending(Status.IMPROPER, "Lower it."),
-    Reason.NO_MOMENTS: Ending(Status.IMPROPER, "Damp more, or backtrack."),
-    Reason.LOWER_FREE_ENERGY: Ending(Status.STALLED, "Start elsewhere, or let clients solve less far."),
-    **dict.fromkeys((Reason.INCOMPLETE_ROUND, Reason.LEFT_OUT), Ending(Status.STALLED, "Look at the aggregation.")),
+    Reason.NO_MOMENTS: Ending(Status.IMPROPER, "Use more damping, or backtracking."),
+    Reason.LOWER_FREE_ENERGY: Ending(Status.STALLED, "Use another start, or fewer solver steps."),
+    **dict.fromkeys((Reason.INCOMPLETE_ROUND, Reason.LEFT_OUT), Ending(Status.STALLED, "Check the aggregation.")),
     **dict.fromkeys(
         (Reason.DEFICIT, Reason.CHANGE, Reason.DOMINANCE, Reason.PROMINENCE),
-        Ending(Status.STALLED, "Widen the bounds on answers, or look at the clients' rows."),
+        Ending(Status.STALLED, "Widen the bounds on answers, or check the clients' rows."),
     ),
 }
 """How a run ends in which everybody's answers are refused, and what helps."""
@@ -100,10 +100,9 @@ class Stopping:
         return self._failed(state) or self._converged(state) or self._spent(state)
 
     def _failed(self, state: State) -> Ending | None:
-        active = set(np.flatnonzero(state.active).tolist())
-        if not active:
+        if not state.active.any():
             return Ending(Status.STALLED, "All clients have left. Let one join.")
-        if active <= set(state.refused):
+        if state.refused and set(np.flatnonzero(state.active).tolist()) <= state.refused.keys():
             k, refusal = next(iter(state.refused.items()))
             status, remedy = _REFUSED[refusal.reason]
             name = state.names[k]
@@ -127,13 +126,13 @@ class Stopping:
             if refused:
                 answered = f"what {', '.join(refused)} answered was refused"
                 return Ending(Status.STALLED, f"The only pass is over, and {answered}.")
-            return Ending(Status.COMPLETE, "Every client has answered as often as the method asks.")
+            return Ending(Status.COMPLETE, "The method's passes over all clients are complete.")
         if self.best - self.latest > (self.best - self.first) / 2:
             fell = f"The free energy fell from {self.best:.6g} to {self.latest:.6g}."
             return Ending(Status.DIVERGED, f"{fell} {_slower(state)}")
         worst = state.worst_residual
         if state.hyper and np.isinf(worst):
-            spent = "The budget is spent before all have answered to hyperparameters as they are."
+            spent = "The budget is spent before every client answered for the current hyperparameters."
             return Ending(Status.BUDGET_SPENT, spent)
         nats = "nats (or half the squared hyperparameter gradient)" if state.hyper else "nats"
         return Ending(Status.BUDGET_SPENT, f"The budget is spent; the residual is {worst:.3g} {nats}.")

@@ -26,7 +26,7 @@ from partita.local.client import Info, Reply
 from partita.results.history import History
 from partita.server.aggregation import Aggregation
 from partita.server.membership import CHANGES
-from partita.server.state import State, fields_of, layout, restored, stored_values, unanswered_columns
+from partita.server.state import State, Stored, fields_of, layout, restored, stored_values, unanswered_columns
 from partita.server.store import Requests, Store
 
 _FORMAT = 7
@@ -38,14 +38,14 @@ _APART = ("prior", "posterior")
 
 def _columns(state: State) -> dict[str, np.ndarray]:
     """The fields with a number a client; those that are pytrees are written like other trees."""
-    found = {name: getattr(state, name) for name, _ in fields_of("column")}
+    found = {name: getattr(state, name) for name, _ in fields_of(Stored.COLUMN)}
     return {name: column for name, column in found.items() if isinstance(column, np.ndarray)}
 
 
 def _trees(state: State) -> dict[str, Any]:
     """The fields that are written as a whole, when they change."""
-    trees = {name: getattr(state, name) for name, _ in fields_of("tree") if name not in _APART}
-    columns = {name: getattr(state, name) for name, _ in fields_of("column") if name not in _columns(state)}
+    trees = {name: getattr(state, name) for name, _ in fields_of(Stored.TREE) if name not in _APART}
+    columns = {name: getattr(state, name) for name, _ in fields_of(Stored.COLUMN) if name not in _columns(state)}
     return trees | columns
 
 
@@ -213,17 +213,15 @@ class Ledger(Store, Requests, EventLog):
 
     def _clients(self, db: sqlite3.Connection, state: State) -> None:
         """Writes the numbers of clients for whom one has changed."""
-        columns, known = _columns(state), {} if self._kept is None else _columns(self._kept)
-        new = np.ones(len(state.names), bool)
-        for name, column in known.items():
-            new[: len(column)] &= columns[name][: len(column)] == column
-        if known:
-            size = len(next(iter(known.values())))
-            new[:size] = ~new[:size]
+        columns, changed = _columns(state), np.ones(len(state.names), bool)
+        if self._kept is not None:
+            known = len(self._kept.names)
+            differ = [columns[name][:known] != column for name, column in _columns(self._kept).items()]
+            changed[:known] = np.any(differ, axis=0)
         marks = ", ".join("?" * (2 + len(columns)))
         rows = [
             [k, state.names[k], *(column[k].item() for column in columns.values())]
-            for k in np.flatnonzero(new).tolist()
+            for k in np.flatnonzero(changed).tolist()
         ]
         db.executemany(f"INSERT OR REPLACE INTO clients VALUES ({marks})", rows)
 
@@ -286,7 +284,7 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
         about = {key: json.loads(value) for key, value in db.execute("SELECT key, value FROM about")}
         if about["format"] != _format():
             raise DamagedFileError(
-                f"{source} has format {about['format']} where this version reads {_format()}: start anew."
+                f"{source} has format {about['format']}, but this version reads {_format()}: use another ledger."
             )
         arrays = dict(db.execute("SELECT key, value FROM arrays"))
         blobs = dict(db.execute("SELECT updates, posterior FROM posteriors"))

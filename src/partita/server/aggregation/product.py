@@ -21,10 +21,10 @@ def check_damping(damping: float | None) -> None:
         check_fraction("damping", damping)
 
 
-class Damped(Aggregation):
-    """q ← q · Π Δ_k^ρ and t_k ← t_k · Δ_k^ρ with a fixed ρ; `Damped(None)` is ρ = 1/M."""
+class ProductRule(Aggregation):
+    """q ← q · Π Δ_k^ρ and t_k ← t_k · Δ_k^ρ; a subclass says which ρ is taken."""
 
-    damping: float | None = 1.0
+    damping: eqx.AbstractVar[float | None]
 
     def __check_init__(self) -> None:
         check_damping(self.damping)
@@ -33,12 +33,21 @@ class Damped(Aggregation):
     def keeps_product(self) -> bool:
         return True
 
+    def first_damping(self, holdings: Holdings) -> float:
+        """The damping to begin with: 1/M when None."""
+        return 1 / len(holdings.factors) if self.damping is None else self.damping
+
+
+class Damped(ProductRule):
+    """The product rule with a fixed ρ; `Damped(None)` is ρ = 1/M."""
+
+    damping: float | None = 1.0
+
     def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
-        damping = 1 / len(holdings.factors) if self.damping is None else self.damping
-        return attempt(holdings, deltas, damping)
+        return attempt(holdings, deltas, self.first_damping(holdings))
 
 
-class Backtracking(Aggregation):
+class Backtracking(ProductRule):
     """Halves ρ until the posterior is proper and, if `monitor_free_energy`, the free energy does not fall.
 
     A single client's change need not raise the free energy at any ρ: after `halvings` halvings it is refused.
@@ -48,23 +57,16 @@ class Backtracking(Aggregation):
     monitor_free_energy: bool = eqx.field(static=True, default=False)
     halvings: int = eqx.field(static=True, default=10)
 
-    def __check_init__(self) -> None:
-        check_damping(self.damping)
-
-    @property
-    def keeps_product(self) -> bool:
-        return True
-
     def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
-        damping = 1 / len(holdings.factors) if self.damping is None else self.damping
+        damping = self.first_damping(holdings)
         before = free_energy(holdings.posterior) if self.monitor_free_energy else 0.0
         rounding = 8 * float(jnp.finfo(jax.tree.leaves(holdings.posterior)[0].dtype).eps) * (1 + abs(before))
         trials = int(self.monitor_free_energy)
-        refusal = Refusal(Reason.IMPROPER, "would make the posterior improper")
+        improper = refusal = Refusal(Reason.IMPROPER, "would make the posterior improper")
         for _ in range(self.halvings + 1):
             taken = attempt(holdings, deltas, damping)
             if taken.damping == 0:
-                refusal = Refusal(Reason.IMPROPER, "would make the posterior improper")
+                refusal = improper
             elif not self.monitor_free_energy:
                 return taken
             else:
