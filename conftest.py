@@ -13,6 +13,7 @@ os.environ.setdefault(
 
 import jax
 import pytest
+from support.siblings import SIBLINGS
 
 jax.config.update("jax_enable_x64", True)
 
@@ -28,3 +29,16 @@ def _forget_programs():
     if maps.exists() and len(maps.read_bytes().splitlines()) > MAPS:
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Marks siblings as slow; one that is no longer there is an error, where its whole file was collected."""
+    found = {item.nodeid: item for item in items}
+    files = {nodeid.partition("::")[0] for nodeid in found}
+    for file in files & SIBLINGS.keys():
+        for name in SIBLINGS[file]:
+            if item := found.get(f"{file}::{name}"):
+                item.add_marker(pytest.mark.slow)
+            elif not any("::" in argument for argument in config.args):
+                raise pytest.UsageError(f"There is no {name} in {file}: mend tests/support/siblings.py.")
