@@ -13,6 +13,7 @@ os.environ.setdefault(
 
 import jax
 import pytest
+
 from support.siblings import SIBLINGS
 
 jax.config.update("jax_enable_x64", True)
