@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.data.preprocess import Counts, Encoding, Summary, encoding, merge
+from partita.data.preprocess import Encoding, Summary, encoding, merge
 from partita.engines.remote import Delivery, Transport
 from partita.errors import FederationError, InputError
 from partita.federation.config import Federation
@@ -90,15 +90,13 @@ class Enrolment:
 
     def _expected(self, summary: Summary) -> None:
         """Raises an `InputError` if a summary does not match the federation's columns."""
-        data = self.federation.data
-        if list(summary.columns) != [*data.numbers, *data.categories]:
+        expected = self.federation.data.columns
+        if list(summary.columns) != list(expected):
             raise FederationError("Its columns are not those of federation.toml.")
-        for name, column in summary.columns.items():
-            if isinstance(column, Counts) != (name in data.categories):
+        for name, (kind, levels) in expected.items():
+            if type(summary.columns[name]) is not kind:
                 raise FederationError(f"Column {name!r} has another type than in federation.toml.")
-            declared = tuple(data.categories.get(name, ()))
-            levels = column.levels if isinstance(column, Counts) and declared else declared
-            if isinstance(column, Counts) and not column.declared == declared == levels:
+            if not summary.columns[name].declares(levels):
                 raise FederationError(f"Column {name!r} has other levels than in federation.toml.")
 
     def _keep(self) -> None:
