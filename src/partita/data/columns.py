@@ -23,7 +23,10 @@ Scale = tuple[float, float, float]
 
 @dataclasses.dataclass(frozen=True)
 class Column(abc.ABC):
-    """What a client sends of one column; its fields are numbers, texts, and lists and tables of them."""
+    """What a client sends of one column, as fields that `io.settings.build` can read.
+
+    Clients may send anything: where no column has such numbers, `__post_init__` raises a ValueError.
+    """
 
     kind: ClassVar[str]
     """The name of the kind."""
@@ -49,11 +52,6 @@ class Column(abc.ABC):
     @abc.abstractmethod
     def summarise(cls, name: str, values: np.ndarray, declared: tuple[str, ...]) -> Self:
         """What is sent of a client's values, and of the levels that it declares."""
-
-    @classmethod
-    @abc.abstractmethod
-    def from_dict(cls, contents: Mapping[str, Any]) -> Self:
-        """The inverse of `dataclasses.asdict`; raises a ValueError where no column has such numbers."""
 
     @classmethod
     @abc.abstractmethod
@@ -89,6 +87,11 @@ class Moments(Column):
     rest: float
     squares: float
 
+    def __post_init__(self) -> None:
+        sums_of_rows = 0 <= self.present <= _MOST and 0 <= self.squares <= 4 * _MOST * LARGEST**2
+        if not (sums_of_rows and abs(self.mean) <= LARGEST and abs(self.rest) <= LARGEST):
+            raise ValueError("these are not a column's moments")
+
     @property
     def exact_mean(self) -> Fraction:
         """The mean as a rational number."""
@@ -121,15 +124,6 @@ class Moments(Column):
         return cls(present, float(mean), float(mean - Fraction(float(mean))), squares)
 
     @classmethod
-    def from_dict(cls, contents: Mapping[str, Any]) -> Self:
-        mean, rest, squares = (float(contents[key]) for key in ("mean", "rest", "squares"))
-        found = cls(int(contents["present"]), mean, rest, squares)
-        sums_of_rows = 0 <= found.present <= _MOST and 0 <= squares <= 4 * _MOST * LARGEST**2
-        if not (sums_of_rows and abs(mean) <= LARGEST and abs(rest) <= LARGEST):
-            raise ValueError("these are not a column's moments")
-        return found
-
-    @classmethod
     def merge(cls, name: str, columns: Sequence[Self]) -> Self:
         present = sum(column.present for column in columns)
         mean = sum((column.present * column.exact_mean for column in columns), Fraction(0)) / max(present, 1)
@@ -152,6 +146,10 @@ class Counts(Column):
     dtype = np.dtype(str)
     declared: tuple[str, ...]
     counts: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        if not all(type(count) is int and 0 <= count <= _MOST for count in self.counts.values()):
+            raise ValueError("a count is not one of rows")
 
     @property
     def levels(self) -> tuple[str, ...]:
@@ -181,13 +179,6 @@ class Counts(Column):
     def _ordered(cls, declared: tuple[str, ...], counts: Counter[str]) -> Self:
         """Counts in an order that does not reveal the order of the rows."""
         return cls(declared, {level: counts[level] for level in cls(declared, counts).levels})
-
-    @classmethod
-    def from_dict(cls, contents: Mapping[str, Any]) -> Self:
-        counts = {str(level): int(count) for level, count in contents["counts"].items()}
-        if not all(0 <= count <= _MOST for count in counts.values()):
-            raise ValueError("a count is not one of rows")
-        return cls(tuple(map(str, contents["declared"])), counts)
 
     @classmethod
     def merge(cls, name: str, columns: Sequence[Self]) -> Self:

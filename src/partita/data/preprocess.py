@@ -15,9 +15,10 @@ from partita.data.columns import KINDS, Column, Feature
 from partita.data.frame import Frame
 from partita.data.table import Table
 from partita.errors import DataError
+from partita.io.settings import build
 
 _SCALES = ("mean", "rest", "sd")
-_DAMAGED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+_DAMAGED = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
 class Summary(NamedTuple):
@@ -33,11 +34,13 @@ class Summary(NamedTuple):
     def from_dict(cls, contents: Mapping[str, Any]) -> "Summary":
         """The inverse of `to_dict`; anything else raises an `InputError`."""
         try:
-            columns = {str(column["name"]): _column(column) for column in contents["columns"]}
+            columns = dict(_column(**column) for column in contents["columns"])
             if len(columns) < len(contents["columns"]):
                 raise ValueError("a column appears twice")
         except _DAMAGED as error:
-            raise DataError(f"This is not a summary of columns ({error!r}): send what Summary.to_dict made.") from None
+            raise DataError(
+                f"This is not a summary of columns ({error!r:.200}): send what Summary.to_dict made."
+            ) from None
         return cls(columns)
 
 
@@ -91,7 +94,7 @@ class Encoding(NamedTuple):
             if any(getattr(found, name).shape != (len(found.names) - 1,) for name in _SCALES):
                 raise ValueError("its columns and scales do not match")
         except _DAMAGED as error:
-            raise DataError(f"This is not an encoding ({error!r}): send what Encoding.to_dict made.") from None
+            raise DataError(f"This is not an encoding ({error!r:.200}): send what Encoding.to_dict made.") from None
         return found
 
     def encode(self, frame: Frame) -> Table:
@@ -159,10 +162,11 @@ def federated(frames: Iterable[Frame]) -> Encoding:
     return encoding(merge(summarise(frame) for frame in frames))
 
 
-def _column(contents: Mapping[str, Any]) -> Column:
+def _column(name: str, **contents: Any) -> tuple[str, Column]:
     """A column's summary, whose kind is told by its fields."""
-    (kind,) = (kind for kind in KINDS.values() if {field.name for field in dataclasses.fields(kind)} <= contents.keys())
-    return kind.from_dict(contents)
+    fields = {kind: {field.name for field in dataclasses.fields(kind)} for kind in KINDS.values()}
+    (kind,) = (kind for kind in KINDS.values() if fields[kind] == contents.keys())
+    return str(name), build(kind, contents, "the summary")
 
 
 def _merged(name: str, columns: list[Column]) -> Column:

@@ -39,14 +39,13 @@ class Enrolment:
 
     def assemble(self) -> Encoding:
         """Waits for all clients, up to the configured timeout, and fixes the encoding, which is then stored."""
-        until = self.link.now() + self.federation.run.assemble
-        while self.encoding is None:
-            if len(self.rows) < len(self.federation.clients) and self.link.now() < until:
+        if self.encoding is None:
+            until = self.link.now() + self.federation.run.assemble
+            while len(self.rows) < len(self.federation.clients) and self.link.now() < until:
                 self.greet()
                 letter = self.link.poll(min(1.0, max(until - self.link.now(), 0.0)))
                 if letter is not None:
                     self.welcome(letter)
-                continue
             if not self.rows:
                 raise FederationError("No client enrolled in time: start the clients, then the server again.")
             self.rows = {name: self.rows[name] for name in self.federation.clients if name in self.rows}
@@ -71,7 +70,9 @@ class Enrolment:
             if message.header.get("kind") != "hello":
                 raise FederationError(message.words("reason", "did not introduce itself"))
             contents: Any = message.header.get("summary")
-            summary, rows = Summary.from_dict(contents), _count(message.header.get("rows"))
+            summary, rows = Summary.from_dict(contents), message.header.get("rows")
+            if type(rows) is not int or rows < 1:
+                raise FederationError(f"has {rows!r} rows")
             self._expected(summary)
             if self.encoding is None:
                 merge([*self._summaries.values(), summary])
@@ -129,9 +130,3 @@ class Attended(Transport):
 
     def now(self) -> float:
         return self.link.now()
-
-
-def _count(rows: Any) -> int:
-    if type(rows) is not int or rows < 1:
-        raise FederationError(f"has {rows!r} rows")
-    return rows
