@@ -114,10 +114,8 @@ def run_demo(settings: Settings, as_json: bool) -> None:
     schedules = {"sequential": {}, "synchronous": damped, "asynchronous": damped}
     results = {"global_vi": demo.fit("global_vi", methods.sequential(), demo.pooled, 1)}
     for name, about in schedules.items():
-        every = 5 if name == "asynchronous" else 1
-        results[name] = demo.fit(
-            name, methods.named(name, solver=SOLVER, **about), demo.clients, settings.communications, every
-        )
+        method, every = methods.named(name, solver=SOLVER, **about), 5 if name == "asynchronous" else 1
+        results[name] = demo.fit(name, method, demo.clients, settings.communications, every)
     figures = {name: _figures(result) for name, result in results.items()}
     with console.status("Fitting each client alone …"):
         figures |= _alone(demo)
@@ -150,12 +148,10 @@ def _alone(demo: Demo) -> dict[str, dict[str, Any]]:
     for name in demo.clients.names:
         own, monitor = demo.clients.only(name), Monitor(every=0)
         result = run(methods.sequential(), demo.model, demo.prior, own, rounds=1, monitor=monitor)
-        free_energy = partition_free_energy(
-            demo.model, demo.clients, demo.prior, result.posterior.q, demo.settings.seed
-        )
-        seconds = result.history.rows[-1]["seconds"]
-        measured = {"free_energy": free_energy, **demo.metrics(result.posterior)}
-        rows.append({**measured, "communications": 0, "seconds": seconds})
+        q, seconds = result.posterior.q, result.history.rows[-1]["seconds"]
+        free_energy = partition_free_energy(demo.model, demo.clients, demo.prior, q, demo.settings.seed)
+        measured = demo.metrics(result.posterior)
+        rows.append({"free_energy": free_energy, **measured, "communications": 0, "seconds": seconds})
     mean = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]} | {"communications": 0}
     return {"alone_best": min(rows, key=lambda row: row["nll"]), "alone_mean": mean}
 

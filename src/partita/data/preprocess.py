@@ -38,9 +38,7 @@ class Summary(NamedTuple):
             if len(columns) < len(contents["columns"]):
                 raise ValueError("a column appears twice")
         except _DAMAGED as error:
-            raise DataError(
-                f"This is not a summary of columns ({error!r:.200}): send what Summary.to_dict made."
-            ) from None
+            raise DataError(f"This is not a summary ({error!r:.200}): send what Summary.to_dict made.") from None
         return cls(columns)
 
 

@@ -26,9 +26,8 @@ def make_authority(folder: Path, host: str) -> None:
     """Writes ca.crt, server.pem and server.key for a server at this host."""
     authority = ec.generate_private_key(ec.SECP384R1())
     server = ec.generate_private_key(ec.SECP384R1())
-    issuer, subject = (
-        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("partita federation", host)
-    )
+    names = ("partita federation", host)
+    issuer, subject = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in names)
     root = _certificate(issuer, authority, issuer, authority)
     leaf = (
         _certificate(subject, server, issuer, authority)

@@ -63,7 +63,6 @@ class Client:
             model.check(table)
             prior = self.federation.built_prior(model, len(encoding.names))
             recipe = self.federation.built_method(model).recipe(model)
-            self._sites = {
-                key: ClientEndpoint(self.name, recipe, prior, federate([table], names=[self.name]).shards[0])
-            }
+            shard = federate([table], names=[self.name]).shards[0]
+            self._sites = {key: ClientEndpoint(self.name, recipe, prior, shard)}
         return self._sites[key]

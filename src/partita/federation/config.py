@@ -135,8 +135,7 @@ class Federation:
 
     def built_admission(self) -> Admission:
         """The bounds on answers."""
-        bounds = {key: value for key, value in dataclasses.asdict(self.admission).items() if value}
-        return Admission(**bounds)
+        return Admission(**{key: value for key, value in dataclasses.asdict(self.admission).items() if value})
 
 
 def load(folder: Path) -> Federation:
