@@ -212,7 +212,7 @@ class Counts(Column):
 
 
 KINDS: Mapping[str, type[Column]] = {kind.kind: kind for kind in (Moments, Counts)}
-"""The kinds of columns by their names."""
+"""The kinds of columns by their names; an array of a frame is of the first kind that takes it."""
 
 
 def misfit(public: str, private: str = "") -> DataError:
