@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from partita import InputError
 from partita.data import preprocess
+from partita.data.columns import Counts
 from partita.data.frame import Frame
 
 COLOURS = ("red", "green", "blue")
@@ -141,7 +142,7 @@ def test_the_order_of_clients_does_not_matter_and_counts_are_exact():
     nested = preprocess.merge([preprocess.merge(summaries[:4]), preprocess.merge(summaries[4:])])
     for name, column in merged.columns.items():
         values = table.columns[name]
-        if isinstance(column, preprocess.Counts):
+        if isinstance(column, Counts):
             assert column.counts == {level: int((values == level).sum()) for level in column.levels}
             assert nested.columns[name] == column
         else:

@@ -1,6 +1,5 @@
 """The demo: the three schedules of PVI on Adult, compared with global VI and with each client on its own."""
 
-import csv
 import dataclasses
 import json
 import time
@@ -18,7 +17,8 @@ from partita.cli.figure import draw
 from partita.data import Partition, beta_kappa, datasets, split
 from partita.data.table import Table
 from partita.engines import LocalEngine
-from partita.families import Family, FullGaussian, MeanFieldGaussian
+from partita.families import FullGaussian, MeanFieldGaussian
+from partita.io import atomic
 from partita.local.solvers import Newton
 from partita.models import LogisticRegression
 from partita.results import metrics
@@ -73,15 +73,6 @@ class Demo:
         self.speeds = [1.0, 2.0] * (len(self.clients) // 2)
         """Every other client is twice as fast."""
 
-    def methods(self) -> dict[str, Method]:
-        """The three schedules."""
-        rho = self.settings.damping
-        return {
-            "sequential": methods.sequential(SOLVER),
-            "synchronous": methods.synchronous(SOLVER, damping=rho),
-            "asynchronous": methods.asynchronous(SOLVER, damping=rho),
-        }
-
     def metrics(self, posterior: Posterior) -> dict[str, float]:
         """Test negative log-likelihood and test error."""
         p, y = posterior.predict_proba(self.test.x), np.asarray(self.test.y)
@@ -89,16 +80,9 @@ class Demo:
 
     def compile(self) -> None:
         """Compiles all programs by runs with zero solver steps."""
-        idle = Newton(max_steps=0)
+        idle, monitor = methods.synchronous(Newton(max_steps=0)), Monitor(metrics=self.metrics)
         for parts in (self.pooled, self.clients):
-            run(
-                methods.synchronous(idle),
-                self.model,
-                self.prior,
-                parts,
-                rounds=1,
-                monitor=Monitor(metrics=self.metrics),
-            )
+            run(idle, self.model, self.prior, parts, rounds=1, monitor=monitor)
 
     def fit(self, name: str, method: Method, parts: Partition, communications: int, every: int = 1) -> Result:
         """Runs a method and records its metrics."""
@@ -111,10 +95,6 @@ class Demo:
             monitor=Monitor(metrics=self.metrics, every=every, label=TITLES[name]),
             engine=LocalEngine(parts, self.speeds if len(parts) > 1 else None),
         )
-
-    def free_energy(self, q: Family) -> float:
-        """The free energy of q over the rows of all clients."""
-        return partition_free_energy(self.model, self.clients, self.prior, q, self.settings.seed)
 
 
 def run_demo(settings: Settings, as_json: bool) -> None:
@@ -130,9 +110,11 @@ def run_demo(settings: Settings, as_json: bool) -> None:
         demo.compile()
     compiled = time.perf_counter()
 
+    damped = {"damping": settings.damping}
+    schedules = {"sequential": {}, "synchronous": damped, "asynchronous": damped}
     results = {"global_vi": demo.fit("global_vi", methods.sequential(), demo.pooled, 1)}
-    for name, method in demo.methods().items():
-        every = 5 if name == "asynchronous" else 1
+    for name, about in schedules.items():
+        method, every = methods.named(name, solver=SOLVER, **about), 5 if name == "asynchronous" else 1
         results[name] = demo.fit(name, method, demo.clients, settings.communications, every)
     figures = {name: _figures(result) for name, result in results.items()}
     with console.status("Fitting each client alone …"):
@@ -154,10 +136,7 @@ def run_demo(settings: Settings, as_json: bool) -> None:
 
 def _figures(result: Result) -> dict[str, Any]:
     last = next(row for row in reversed(result.history.rows) if "nll" in row)
-    return {
-        "free_energy": last["free_energy"],
-        "nll": last["nll"],
-        "error": last["error"],
+    return {name: last[name] for name in ("free_energy", "nll", "error")} | {
         "communications": result.state.communications,
         "seconds": result.history.rows[-1]["seconds"],
         "status": result.status.value,
@@ -166,17 +145,11 @@ def _figures(result: Result) -> dict[str, Any]:
 
 def _alone(demo: Demo) -> dict[str, dict[str, Any]]:
     rows = []
-    for k in range(len(demo.clients)):
-        result = run(
-            methods.sequential(),
-            demo.model,
-            demo.prior,
-            demo.clients.only(demo.clients.names[k]),
-            rounds=1,
-            monitor=Monitor(every=0),
-        )
-        seconds = result.history.rows[-1]["seconds"]
-        free_energy = demo.free_energy(result.posterior.q)
+    for name in demo.clients.names:
+        own, monitor = demo.clients.only(name), Monitor(every=0)
+        result = run(methods.sequential(), demo.model, demo.prior, own, rounds=1, monitor=monitor)
+        q, seconds = result.posterior.q, result.history.rows[-1]["seconds"]
+        free_energy = partition_free_energy(demo.model, demo.clients, demo.prior, q, demo.settings.seed)
         measured = demo.metrics(result.posterior)
         rows.append({"free_energy": free_energy, **measured, "communications": 0, "seconds": seconds})
     mean = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]} | {"communications": 0}
@@ -185,40 +158,27 @@ def _alone(demo: Demo) -> dict[str, dict[str, Any]]:
 
 def _write(demo: Demo, results: dict[str, Result], figures: dict[str, dict[str, Any]]) -> dict[str, str]:
     folder, posterior = demo.settings.output, results["sequential"].posterior
-    files = {name: folder / file for name, file in _FILES.items()}
+    names = {"figure": "demo.png", "posterior": "posterior.npz", "summary": "summary.csv"}
+    files = {name: folder / file for name, file in names.items()}
     posterior.save(files["posterior"], demo.names)
-    with files["summary"].open("w", newline="", encoding="utf-8") as file:
-        rows = posterior.summary(demo.names)
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    atomic.write_csv(files["summary"], posterior.summary(demo.names))
     histories = {TITLES[name]: result.history for name, result in results.items() if name != "global_vi"}
     draw(files["figure"], histories, figures["global_vi"], figures["alone_best"])
     return {name: str(path) for name, path in files.items()}
 
 
-_FILES = {"figure": "demo.png", "posterior": "posterior.npz", "summary": "summary.csv"}
-
-
 def _print(report: dict[str, Any]) -> None:
-    console = Console()
-    settings = report["settings"]
-    rows = sum(report["clients"].values())
-    grid = Grid(title=f"Adult, split {settings['split']}: ten clients with {rows:,} rows; NLL and error on test rows")
+    console, seconds = Console(), report["seconds"]
+    split, rows = report["settings"]["split"], sum(report["clients"].values())
+    grid = Grid(title=f"Adult, split {split}: ten clients with {rows:,} rows; NLL and error on test rows")
     grid.add_column("method")
-    for name in ("free energy", "NLL", "error", "communications", "seconds"):
-        grid.add_column(name, justify="right")
+    forms = {"free energy": ",.1f", "NLL": ".4f", "error": ".4f", "communications": ",", "seconds": ".1f"}
+    for column in forms:
+        grid.add_column(column, justify="right")
     for name, row in report["methods"].items():
-        grid.add_row(
-            TITLES[name],
-            f"{row['free_energy']:,.1f}",
-            f"{row['nll']:.4f}",
-            f"{row['error']:.4f}",
-            f"{row['communications']:,}",
-            f"{row['seconds']:.1f}",
-        )
+        cells = (format(row[column.lower().replace(" ", "_")], form) for column, form in forms.items())
+        grid.add_row(TITLES[name], *cells)
     console.print(grid)
-    seconds = report["seconds"]
     console.print(f"Compilation took {seconds['compilation']:.1f} s, fitting {seconds['fitting']:.1f} s.")
     for name, path in report["files"].items():
         console.print(f"{name.capitalize()}: {path}", highlight=False, soft_wrap=True)

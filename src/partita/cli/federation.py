@@ -86,19 +86,6 @@ def _request(folder: Path, name: str, change: Literal["leave", "retire", "join"]
 
 def server(folder: Folder) -> None:
     """Run a federation's server until the run ends. It can be interrupted and continued with `partita resume`."""
-    _serve(folder)
-
-
-def resume(folder: Folder) -> None:
-    """Resume a federation whose server stopped, from the last accepted answer."""
-    from partita.federation.serve import LEDGER_FILE
-
-    if not (folder / LEDGER_FILE).exists():
-        raise InputError(f"There is nothing to resume in {folder}: start with `partita server {folder}`.")
-    _serve(folder)
-
-
-def _serve(folder: Path) -> None:
     from partita.federation.config import load
     from partita.federation.processes import serve
 
@@ -107,6 +94,15 @@ def _serve(folder: Path) -> None:
     with _interruptible():
         typer.echo(serve(folder, about))
         typer.echo(f"See the posterior with `partita result {folder}`.")
+
+
+def resume(folder: Folder) -> None:
+    """Resume a federation whose server stopped, from the last accepted answer."""
+    from partita.federation.serve import LEDGER_FILE
+
+    if not (folder / LEDGER_FILE).exists():
+        raise InputError(f"There is nothing to resume in {folder}: start with `partita server {folder}`.")
+    server(folder)
 
 
 def client(

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from partita.results.history import History
@@ -17,7 +16,6 @@ STYLES = (("#1b6ca8", "-", "o"), ("#c8553d", "--", "s"), ("#3f7d20", "-.", "^"))
 def draw(path: Path, histories: Mapping[str, History], pooled: Mapping[str, Any], alone: Mapping[str, Any]) -> None:
     """Plots test NLL and the free-energy gap to global VI against communications."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     lowest = pooled["nll"]
     for (name, history), (colour, line, marker) in zip(histories.items(), STYLES, strict=True):

@@ -40,7 +40,7 @@ def _cells(member: ClientStatus) -> tuple[str, ...]:
     seen = "" if member.last_seen is None else since(member.last_seen)
     rows = "" if member.rows is None else f"{member.rows:,}"
     residual = "" if member.residual is None else f"{member.residual:.2g}"
-    counts = (str(count) for count in (member.accepted, member.refused, member.late))
+    counts = map(str, (member.accepted, member.refused, member.late))
     return member.name, member.state, seen, rows, str(member.rounds), residual, *counts
 
 

@@ -39,10 +39,8 @@ def adult_frames() -> Frames:
         stored = np.load(file, allow_pickle=False)
         codes = {name: stored[name] for name in stored.files}
     about = json.loads(str(codes["about"]))
-    levels = about["levels"]
-    columns = {
-        name: np.array(levels[name])[codes[name]] if name in levels else codes[name] for name in about["columns"][:-1]
-    }
+    levels, names = about["levels"], about["columns"][:-1]
+    columns = {name: np.array(levels[name])[codes[name]] if name in levels else codes[name] for name in names}
     y = codes["income"] == levels.pop("income").index(">50K")
     return divided(Frame.build(columns, y, levels))
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from partita.data.columns import KINDS, Counts
 from partita.errors import DataError
 
 
@@ -28,7 +29,7 @@ class Frame(NamedTuple):
         kept = {str(name): _column(str(name), np.asarray(values), len(y)) for name, values in columns.items()}
         levels = {name: tuple(str(level) for level in declared) for name, declared in (levels or {}).items()}
         for name, declared in levels.items():
-            if name not in kept or kept[name].dtype.kind != "U":
+            if name not in kept or kept[name].dtype.kind != Counts.dtype.kind:
                 raise DataError(f"Levels are declared for {name!r}, which is not a column of texts: declare none.")
             if len(set(declared)) < len(declared):
                 raise DataError(f"The levels declared for {name!r} repeat one: declare each once.")
@@ -66,9 +67,8 @@ def permuted(rows: int) -> tuple[np.ndarray, np.ndarray]:
 def _column(name: str, values: np.ndarray, rows: int) -> np.ndarray:
     if values.shape != (rows,):
         raise DataError(f"Column {name!r} has the shape {values.shape} beside {rows} responses: give one value a row.")
-    if values.dtype.kind in "biuf":
-        return values.astype(float)
-    if values.dtype.kind == "U" or all(isinstance(value, str) for value in values):
-        return values.astype(str)
+    for kind in KINDS.values():
+        if (array := kind.array(values)) is not None:
+            return array
     other = next(value for value in values if not isinstance(value, str))
     raise DataError(f"Column {name!r} holds {other!r} in an array of {values.dtype}: give floats only or texts only.")

@@ -51,16 +51,11 @@ def beta_kappa(y: np.ndarray, clients: int = 10, beta: float = 0.0, kappa: float
         positive_small = math.ceil(len(positives) / len(y) * (1 - kappa) * small)
         left, extra = divmod(len(positives) - half * positive_small, half)
         dealt = [positive_small] * half + [left + (k < extra) for k in range(half)]
-    counts = list(zip(sizes, dealt, strict=True))
-    if small < 1 or any(not 0 <= p <= size for size, p in counts):
+    others = np.subtract(sizes, dealt)
+    if small < 1 or np.min(dealt) < 0 or np.min(others) < 0:
         raise DataError(f"β = {beta} and κ = {kappa} need more labels than there are: use κ closer to 0.")
-    taken_positive, taken_negative, indices = 0, 0, []
-    for size, p in counts:
-        some = positives[taken_positive : taken_positive + p]
-        rest = negatives[taken_negative : taken_negative + size - p]
-        indices.append(np.sort(np.concatenate([some, rest])))
-        taken_positive, taken_negative = taken_positive + p, taken_negative + size - p
-    return indices
+    parts = zip(np.split(positives, np.cumsum(dealt)), np.split(negatives, np.cumsum(others)), strict=True)
+    return [np.sort(np.concatenate(part)) for part in parts][:clients]
 
 
 def label_shards(y: np.ndarray, clients: int, shards: int = 2, seed: int = 0) -> Indices:

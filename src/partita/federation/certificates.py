@@ -1,6 +1,7 @@
 """A certificate authority for one federation: TLS certificates, and a key that authenticates each client."""
 
 import datetime
+import inspect
 import ipaddress
 from pathlib import Path
 
@@ -24,18 +25,18 @@ PRIVATE = 0o600
 def make_authority(folder: Path, host: str) -> None:
     """Writes ca.crt, server.pem and server.key for a server at this host."""
     authority = ec.generate_private_key(ec.SECP384R1())
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "partita federation")])
     server = ec.generate_private_key(ec.SECP384R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
+    names = ("partita federation", host)
+    issuer, subject = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in names)
     root = _certificate(issuer, authority, issuer, authority)
     leaf = (
         _certificate(subject, server, issuer, authority)
         .add_extension(x509.SubjectAlternativeName(_names(host)), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     )
-    signed = [builder.sign(authority, hashes.SHA384()) for builder in (root, leaf)]
-    atomic.write_text(folder / "ca.crt", _pem(signed[0]))
-    atomic.write_text(folder / "server.pem", _pem(signed[1]))
+    for file, builder in (("ca.crt", root), ("server.pem", leaf)):
+        signed = builder.sign(authority, hashes.SHA384())
+        atomic.write_text(folder / file, signed.public_bytes(serialization.Encoding.PEM).decode())
     _secret(folder / "server.key", server)
 
 
@@ -55,17 +56,8 @@ def _certificate(
     All of them are required by the strict verification of Python 3.13 and later.
     """
     now, ca = datetime.datetime.now(datetime.UTC), key is authority
-    usage = x509.KeyUsage(
-        digital_signature=not ca,
-        key_cert_sign=ca,
-        crl_sign=ca,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    uses = ("key_cert_sign", "crl_sign") if ca else ("digital_signature",)
+    usage = x509.KeyUsage(**{use: use in uses for use in inspect.signature(x509.KeyUsage).parameters})
     signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
     return (
         x509.CertificateBuilder()
@@ -90,10 +82,6 @@ def _names(host: str) -> list[x509.GeneralName]:
     except ValueError:
         return [*found, x509.DNSName(host)] if host != "localhost" else found
     return found if address.is_loopback or address.is_unspecified else [*found, x509.IPAddress(address)]
-
-
-def _pem(certificate: x509.Certificate) -> str:
-    return certificate.public_bytes(serialization.Encoding.PEM).decode()
 
 
 def _secret(

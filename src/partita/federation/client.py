@@ -1,5 +1,6 @@
 """A federation's client: reads its data file and answers the server's messages."""
 
+import functools
 import logging
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ class Client:
 
     def __init__(self, name: str, federation: Federation, path: Path) -> None:
         self.name, self.federation, self.path = name, federation, path
-        self._frame: Frame | None = None
         self._sites: dict[str, ClientEndpoint] = {}
 
     def handle(self, message: Message) -> Message:
@@ -41,34 +41,28 @@ class Client:
             if message.header.get("digest") != self.federation.digest:
                 raise FederationError(CONFIG_MISMATCH, CONFIG_MISMATCH)
             if message.header.get("kind") == "hello":
-                return Message({**about, "kind": "hello", **self._introduction()}, {})
+                told = {"rows": self._frame.size, "summary": summarise(self._frame).to_dict()}
+                return Message({**about, "kind": "hello", **told}, {})
             return self._site(message.header).handle(message)
         except Exception as error:
             _LOG.warning("%s: %s: %s", self.name, type(error).__name__, error)
             public = error.public if isinstance(error, InputError) else None
             return Message({**about, "kind": "error", "reason": public or PRIVATE_ERROR}, {})
 
-    def _introduction(self) -> dict[str, Any]:
-        """The number of rows and the summary of the columns."""
-        frame = self._rows()
-        return {"rows": frame.size, "summary": summarise(frame).to_dict()}
-
-    def _rows(self) -> Frame:
-        if self._frame is None:
-            self._frame = rows.read(self.path, self.federation.data)
-        return self._frame
+    @functools.cached_property
+    def _frame(self) -> Frame:
+        return rows.read(self.path, self.federation.data)
 
     def _site(self, header: dict[str, Any]) -> ClientEndpoint:
         contents = header.get("encoding")
         key = repr(contents)
         if key not in self._sites:
             encoding = Encoding.from_dict(contents or {})
-            table = encoding.encode(self._rows())
+            table = encoding.encode(self._frame)
             model = self.federation.built_model(len(encoding.names))
             model.check(table)
             prior = self.federation.built_prior(model, len(encoding.names))
             recipe = self.federation.built_method(model).recipe(model)
-            self._sites = {
-                key: ClientEndpoint(self.name, recipe, prior, federate([table], names=[self.name]).shards[0])
-            }
+            shard = federate([table], names=[self.name]).shards[0]
+            self._sites = {key: ClientEndpoint(self.name, recipe, prior, shard)}
         return self._sites[key]

@@ -6,10 +6,11 @@ import ipaddress
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from partita.data.columns import Column, Counts, Moments
 from partita.errors import FederationError, unknown
 from partita.expectations.capabilities import Template
 from partita.families import Family, FullGaussian, MeanFieldGaussian
@@ -17,15 +18,8 @@ from partita.io.settings import build, parse
 from partita.local.solvers import named as solver_named
 from partita.methods import NAMED, settings_of
 from partita.methods import named as method_named
-from partita.models import (
-    LinearRegression,
-    LogisticRegression,
-    Model,
-    NetworkClassifier,
-    NetworkRegressor,
-    PoissonRegression,
-    ProbitRegression,
-)
+from partita.models import Model
+from partita.models.named import KINDS, Likelihood
 from partita.server.admission import Admission
 from partita.server.method import Method
 
@@ -46,18 +40,11 @@ class Data:
     positive: tuple[str, ...] = ()
     """The values of a non-numeric response that count as 1; all others count as 0."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Likelihood:
-    """The likelihood p(y ∣ θ)."""
-
-    kind: Literal["linear", "logistic", "probit", "poisson", "classifier", "regressor"]
-    noise: float = 1.0
-    """The standard deviation of the response, for linear models and regressors."""
-    hidden: tuple[int, ...] = ()
-    """Widths of a network's hidden layers."""
-    classes: int = 2
-    """The number of classes of a classifier."""
+    @property
+    def columns(self) -> dict[str, tuple[type[Column], tuple[str, ...]]]:
+        """Kind and declared levels of every column."""
+        numbers = dict.fromkeys(self.numbers, (Moments, ()))
+        return numbers | {name: (Counts, tuple(levels)) for name, levels in self.categories.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,21 +113,9 @@ class Federation:
         agreed = {key: about[key] for key in ("name", "data", "model", "method", "solver", "prior", "seed")}
         return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()[:16]
 
-    @property
-    def network(self) -> bool:
-        """Whether the model is a network, whose parameters do not correspond to columns."""
-        return self.model.kind in ("classifier", "regressor")
-
     def built_model(self, columns: int) -> Model:
         """The likelihood for this number of encoded columns."""
-        about = self.model
-        if about.kind == "linear":
-            return LinearRegression(about.noise)
-        if about.kind == "classifier":
-            return NetworkClassifier((columns, *about.hidden, about.classes))
-        if about.kind == "regressor":
-            return NetworkRegressor((columns, *about.hidden, 1), about.noise)
-        return _PLAIN[about.kind]()
+        return self.model.model(columns)
 
     def built_prior(self, model: Model, columns: int) -> Family:
         """The prior over the model's parameters."""
@@ -160,15 +135,7 @@ class Federation:
 
     def built_admission(self) -> Admission:
         """The bounds on answers."""
-        bounds = {key: value for key, value in dataclasses.asdict(self.admission).items() if value}
-        return Admission(**bounds)
-
-
-_PLAIN: Mapping[str, Any] = {
-    "logistic": LogisticRegression,
-    "probit": ProbitRegression,
-    "poisson": PoissonRegression,
-}
+        return Admission(**{key: value for key, value in dataclasses.asdict(self.admission).items() if value})
 
 
 def load(folder: Path) -> Federation:
@@ -184,52 +151,42 @@ def load(folder: Path) -> Federation:
 def read(contents: bytes, source: str) -> Federation:
     """Parses and validates a federation's configuration."""
     federation = build(Federation, parse(contents, source), source)
-    _check(federation, source)
+    for mistake in _mistakes(federation, source):
+        raise FederationError(f"{source} {mistake}.")
+    federation.built_method()
+    federation.built_admission().check()
     return federation
 
 
-def _check(federation: Federation, source: str) -> None:
-    names = federation.clients
+def _mistakes(federation: Federation, source: str) -> Iterator[str]:
+    """What is wrong, each time as the rest of a sentence; a check may rely on those before it."""
+    names, method, solver, data = federation.clients, federation.method, federation.solver, federation.data
     if not names or len(set(names)) < len(names) or not all(names):
-        raise FederationError(f"{source} needs at least one client, and unique names, not {list(names)}.")
+        yield f"needs at least one client, and unique names, not {list(names)}"
     for name in names:
         if not NAME.fullmatch(name):
-            raise FederationError(
-                f"{source} has a client named {name!r}: use letters, digits, '-', '_' and '.' inside."
-            )
-    for table, key in ((federation.method, "name"), (federation.solver, "kind")):
+            yield f"has a client named {name!r}: use letters, digits, '-', '_' and '.' inside"
+    for table, key in ((method, "name"), (solver, "kind")):
         if key not in table:
-            raise FederationError(f"{source} has a method or a solver without {key!r}: add it.")
-    if federation.method["name"] not in NAMED:
-        raise unknown(
-            f"method in {source}",
-            federation.method["name"],
-            NAMED,
-        )
-    data = federation.data
+            yield f"has a method or a solver without {key!r}: add it"
+    for what, name, known in (("method", method["name"], NAMED), ("kind of model", federation.model.kind, KINDS)):
+        if name not in known:
+            raise unknown(f"{what} in {source}", name, known)
     columns = [*data.numbers, *data.categories, data.response]
     if len(set(columns)) < len(columns) or len(columns) < 2:
-        raise FederationError(
-            f"{source} needs at least one column besides the response, without duplicates: {columns}."
-        )
+        yield f"needs at least one column besides the response, without duplicates: {columns}"
     for column, levels in data.categories.items():
         if not isinstance(levels, list) or not all(isinstance(level, str) for level in levels):
-            raise FederationError(
-                f"{source} has {levels!r} as the levels of {column!r}, where a list of texts is expected."
-            )
-    for about in dataclasses.fields(Run):
-        if not 0 < getattr(federation.run, about.name) < math.inf and about.name not in ("tolerance", "quorum"):
-            raise FederationError(f"{source} has an invalid run.{about.name}: it must be a number above 0.")
-    fits = federation.solver["kind"] not in ("newton", "conjugate") and federation.prior.family == "mean-field"
-    if federation.network and not fits:
-        raise FederationError(f'{source} has a network, which needs a solver of kind "adam" and a "mean-field" prior.')
-    federation.built_method()
-    federation.built_admission().check()
+            yield f"has {levels!r} as the levels of {column!r}, where a list of texts is expected"
+    for name, value in dataclasses.asdict(federation.run).items():
+        if not 0 < value < math.inf and name not in ("tolerance", "quorum"):
+            yield f"has an invalid run.{name}: it must be a number above 0"
+    fits = solver["kind"] not in ("newton", "conjugate") and federation.prior.family == "mean-field"
+    if isinstance(federation.built_model(1), Template) and not fits:
+        yield 'has a network, which needs a solver of kind "adam" and a "mean-field" prior'
     host = federation.server.address.rpartition(":")[0]
     if not federation.server.secure and not loopback(host):
-        raise FederationError(
-            f"{source} has a server at {host} without encryption: set secure = true, or use 127.0.0.1."
-        )
+        yield f"has a server at {host} without encryption: set secure = true, or use 127.0.0.1"
 
 
 def loopback(host: str) -> bool:

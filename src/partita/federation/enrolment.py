@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.data.preprocess import Counts, Encoding, Summary, encoding, merge
+from partita.data.preprocess import Encoding, Summary, encoding, merge
 from partita.engines.remote import Delivery, Transport
 from partita.errors import FederationError, InputError
 from partita.federation.config import Federation
@@ -39,14 +39,13 @@ class Enrolment:
 
     def assemble(self) -> Encoding:
         """Waits for all clients, up to the configured timeout, and fixes the encoding, which is then stored."""
-        until = self.link.now() + self.federation.run.assemble
-        while self.encoding is None:
-            if len(self.rows) < len(self.federation.clients) and self.link.now() < until:
+        if self.encoding is None:
+            until = self.link.now() + self.federation.run.assemble
+            while len(self.rows) < len(self.federation.clients) and self.link.now() < until:
                 self.greet()
                 letter = self.link.poll(min(1.0, max(until - self.link.now(), 0.0)))
                 if letter is not None:
                     self.welcome(letter)
-                continue
             if not self.rows:
                 raise FederationError("No client enrolled in time: start the clients, then the server again.")
             self.rows = {name: self.rows[name] for name in self.federation.clients if name in self.rows}
@@ -71,7 +70,9 @@ class Enrolment:
             if message.header.get("kind") != "hello":
                 raise FederationError(message.words("reason", "did not introduce itself"))
             contents: Any = message.header.get("summary")
-            summary, rows = Summary.from_dict(contents), _count(message.header.get("rows"))
+            summary, rows = Summary.from_dict(contents), message.header.get("rows")
+            if type(rows) is not int or rows < 1:
+                raise FederationError(f"has {rows!r} rows")
             self._expected(summary)
             if self.encoding is None:
                 merge([*self._summaries.values(), summary])
@@ -90,15 +91,13 @@ class Enrolment:
 
     def _expected(self, summary: Summary) -> None:
         """Raises an `InputError` if a summary does not match the federation's columns."""
-        data = self.federation.data
-        if list(summary.columns) != [*data.numbers, *data.categories]:
+        expected = self.federation.data.columns
+        if list(summary.columns) != list(expected):
             raise FederationError("Its columns are not those of federation.toml.")
-        for name, column in summary.columns.items():
-            if isinstance(column, Counts) != (name in data.categories):
+        for name, (kind, levels) in expected.items():
+            if type(summary.columns[name]) is not kind:
                 raise FederationError(f"Column {name!r} has another type than in federation.toml.")
-            declared = tuple(data.categories.get(name, ()))
-            levels = column.levels if isinstance(column, Counts) and declared else declared
-            if isinstance(column, Counts) and not column.declared == declared == levels:
+            if not summary.columns[name].declares(levels):
                 raise FederationError(f"Column {name!r} has other levels than in federation.toml.")
 
     def _keep(self) -> None:
@@ -131,9 +130,3 @@ class Attended(Transport):
 
     def now(self) -> float:
         return self.link.now()
-
-
-def _count(rows: Any) -> int:
-    if type(rows) is not int or rows < 1:
-        raise FederationError(f"has {rows!r} rows")
-    return rows

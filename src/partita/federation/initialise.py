@@ -4,19 +4,57 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
+from partita.data.columns import texts
 from partita.errors import FederationError, unknown
 from partita.federation.config import CONFIG_FILE, load, loopback, read
+from partita.federation.rows import whole
 from partita.io import atomic
+from partita.models.named import KINDS
 
+_TOML = """# A federation of partita. Server and clients have the same file.
+name = {name}
+clients = {clients}
+seed = 0
 
-class Columns(NamedTuple):
-    """The columns of a data file by type."""
+[data]
+response = {response}
+{positive}numbers = {numbers}
 
-    numbers: tuple[str, ...]
-    categories: dict[str, list[str]]
-    positive: tuple[str, ...]
+[data.categories]  # with their levels; [] to collect them from clients at enrolment
+{categories}
+
+[model]
+kind = {model}  # {kinds}; classifier and regressor are networks
+
+[prior]
+family = "mean-field"  # or "full": with covariances
+scale = 1.0  # the standard deviation of every parameter
+
+[method]
+name = {schedule}  # sequential, synchronous, asynchronous, or another of partita's methods
+
+[solver]
+kind = "newton"
+
+[run]  # times are in seconds
+rounds = 20
+tolerance = 1e-6  # in nats: the run has converged when every client's residual is below it
+deadline = 600
+quorum = 0.5
+assemble = 600
+timeout = 86400
+
+[admission]  # bounds on answers; 0 disables a bound: see docs/federation.md
+change = 0.0
+dominance = 0.0
+prominence = 0.0
+deficit = 0.0
+
+[server]
+address = {address}
+secure = {secure}
+"""
 
 
 def initialise(
@@ -35,10 +73,12 @@ def initialise(
     """
     if (folder / CONFIG_FILE).exists():
         raise FederationError(f"{folder / CONFIG_FILE} already exists: choose another folder, or edit it.")
-    columns = _columns(example, response)
     host = address.rpartition(":")[0]
     secure = not loopback(host) if secure is None else secure
-    text = _text(folder.resolve().name, clients, response, columns, model, schedule, address, secure)
+    about = {"name": folder.resolve().name, "clients": list(clients), "response": response, "model": model}
+    there = {"schedule": schedule, "address": address, "secure": secure}
+    known = {key: json.dumps(value) for key, value in (about | there).items()}
+    text = _TOML.format(**known, **_columns(example, response), kinds=", ".join(KINDS))
     read(text.encode(), CONFIG_FILE)
     atomic.write_text(folder / CONFIG_FILE, text)
     written = [folder / CONFIG_FILE]
@@ -69,80 +109,16 @@ def issue_credentials(folder: Path) -> list[Path]:
     return written
 
 
-def _columns(example: Path, response: str) -> Columns:
-    """Classifies the columns of a file as numeric or categorical (text)."""
-    from partita.federation.rows import text, whole
-
+def _columns(example: Path, response: str) -> dict[str, str]:
+    """The columns of a file by their kinds, as TOML: texts are categories."""
     table = whole(example)
     if response not in table.columns:
         raise unknown(f"column of {example.name}", response, table.columns)
-    numbers, categories = [], {}
-    for name in table.columns:
-        if name == response:
-            continue
-        if table[name].dtype.is_numeric():
-            numbers.append(name)
-        else:
-            categories[name] = sorted({text(value) for value in table[name].drop_nulls().to_list()})
-    positive: tuple[str, ...] = ()
-    if not table[response].dtype.is_numeric():
-        positive = (max(text(value) for value in table[response].drop_nulls().to_list()),)
-    return Columns(tuple(numbers), categories, positive)
-
-
-def _text(
-    name: str,
-    clients: Sequence[str],
-    response: str,
-    columns: Columns,
-    model: str,
-    schedule: str,
-    address: str,
-    secure: bool,
-) -> str:
-    levels = "\n".join(f"{json.dumps(column)} = {json.dumps(some)}" for column, some in columns.categories.items())
-    ones = f"positive = {json.dumps(list(columns.positive))}  # these values count as 1, all others as 0\n"
-    positive = ones if columns.positive else ""
-    return f"""# A federation of partita. Server and clients have the same file.
-name = {json.dumps(name)}
-clients = {json.dumps(list(clients))}
-seed = 0
-
-[data]
-response = {json.dumps(response)}
-{positive}numbers = {json.dumps(list(columns.numbers))}
-
-[data.categories]  # with their levels; [] to collect them from clients at enrolment
-{levels}
-
-[model]
-kind = {json.dumps(model)}  # linear, logistic, probit, poisson, classifier or regressor (networks)
-
-[prior]
-family = "mean-field"  # or "full": with covariances
-scale = 1.0  # the standard deviation of every parameter
-
-[method]
-name = {json.dumps(schedule)}  # sequential, synchronous, asynchronous, or another of partita's methods
-
-[solver]
-kind = "newton"
-
-[run]  # times are in seconds
-rounds = 20
-tolerance = 1e-6  # in nats: the run has converged when every client's residual is below it
-deadline = 600
-quorum = 0.5
-assemble = 600
-timeout = 86400
-
-[admission]  # bounds on answers; 0 disables a bound: see docs/federation.md
-change = 0.0
-dominance = 0.0
-prominence = 0.0
-deficit = 0.0
-
-[server]
-address = {json.dumps(address)}
-secure = {json.dumps(secure)}
-"""
+    levels = {name: sorted(set(texts(table[name]))) for name in table.columns if not table[name].dtype.is_numeric()}
+    positive = levels.pop(response, [])[-1:]
+    ones = f"positive = {json.dumps(positive)}  # these values count as 1, all others as 0\n"
+    return {
+        "numbers": json.dumps([name for name in table.columns if name not in (*levels, response)]),
+        "categories": "\n".join(f"{json.dumps(name)} = {json.dumps(some)}" for name, some in levels.items()),
+        "positive": ones if positive else "",
+    }

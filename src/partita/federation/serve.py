@@ -1,13 +1,12 @@
 """The server of a federation, for any link: enrols clients, runs the method, and writes the result."""
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from partita.data.preprocess import Encoding
 from partita.engines.remote import RemoteEngine, Transport
+from partita.expectations.capabilities import Template
 from partita.federation.config import Federation
 from partita.federation.enrolment import Attended, Enrolment
 from partita.io import atomic
@@ -31,12 +30,8 @@ def serve(folder: Path, federation: Federation, link: Transport) -> Result:
     prior = federation.built_prior(model, len(agreed.names))
     method = federation.built_method(model)
     about = federation.run
-    rules = Rules(
-        deadline=about.deadline,
-        quorum=about.quorum,
-        until=began + about.timeout,
-        admission=federation.built_admission(),
-    )
+    bounds = federation.built_admission()
+    rules = Rules(deadline=about.deadline, quorum=about.quorum, until=began + about.timeout, admission=bounds)
     engine = RemoteEngine(Attended(reception, method.aggregation.keeps_product), reception.rows, ledger)
     result = run(
         method,
@@ -51,7 +46,7 @@ def serve(folder: Path, federation: Federation, link: Transport) -> Result:
         seed=federation.seed,
         monitor=Monitor(every=0, progress=False),
     )
-    write_result(folder, result, agreed, None if federation.network else agreed.names)
+    write_result(folder, result, agreed, None if isinstance(model, Template) else agreed.names)
     ledger.say("ended", {"status": result.status.value, "message": result.message})
     return result
 
@@ -59,12 +54,7 @@ def serve(folder: Path, federation: Federation, link: Transport) -> Result:
 def write_result(folder: Path, result: Result, agreed: Encoding, names: Sequence[str] | None) -> None:
     """Writes the posterior, its summary, and the history with the encoding to the federation's folder."""
     result.posterior.save(folder / "posterior.npz", names)
-    rows = result.posterior.summary(names)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    atomic.write_text(folder / "summary.csv", text.getvalue())
+    atomic.write_csv(folder / "summary.csv", result.posterior.summary(names))
     about = {
         "status": result.status.value,
         "message": result.message,

@@ -126,15 +126,8 @@ def _member(name: str, row: Any, rows: int | None, busy: set[int], events: list[
 
 def to_json(now: FederationStatus, indent: int | None = None) -> str:
     """The status as one JSON object; non-finite numbers become null."""
-    return json.dumps(_finite_throughout(dataclasses.asdict(now)), indent=indent, allow_nan=False)
-
-
-def _finite_throughout(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite_throughout(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite_throughout(part) for part in value]
-    return _finite(value) if isinstance(value, float) else value
+    finite = json.loads(json.dumps(dataclasses.asdict(now)), parse_constant=lambda _: None)
+    return json.dumps(finite, indent=indent)
 
 
 def _finite(value: float | None) -> float | None:

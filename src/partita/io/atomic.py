@@ -1,14 +1,16 @@
 """Atomic file writes."""
 
+import csv
 import functools
+import io
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 
-def write(path: str | os.PathLike[str], fill: Callable[[IO[bytes]], None], mode: int = 0o666) -> None:
+def write(path: str | os.PathLike[str], fill: Callable[[IO[bytes]], object], mode: int = 0o666) -> None:
     """Writes a temporary file with `fill`, syncs it, and renames it to `path`.
 
     The file is created with permissions `mode` (less the umask), so it is never readable more widely.
@@ -29,13 +31,18 @@ def write(path: str | os.PathLike[str], fill: Callable[[IO[bytes]], None], mode:
 
 def write_bytes(path: str | os.PathLike[str], data: bytes, mode: int = 0o666) -> None:
     """Writes some bytes."""
-
-    def fill(file: IO[bytes]) -> None:
-        file.write(data)
-
-    write(path, fill, mode)
+    write(path, lambda file: file.write(data), mode)
 
 
 def write_text(path: str | os.PathLike[str], text: str, mode: int = 0o666) -> None:
     """Writes a text."""
     write_bytes(path, text.encode(), mode)
+
+
+def write_csv(path: str | os.PathLike[str], rows: Sequence[Mapping[str, object]]) -> None:
+    """Writes a table with a header, the names in its first row."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())

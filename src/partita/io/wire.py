@@ -113,12 +113,12 @@ def unflatten(arrays: Mapping[str, np.ndarray], like: Any, source: str) -> Any:
     leaves, treedef = jax.tree_util.tree_flatten_with_path(like)
     found = []
     for key, leaf in leaves:
-        array = arrays.get(jax.tree_util.keystr(key))
+        path = jax.tree_util.keystr(key)
+        array = arrays.get(path)
         if array is None or array.shape != leaf.shape or array.dtype != leaf.dtype:
             what = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
-            raise DamagedFileError(
-                f"{source} holds {what} at {jax.tree_util.keystr(key)} where {leaf.dtype}{list(leaf.shape)} is needed."
-            )
+            needed = f"{leaf.dtype}{list(leaf.shape)}"
+            raise DamagedFileError(f"{source} holds {what} at {path} where {needed} is needed.")
         found.append(array if isinstance(leaf, np.ndarray) else jnp.asarray(array))
     return jax.tree.unflatten(treedef, found)
 
