@@ -63,7 +63,7 @@ class EventLog:
     def note(self, name: str, event: str, text: str = "") -> None:
         """Logs an event about a client that did not change the state."""
 
-    def carried(self, size: int) -> None:
+    def count_bytes(self, size: int) -> None:
         """Adds to the count of array bytes sent or received."""
 
 
@@ -90,7 +90,7 @@ class Engine(abc.ABC):
     def ell(self, q: Family, key: jax.Array, without: Collection[str] = (), hyper: Hyper | None = None) -> float:
         """Σ_k ell_k(q) over all clients except `without`; hyperparameters default to the model's own."""
 
-    def posted(self, task: str) -> float:
+    def sent_at(self, task: str) -> float:
         """When a task was sent, on the engine's clock; infinite if it has no deadline."""
         return np.inf
 
@@ -117,10 +117,10 @@ class Engine(abc.ABC):
         """The time on the engine's clock."""
 
     @abc.abstractmethod
-    def tell(self, task: Task, refusal: str) -> None:
+    def notify(self, task: Task, refusal: str) -> None:
         """Notifies a client, if it is remote, why its answer was refused."""
 
     @contextlib.contextmanager
-    def at_work(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         """A context manager around a run, for setup and cleanup."""
         yield

@@ -64,7 +64,7 @@ def from_records(records: RecordDict, largest: int = LARGEST) -> Message:
     return Message(about if isinstance(about, dict) else {}, arrays)
 
 
-class Posted(NamedTuple):
+class Pending(NamedTuple):
     """A message sent to a node and not yet answered."""
 
     node: int
@@ -86,7 +86,7 @@ class FlowerLink(Transport):
         """Every client's node id if nodes authenticate with keys; then a node's own claim is ignored."""
         self._nodes: dict[str, int] = {}
         self._asked: dict[int, float] = {}
-        self._posted: dict[str, Posted] = {}
+        self._pending: dict[str, Pending] = {}
         """Unanswered messages by envelope id."""
         self._failed: dict[str, str] = {}
         """The exception type raised by Flower when the answer to an envelope was last pulled."""
@@ -105,7 +105,7 @@ class FlowerLink(Transport):
         while True:
             if not self._come:
                 self._look_around()
-                letters = [self._open(identity) for identity in list(self._posted)]
+                letters = [self._open(identity) for identity in list(self._pending)]
                 self._come += [letter for letter in letters if letter is not None]
             if self._come:
                 return self._come.popleft()
@@ -123,7 +123,7 @@ class FlowerLink(Transport):
     def _push(self, node: int, message: Message, kind: str, name: str | None, ttl: float) -> None:
         envelope = Envelope(to_records(message), dst_node_id=node, message_type=kind, ttl=ttl)
         for identity in self.grid.push_messages([envelope]):
-            self._posted[identity] = Posted(node, name, message.words("task", ""), message.size)
+            self._pending[identity] = Pending(node, name, message.words("task", ""), message.size)
 
     def _look_around(self) -> None:
         """Refreshes which nodes are online, and asks unknown nodes to identify themselves."""
@@ -142,7 +142,7 @@ class FlowerLink(Transport):
 
     def _open(self, identity: str) -> Delivery | None:
         """The answer to one message, if it has arrived."""
-        node, name, task, size = self._posted[identity]
+        node, name, task, size = self._pending[identity]
         try:
             envelope = self._pull(identity)
             if envelope is None:
@@ -151,7 +151,7 @@ class FlowerLink(Transport):
             message = None if envelope.has_error() else from_records(envelope.content, largest=size)
         except InputError as error:
             message = Message({"kind": "unreadable", "task": task, "reason": str(error)}, {})
-        del self._posted[identity]
+        del self._pending[identity]
         if message is None:
             self._asked.pop(node, None)
             if name is None:

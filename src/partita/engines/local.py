@@ -78,7 +78,7 @@ class LocalEngine(Engine):
     def now(self) -> float:
         return self._now
 
-    def tell(self, task: Task, refusal: str) -> None:
+    def notify(self, task: Task, refusal: str) -> None:
         """Does nothing: the refusal is in the history."""
 
     def cancel(self, task: str) -> None:
@@ -99,7 +99,7 @@ class LocalEngine(Engine):
         return np.zeros(len(names), bool)
 
     @contextlib.contextmanager
-    def at_work(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         """Limits BLAS to one thread: its busy-waiting threads would compete with the clients' threads."""
         try:
             with threadpool_limits(limits=1, user_api="blas"):

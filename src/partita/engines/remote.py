@@ -97,13 +97,13 @@ class RemoteEngine(Engine):
                 return None
         return self._come.popleft()
 
-    def tell(self, task: Task, refusal: str) -> None:
+    def notify(self, task: Task, refusal: str) -> None:
         self._post(task.name, Message({"kind": "refused", "task": task.id, "reason": refusal}, {}))
 
     def cancel(self, task: str) -> None:
         self._under_way.pop(task, None)
 
-    def posted(self, task: str) -> float:
+    def sent_at(self, task: str) -> float:
         return self._under_way[task][1] if task in self._under_way else np.inf
 
     def ell(self, q: Family, key: jax.Array, without: Collection[str] = (), hyper: Hyper | None = None) -> float:
@@ -137,13 +137,13 @@ class RemoteEngine(Engine):
     def _post(self, name: str, message: Message) -> None:
         message = Message(message.header | {BINDING: self._binding}, message.arrays)
         if name in self.link.present():
-            self.log.carried(message.size)
+            self.log.count_bytes(message.size)
         self.link.post(name, message)
 
     def _poll(self, timeout: float) -> Delivery | None:
         letter = self.link.poll(timeout)
         if letter is not None and letter.message is not None:
-            self.log.carried(letter.message.size)
+            self.log.count_bytes(letter.message.size)
         return letter
 
     def _read(self, letter: Delivery) -> None:
@@ -176,7 +176,7 @@ class RemoteEngine(Engine):
                 raise FederationError(f"The answer is for another version of the factor than {answered.version}.")
             reply = read_reply(message, self._factor, answered.hyper)
         except InputError as error:
-            self.tell(answered, f"cannot be read: {error}")
+            self.notify(answered, f"cannot be read: {error}")
             self._fail(answered, str(error), "refused")
             return
         self.cancel(answered.id)

@@ -17,7 +17,7 @@ from partita.families import Family
 from partita.families.factor import Factor
 from partita.local.client import Reply
 from partita.numerics.compiled import Compiled
-from partita.server.aggregation import Aggregated, Aggregation, FreeEnergy, Holdings
+from partita.server.aggregation import Aggregated, Aggregation, FreeEnergy, Iterate
 from partita.server.refusal import Reason, Refusal
 
 INFINITE = float("inf")
@@ -71,7 +71,7 @@ class Admission(NamedTuple):
         return refused
 
     def worst(
-        self, before: Holdings, after: Holdings, judged: Collection[int], heard: Collection[int]
+        self, before: Iterate, after: Iterate, judged: Collection[int], heard: Collection[int]
     ) -> tuple[int, Refusal] | None:
         """The checked client with the largest violation of a bound, and that bound; None if there is none.
 
@@ -187,7 +187,7 @@ class Admitted(NamedTuple):
 def admit(
     aggregation: Aggregation,
     admission: Admission,
-    holdings: Holdings,
+    iterate: Iterate,
     deltas: Mapping[int, Factor],
     judged: Collection[int],
     held: Collection[int],
@@ -201,9 +201,9 @@ def admit(
     deltas, judged, held = dict(deltas), set(judged), set(held)
     refusals, divided = dict[int, Refusal](), set[int]()
     while True:
-        taken = aggregation.update(holdings, deltas, free_energy) if deltas else Aggregated(holdings, 0.0, 0, {})
+        taken = aggregation.update(iterate, deltas, free_energy) if deltas else Aggregated(iterate, 0.0, 0, {})
         new = set(deltas) - set(taken.refusals)
-        beyond = admission.worst(holdings, taken.holdings, (judged - set(deltas)) | new, held | new)
+        beyond = admission.worst(iterate, taken.iterate, (judged - set(deltas)) | new, held | new)
         if beyond is None:
             return Admitted(taken, refusals, divided)
         k, refusal = beyond
@@ -212,9 +212,9 @@ def admit(
             del deltas[k]
             continue
         judged.discard(k)
-        rest = aggregation.divided(holdings, k)
+        rest = aggregation.divided(iterate, k)
         if rest.posterior.is_proper():
             refusals[k] = refusal
             divided.add(k)
             held.discard(k)
-            holdings = rest
+            iterate = rest

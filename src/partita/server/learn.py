@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from partita.engines.base import Engine
-from partita.hyper.learning import Learning, Standing, gain
+from partita.hyper.learning import Learning, LearningView, gain
 from partita.hyper.values import (
     Hyper,
     bound_gradient,
@@ -52,7 +52,7 @@ def learn(
     def at(u: Hyper) -> State:
         hyper = constrained({name: value.astype(state.hyper[name].dtype) for name, value in u.items()}, above)
         moved = method.aggregation.with_prior(
-            state.holdings, compiled_prior_given(state.prior, hyper) / state.current_prior
+            state.iterate, compiled_prior_given(state.prior, hyper) / state.current_prior
         )
         return dataclasses.replace(state, hyper=hyper, posterior=moved.posterior, memory=moved.memory)
 
@@ -65,8 +65,8 @@ def learn(
 
     u = unconstrained(state.hyper, above)
     residual = float(state.residual[present].max())
-    standing = Standing(u, gradient, bound, residual, tolerance, answers / int(present.sum()))
-    moved = learning.update(standing, state.learning)
+    view = LearningView(u, gradient, bound, residual, tolerance, answers / int(present.sum()))
+    moved = learning.update(view, state.learning)
     new = state if moved.u is u else at(moved.u)
     if new is not state and state.keeps_product:
         product = functools.reduce(operator.mul, (factor.natural for factor in state.factors), new.current_prior)

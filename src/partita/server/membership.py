@@ -14,7 +14,7 @@ from partita.server.state import State, Stored, fields_of, unanswered_columns
 def leave(state: State, name: str, aggregation: Aggregation) -> State:
     """Makes a client inactive and keeps its factor in the posterior."""
     k = _client(state, name)
-    held = state.holding(aggregation.without_estimate(state.holdings, k))
+    held = state.with_iterate(aggregation.without_estimate(state.iterate, k))
     return _without_tasks(held.changed(k, inactive=True), k)
 
 
@@ -24,7 +24,7 @@ def retire(state: State, name: str, aggregation: Aggregation) -> State:
     Only where the aggregation keeps the product.
     """
     k = _client(state, name)
-    held = state.holding(aggregation.divided(state.holdings, k))
+    held = state.with_iterate(aggregation.divided(state.iterate, k))
     if not held.posterior.is_proper():
         raise SettingsError(
             f"Without {name} the posterior would be improper: run more rounds first, or use leave instead."
@@ -50,7 +50,7 @@ def join(state: State, name: str, aggregation: Aggregation) -> State:
         field: jax.tree.map(lambda column, one: np.concatenate([column, one]), getattr(state, field), first[field])
         for field, _ in fields_of(Stored.COLUMN)
     }
-    added = state.holding(aggregation.added(state.holdings))
+    added = state.with_iterate(aggregation.added(state.iterate))
     return dataclasses.replace(added, names=(*state.names, name), **columns)
 
 

@@ -90,14 +90,14 @@ class Watch:
             apart = float(divergence(state.posterior, state.current_prior))
             row["reported_free_energy"] = state.ell[known].sum() - apart
         if self.method.solver.estimates_evidence:
-            evidence = self.method.aggregation.log_evidence(state.current_prior, state.holdings)
+            evidence = self.method.aggregation.log_evidence(state.current_prior, state.iterate)
             row |= {} if evidence is None else {"log_evidence": evidence}
         row["seconds"] = self.seconds + time.perf_counter() - self.started
         fewer = self.budget.answers < self.budget.communications
         self.bar.update(state.answers if fewer else state.communications, row)
         return row
 
-    def tell(self, state: State, row: Mapping[str, Any]) -> None:
+    def notify(self, state: State, row: Mapping[str, Any]) -> None:
         """Calls the callbacks."""
         for callback in self.monitor.callbacks:
             callback(state, row)

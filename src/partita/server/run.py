@@ -129,7 +129,7 @@ def run(
     state, history = store.load(start)
     state = requests.apply(state, method.aggregation)
 
-    with engine.at_work(), monitor.watch(method, model, engine, budget, history) as watch:
+    with engine.running(), monitor.watch(method, model, engine, budget, history) as watch:
         stopping = Stopping(budget, tolerance, watch.free_energy(state), history)
         while (ending := stopping.ending(state)) is None:
             state = with_newcomers(state, engine.names, method.aggregation)
@@ -139,7 +139,7 @@ def run(
                 history.append(row)
                 stopping.observe(row)
                 store.close(state, history, last=stopping.ending(state) is not None)
-                watch.tell(state, row)
+                watch.notify(state, row)
             if engine.now() >= rules.until:
                 ending = stopping.ending(state) or Ending(Status.TIMED_OUT, "The time is up.")
                 store.close(state, history, last=True)
@@ -165,7 +165,7 @@ def continued(state: State, fresh: State, method: Method) -> State:
             f"{type(method.aggregation).__name__} cannot go on from the state of another aggregation: start without it."
         )
     heard = state.versions > 0
-    memory = state.memory if same else method.aggregation.resumed(state.holdings, heard, state.inactive)
+    memory = state.memory if same else method.aggregation.resumed(state.iterate, heard, state.inactive)
     columns = unanswered_columns(len(state.names), {"gradients": fresh.gradients})
     going_on = dataclasses.replace(
         state,
@@ -179,7 +179,7 @@ def continued(state: State, fresh: State, method: Method) -> State:
     if set(state.hyper) != set(fresh.hyper):
         going_on = dataclasses.replace(going_on, hyper=fresh.hyper, gradients=columns["gradients"])
         change = going_on.current_prior / state.current_prior
-        going_on = going_on.holding(method.aggregation.with_prior(going_on.holdings, change))
+        going_on = going_on.with_iterate(method.aggregation.with_prior(going_on.iterate, change))
     if not _alike(state.learning, fresh.learning):
         going_on = dataclasses.replace(going_on, learning=fresh.learning)
     for name in state.names:

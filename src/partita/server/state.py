@@ -22,7 +22,7 @@ from partita.hyper.values import Hyper, begin, compiled_prior_given, likelihood_
 from partita.io.digest import digest
 from partita.local.client import Reply
 from partita.models import Model
-from partita.server.aggregation import Aggregation, Damped, Holdings
+from partita.server.aggregation import Aggregation, Damped, Iterate
 from partita.server.refusal import Refusal, refusals, written
 
 
@@ -146,9 +146,9 @@ class State:
         return compiled_prior_given(self.prior, self.hyper) if self.hyper else self.prior
 
     @property
-    def holdings(self) -> Holdings:
+    def iterate(self) -> Iterate:
         """The part of the state that the aggregation updates."""
-        return Holdings(self.posterior, dict(enumerate(self.factors)), self.memory)
+        return Iterate(self.posterior, dict(enumerate(self.factors)), self.memory)
 
     @property
     def worst_residual(self) -> float:
@@ -159,11 +159,11 @@ class State:
         """Whether the last answer of every active client lay within so many nats of the posterior."""
         return self.worst_residual <= tolerance
 
-    def holding(self, holdings: Holdings) -> "State":
-        """The state with other holdings; another posterior counts as an update."""
-        factors = tuple(holdings.factors[k] for k in range(len(holdings.factors)))
-        changed = holdings.posterior is not self.posterior
-        held = {"posterior": holdings.posterior, "factors": factors, "memory": holdings.memory}
+    def with_iterate(self, iterate: Iterate) -> "State":
+        """The state with another iterate; a new posterior counts as an update."""
+        factors = tuple(iterate.factors[k] for k in range(len(iterate.factors)))
+        changed = iterate.posterior is not self.posterior
+        held = {"posterior": iterate.posterior, "factors": factors, "memory": iterate.memory}
         return dataclasses.replace(self, **held, updates=self.updates + changed)
 
     def changed(self, client: int, **values: Any) -> "State":
@@ -235,17 +235,17 @@ def init(prior: Family, clients: int | Sequence[str], seed: int = 0, aggregation
     if not prior.is_proper():
         raise SettingsError("The prior is improper: give it finite natural parameters and positive precision.")
     aggregation = aggregation or Damped()
-    holdings = aggregation.init(prior, len(names))
+    iterate = aggregation.init(prior, len(names))
     return State(
         names=names,
         prior=prior,
-        posterior=holdings.posterior,
-        factors=tuple(holdings.factors[k] for k in range(len(names))),
+        posterior=iterate.posterior,
+        factors=tuple(iterate.factors[k] for k in range(len(names))),
         in_flight=(),
         arrived=(),
         seed=seed,
         keeps_product=aggregation.keeps_product,
-        memory=holdings.memory,
+        memory=iterate.memory,
         **unanswered_columns(len(names), {"gradients": {}}),
     )
 

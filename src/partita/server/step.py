@@ -68,7 +68,7 @@ def step(
     new, event = aggregate(method, engine, state, rules.admission)
     for task, _ in state.arrived:
         if task.client in event.refusals:
-            engine.tell(task, event.refusals[task.client].sentence)
+            engine.notify(task, event.refusals[task.client].sentence)
     if method.learning is not None:
         new = learn(method, method.learning, model, engine, new, len(event.clients), tolerance)
     return new, dataclasses.replace(event, unanswered=unanswered)
@@ -138,7 +138,7 @@ def collect(
         return without(state, tasks)
 
     while state.in_flight and len(state.arrived) < awaited and engine.now() < rules.until and not interrupted():
-        late = [task for task in state.in_flight if engine.now() >= engine.posted(task.id) + rules.deadline]
+        late = [task for task in state.in_flight if engine.now() >= engine.sent_at(task.id) + rules.deadline]
         for task in late:
             engine.cancel(task.id)
         if late:
@@ -148,7 +148,7 @@ def collect(
             for task in state.in_flight:
                 engine.submit(task)
             retry_at = np.inf
-        due = min(engine.posted(task.id) for task in state.in_flight) + rules.deadline
+        due = min(engine.sent_at(task.id) for task in state.in_flight) + rules.deadline
         received = engine.next(min(due, retry_at, rules.until, engine.now() + POLL_SECONDS) - engine.now())
         if isinstance(received, Answer):
             state = receive(state, received)
@@ -198,15 +198,15 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
     judged = held & deltas.keys() if _bounds_apply(state, ()) else held
     bounds = admission if _bounds_apply(state, replies) else Admission()
     climbed = functools.partial(free_energy, method, engine, state)
-    admitted = admit(method.aggregation, bounds, state.holdings, deltas, judged, held, climbed)
+    admitted = admit(method.aggregation, bounds, state.iterate, deltas, judged, held, climbed)
     refusals = invalid | admitted.refusals | admitted.taken.refusals
     accepted = set(deltas) - set(refusals) if admitted.taken.damping > 0 else set()
 
-    holdings = admitted.taken.holdings
+    iterate = admitted.taken.iterate
     for k in refusals:
-        holdings = method.aggregation.without_estimate(holdings, k)
+        iterate = method.aggregation.without_estimate(iterate, k)
     stale = {task.client for task, _ in state.arrived if _stale(method, state, task)}
-    new = _recorded(state.holding(holdings), replies, accepted, stale, admitted)
+    new = _recorded(state.with_iterate(iterate), replies, accepted, stale, admitted)
     steps = [int(reply.info.steps) for reply in replies.values()]
     others = {k: refusal for k, refusal in state.refused.items() if k not in replies}
     new = dataclasses.replace(

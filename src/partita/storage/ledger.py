@@ -132,7 +132,7 @@ class Ledger(Store, Requests, EventLog):
         with self._transaction() as db:
             self._note(db, name, event, text)
 
-    def carried(self, size: int) -> None:
+    def count_bytes(self, size: int) -> None:
         """Saved with the next state: after a crash, traffic since the last saved state is not counted."""
         self._traffic += size
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, PyTree
 
 from partita.families import Family
 from partita.families.factor import Factor
-from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Holdings
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate
 from partita.server.aggregation.product import Damped
 
 
@@ -37,16 +37,16 @@ class Anticipating(Aggregation):
     def keeps_product(self) -> bool:
         return self.aggregation.keeps_product
 
-    def init(self, prior: Family, clients: int) -> Holdings:
-        holdings = self.aggregation.init(prior, clients)
-        return holdings._replace(memory=Estimates(holdings.memory, np.zeros(clients, bool), np.zeros(clients, bool)))
+    def init(self, prior: Family, clients: int) -> Iterate:
+        iterate = self.aggregation.init(prior, clients)
+        return iterate._replace(memory=Estimates(iterate.memory, np.zeros(clients, bool), np.zeros(clients, bool)))
 
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
-        inner, (_, heard, absent) = self._inner(holdings), holdings.memory
+    def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
+        inner, (_, heard, absent) = self._inner(iterate), iterate.memory
         taken = self.aggregation.update(inner, deltas, free_energy)
         answered = [k for k in deltas if k not in taken.refusals]
         heard, absent = _marked(heard, answered, True), _marked(absent, answered, False)
-        posterior, factors = taken.holdings.posterior, dict(taken.holdings.factors)
+        posterior, factors = taken.iterate.posterior, dict(taken.iterate.factors)
         unheard = np.flatnonzero(~heard & ~absent).tolist()
         if heard.any() and unheard:
             known = [factors[k] for k in np.flatnonzero(heard).tolist()]
@@ -55,49 +55,49 @@ class Anticipating(Aggregation):
             if moved.is_proper():
                 posterior = moved
                 factors |= dict.fromkeys(unheard, estimate)
-        memory = Estimates(taken.holdings.memory, heard, absent)
-        return taken._replace(holdings=Holdings(posterior, factors, memory))
+        memory = Estimates(taken.iterate.memory, heard, absent)
+        return taken._replace(iterate=Iterate(posterior, factors, memory))
 
-    def added(self, holdings: Holdings) -> Holdings:
-        _, heard, absent = holdings.memory
+    def added(self, iterate: Iterate) -> Iterate:
+        _, heard, absent = iterate.memory
         return self._outer(
-            self.aggregation.added(self._inner(holdings)), np.append(heard, False), np.append(absent, False)
+            self.aggregation.added(self._inner(iterate)), np.append(heard, False), np.append(absent, False)
         )
 
-    def divided(self, holdings: Holdings, client: int) -> Holdings:
-        _, heard, absent = holdings.memory
-        rest = self.aggregation.divided(self._inner(holdings), client)
+    def divided(self, iterate: Iterate, client: int) -> Iterate:
+        _, heard, absent = iterate.memory
+        rest = self.aggregation.divided(self._inner(iterate), client)
         return self._outer(rest, _marked(heard, [client], False), _marked(absent, [client], True))
 
-    def resumed(self, holdings: Holdings, heard: Bool[np.ndarray, " m"], absent: Bool[np.ndarray, " m"]) -> Estimates:
-        return Estimates(self.aggregation.resumed(holdings, heard, absent), heard & ~absent, absent)
+    def resumed(self, iterate: Iterate, heard: Bool[np.ndarray, " m"], absent: Bool[np.ndarray, " m"]) -> Estimates:
+        return Estimates(self.aggregation.resumed(iterate, heard, absent), heard & ~absent, absent)
 
-    def without_estimate(self, holdings: Holdings, client: int) -> Holdings:
-        _, heard, absent = holdings.memory
+    def without_estimate(self, iterate: Iterate, client: int) -> Iterate:
+        _, heard, absent = iterate.memory
         if heard[client] or absent[client]:
-            return holdings
-        rest = holdings.posterior / holdings.factors[client].natural
+            return iterate
+        rest = iterate.posterior / iterate.factors[client].natural
         if not rest.is_proper():
-            return holdings
-        factors = {**holdings.factors, client: Factor.one(rest)}
-        return Holdings(rest, factors, Estimates(holdings.memory.memory, heard, _marked(absent, [client], True)))
+            return iterate
+        factors = {**iterate.factors, client: Factor.one(rest)}
+        return Iterate(rest, factors, Estimates(iterate.memory.memory, heard, _marked(absent, [client], True)))
 
     def check(self, clients: int, answers: int, power: float | None) -> None:
         self.aggregation.check(clients, answers, power)
 
-    def log_evidence(self, prior: Family, holdings: Holdings) -> float | None:
-        return self.aggregation.log_evidence(prior, self._inner(holdings))
+    def log_evidence(self, prior: Family, iterate: Iterate) -> float | None:
+        return self.aggregation.log_evidence(prior, self._inner(iterate))
 
-    def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
-        _, heard, absent = holdings.memory
-        return self._outer(self.aggregation.with_prior(self._inner(holdings), change), heard, absent)
+    def with_prior(self, iterate: Iterate, change: Family) -> Iterate:
+        _, heard, absent = iterate.memory
+        return self._outer(self.aggregation.with_prior(self._inner(iterate), change), heard, absent)
 
-    def _inner(self, holdings: Holdings) -> Holdings:
-        """The holdings as the aggregation inside knows them."""
-        return holdings._replace(memory=holdings.memory.memory)
+    def _inner(self, iterate: Iterate) -> Iterate:
+        """The iterate as the aggregation inside knows it."""
+        return iterate._replace(memory=iterate.memory.memory)
 
-    def _outer(self, holdings: Holdings, heard: np.ndarray, absent: np.ndarray) -> Holdings:
-        return holdings._replace(memory=Estimates(holdings.memory, heard, absent))
+    def _outer(self, iterate: Iterate, heard: np.ndarray, absent: np.ndarray) -> Iterate:
+        return iterate._replace(memory=Estimates(iterate.memory, heard, absent))
 
 
 def _marked(values: Bool[np.ndarray, " m"], clients: list[int], value: bool) -> Bool[np.ndarray, " m"]:

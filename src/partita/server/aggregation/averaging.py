@@ -14,7 +14,7 @@ from partita.errors import SettingsError, unknown
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.numerics.compiled import Compiled
-from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Holdings, begin
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, begin
 from partita.server.refusal import Reason, Refusal
 
 Mean = Literal["all", "answered"]
@@ -48,39 +48,39 @@ class Averaging(Aggregation):
     def keeps_product(self) -> bool:
         return False
 
-    def init(self, prior: Family, clients: int) -> Holdings:
+    def init(self, prior: Family, clients: int) -> Iterate:
         posterior, part = begin(prior, self.start, clients)
         answers = dict.fromkeys(range(clients), posterior)
-        return Holdings(posterior, dict.fromkeys(range(clients), part), Averages(answers, posterior, posterior))
+        return Iterate(posterior, dict.fromkeys(range(clients), part), Averages(answers, posterior, posterior))
 
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
-        factors, (answers, mean, product) = dict(holdings.factors), holdings.memory
+    def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
+        factors, (answers, mean, product) = dict(iterate.factors), iterate.memory
         answers, clients = dict(answers), len(factors)
         mixing = 1 / (1 + self.penalty * clients) if self.mixing is None else self.mixing
         residuals = []
         for client, delta in deltas.items():
             before = (answers[client], factors[client], mean, product)
-            after = respond(holdings.posterior, delta, self.step * self.penalty, clients, *before)
+            after = respond(iterate.posterior, delta, self.step * self.penalty, clients, *before)
             answers[client], factors[client], mean, product, away = after
             residuals.append(away)
         if self.over == "answered":
             total = functools.reduce(operator.mul, (delta.natural for delta in deltas.values()))
-            centre = holdings.posterior * total ** (1 / len(deltas))
+            centre = iterate.posterior * total ** (1 / len(deltas))
         else:
             centre = mean
-        posterior, proper, moved = mix(holdings.posterior, centre, product, mixing)
+        posterior, proper, moved = mix(iterate.posterior, centre, product, mixing)
         if not proper:
             refusal = Refusal(Reason.IMPROPER, f"would make the posterior improper with mixing {mixing:.2g}")
-            return Aggregated(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
+            return Aggregated(iterate, 0.0, 0, dict.fromkeys(deltas, refusal))
         residual = float(np.max([moved, *residuals]))
-        return Aggregated(Holdings(posterior, factors, Averages(answers, mean, product)), 1.0, 0, {}, residual)
+        return Aggregated(Iterate(posterior, factors, Averages(answers, mean, product)), 1.0, 0, {}, residual)
 
-    def log_evidence(self, prior: Family, holdings: Holdings) -> None:
+    def log_evidence(self, prior: Family, iterate: Iterate) -> None:
         """None: clients maximise a bound, and q = p · Π t_m does not hold before convergence."""
 
-    def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
-        memory = holdings.memory._replace(product=holdings.memory.product * change)
-        return super().with_prior(holdings._replace(memory=memory), change)
+    def with_prior(self, iterate: Iterate, change: Family) -> Iterate:
+        memory = iterate.memory._replace(product=iterate.memory.product * change)
+        return super().with_prior(iterate._replace(memory=memory), change)
 
 
 class Averages(NamedTuple):

@@ -31,7 +31,7 @@ from partita.families.factor import Factor
 from partita.local.objective import log_partition
 from partita.local.solvers.power import check_power
 from partita.numerics.compiled import Compiled
-from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Holdings
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate
 from partita.server.refusal import Reason, Refusal
 
 INNER_TOLERANCE = 1 / 16
@@ -63,25 +63,25 @@ class DoubleLoop(Aggregation):
     def keeps_product(self) -> bool:
         return False
 
-    def init(self, prior: Family, clients: int) -> Holdings:
+    def init(self, prior: Family, clients: int) -> Iterate:
         still, one = stacked([prior.one()] * clients), jnp.ones((), jax.tree.leaves(prior)[0].dtype)
         return super().init(prior, clients)._replace(memory=Search(prior, still, still, 0 * one, one))
 
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
-        clients = sorted(holdings.factors)
+    def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
+        clients = sorted(iterate.factors)
         if len(deltas) < len(clients):
             refusal = Refusal(Reason.INCOMPLETE_ROUND, "needs all other clients' answers of this round")
-            return Aggregated(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
-        trial, changes = [holdings.factors[k] for k in clients], [deltas[k] for k in clients]
-        found = search(self.alpha, holdings.posterior, trial, changes, holdings.memory)
+            return Aggregated(iterate, 0.0, 0, dict.fromkeys(deltas, refusal))
+        trial, changes = [iterate.factors[k] for k in clients], [deltas[k] for k in clients]
+        found = search(self.alpha, iterate.posterior, trial, changes, iterate.memory)
         posterior, factors, memory, residual, proper = found
         if not proper.all():
             refusals = {
                 k: Refusal(Reason.NO_MOMENTS, "has no moments: it is improper") for k in clients if not proper[k]
             }
-            return Aggregated(holdings, 0.0, 0, refusals)
-        after = Holdings(posterior, dict(zip(clients, factors, strict=True)), memory)
-        return Aggregated(after, min(float(holdings.memory.step), 1.0), 0, {}, float(residual))
+            return Aggregated(iterate, 0.0, 0, refusals)
+        after = Iterate(posterior, dict(zip(clients, factors, strict=True)), memory)
+        return Aggregated(after, min(float(iterate.memory.step), 1.0), 0, {}, float(residual))
 
     def check(self, clients: int, answers: int, power: float | None) -> None:
         if answers < clients:
@@ -90,13 +90,13 @@ class DoubleLoop(Aggregation):
             )
         check_moments(self.alpha, power)
 
-    def log_evidence(self, prior: Family, holdings: Holdings) -> float:
+    def log_evidence(self, prior: Family, iterate: Iterate) -> float:
         """log ∫ p(θ) Π t_k(θ) dθ: power EP's estimate at a fixed point, with a second-order error near it."""
-        return float(evidence(prior, list(holdings.factors.values())))
+        return float(evidence(prior, list(iterate.factors.values())))
 
-    def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
-        memory = holdings.memory._replace(prior=holdings.memory.prior * change)
-        return super().with_prior(holdings._replace(memory=memory), change)
+    def with_prior(self, iterate: Iterate, change: Family) -> Iterate:
+        memory = iterate.memory._replace(prior=iterate.memory.prior * change)
+        return super().with_prior(iterate._replace(memory=memory), change)
 
 
 def check_moments(alpha: float, power: float | None) -> None:

@@ -15,7 +15,7 @@ from partita.errors import SettingsError
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.numerics.compiled import Compiled
-from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Holdings, begin
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, begin
 from partita.server.aggregation.server_optimiser import optimiser_step
 from partita.server.refusal import Reason, Refusal
 
@@ -54,33 +54,33 @@ class Incremental(Aggregation):
     def keeps_product(self) -> bool:
         return False
 
-    def init(self, prior: Family, clients: int) -> Holdings:
+    def init(self, prior: Family, clients: int) -> Iterate:
         posterior, _ = begin(prior, self.start, clients)
         optimiser = self.optimiser(self.learning_rate).init(posterior.unconstrained())
         memory = Tracked(optimiser, prior, prior.one(), np.zeros(clients, bool))
-        return Holdings(posterior, dict.fromkeys(range(clients), Factor.one(prior)), memory)
+        return Iterate(posterior, dict.fromkeys(range(clients), Factor.one(prior)), memory)
 
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
-        clients, heard = len(holdings.factors), holdings.memory.heard.copy()
+    def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
+        clients, heard = len(iterate.factors), iterate.memory.heard.copy()
         heard[list(deltas)] = True
         weight = max(1.0, self.gain * clients / len(deltas))
-        factors, changes = [holdings.factors[k] for k in deltas], list(deltas.values())
+        factors, changes = [iterate.factors[k] for k in deltas], list(deltas.values())
         moved, factors, optimiser, evidence, proper, residual = track(
-            self, holdings.posterior, factors, changes, holdings.memory, weight, clients / int(heard.sum())
+            self, iterate.posterior, factors, changes, iterate.memory, weight, clients / int(heard.sum())
         )
         if not proper:
             refusal = Refusal(Reason.IMPROPER_STEP, "would make the posterior improper at this learning rate")
-            return Aggregated(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
-        memory = Tracked(optimiser, holdings.memory.prior, evidence, heard)
-        changed = {**holdings.factors, **dict(zip(deltas, factors, strict=True))}
-        return Aggregated(Holdings(moved, changed, memory), 1.0, 0, {}, float(residual) if heard.all() else np.inf)
+            return Aggregated(iterate, 0.0, 0, dict.fromkeys(deltas, refusal))
+        memory = Tracked(optimiser, iterate.memory.prior, evidence, heard)
+        changed = {**iterate.factors, **dict(zip(deltas, factors, strict=True))}
+        return Aggregated(Iterate(moved, changed, memory), 1.0, 0, {}, float(residual) if heard.all() else np.inf)
 
-    def log_evidence(self, prior: Family, holdings: Holdings) -> None:
+    def log_evidence(self, prior: Family, iterate: Iterate) -> None:
         """None: clients maximise a bound, and q = p · Π t_m does not hold before convergence."""
 
-    def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
-        memory = holdings.memory._replace(prior=holdings.memory.prior * change)
-        return super().with_prior(holdings._replace(memory=memory), change)
+    def with_prior(self, iterate: Iterate, change: Family) -> Iterate:
+        memory = iterate.memory._replace(prior=iterate.memory.prior * change)
+        return super().with_prior(iterate._replace(memory=memory), change)
 
 
 class Tracked(NamedTuple):

@@ -14,7 +14,7 @@ from partita.errors import SettingsError
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.numerics.compiled import Compiled
-from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Holdings, begin
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, begin
 from partita.server.refusal import Reason, Refusal
 
 
@@ -38,21 +38,21 @@ class ServerOptimiser(Aggregation):
     def keeps_product(self) -> bool:
         return False
 
-    def init(self, prior: Family, clients: int) -> Holdings:
+    def init(self, prior: Family, clients: int) -> Iterate:
         posterior, part = begin(prior, self.start, clients)
         memory = self.optimiser(self.learning_rate).init(posterior.unconstrained())
-        return Holdings(posterior, dict.fromkeys(range(clients), part), memory)
+        return Iterate(posterior, dict.fromkeys(range(clients), part), memory)
 
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
-        changes, factors = list(deltas.values()), [holdings.factors[k] for k in deltas]
-        moved, factors, memory, proper, residual = ascend(self, holdings.posterior, factors, changes, holdings.memory)
+    def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
+        changes, factors = list(deltas.values()), [iterate.factors[k] for k in deltas]
+        moved, factors, memory, proper, residual = ascend(self, iterate.posterior, factors, changes, iterate.memory)
         if not proper:
             refusal = Refusal(Reason.IMPROPER_STEP, "would make the posterior improper at this learning rate")
-            return Aggregated(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
-        changed = {**holdings.factors, **dict(zip(deltas, factors, strict=True))}
-        return Aggregated(Holdings(moved, changed, memory), 1.0, 0, {}, float(residual))
+            return Aggregated(iterate, 0.0, 0, dict.fromkeys(deltas, refusal))
+        changed = {**iterate.factors, **dict(zip(deltas, factors, strict=True))}
+        return Aggregated(Iterate(moved, changed, memory), 1.0, 0, {}, float(residual))
 
-    def log_evidence(self, prior: Family, holdings: Holdings) -> None:
+    def log_evidence(self, prior: Family, iterate: Iterate) -> None:
         """None: the factors are shares of optimiser steps, whose scales are unrelated to the evidence."""
 
 

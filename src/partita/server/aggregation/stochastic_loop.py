@@ -11,7 +11,7 @@ from partita.families import Family, inner
 from partita.families.factor import Factor
 from partita.local.solvers.power import check_power
 from partita.numerics.compiled import Compiled
-from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Holdings
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate
 from partita.server.aggregation.double_loop import (
     apart,
     cavities_proper,
@@ -56,33 +56,33 @@ class StochasticLoop(Aggregation):
     def keeps_product(self) -> bool:
         return False
 
-    def init(self, prior: Family, clients: int) -> Holdings:
+    def init(self, prior: Family, clients: int) -> Iterate:
         return super().init(prior, clients)._replace(memory=prior)
 
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
-        everybody = [holdings.factors[k] for k in sorted(holdings.factors)]
+    def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
+        everybody = [iterate.factors[k] for k in sorted(iterate.factors)]
         posterior, factors, residual, proper = follow(
-            self, holdings.posterior, everybody, list(deltas.values()), jnp.array(list(deltas)), holdings.memory
+            self, iterate.posterior, everybody, list(deltas.values()), jnp.array(list(deltas)), iterate.memory
         )
         usable = dict(zip(deltas, proper.tolist(), strict=True))
         refusals = {k: Refusal(Reason.NO_MOMENTS, "has no moments: it is improper") for k in deltas if not usable[k]}
         if len(refusals) == len(deltas):
-            return Aggregated(holdings, 0.0, 0, refusals)
-        after = Holdings(posterior, dict(enumerate(factors)), holdings.memory)
+            return Aggregated(iterate, 0.0, 0, refusals)
+        after = Iterate(posterior, dict(enumerate(factors)), iterate.memory)
         return Aggregated(after, float(self.step), 0, refusals, float(residual))
 
     def check(self, clients: int, answers: int, power: float | None) -> None:
         check_moments(self.alpha, power)
 
-    def log_evidence(self, prior: Family, holdings: Holdings) -> float:
+    def log_evidence(self, prior: Family, iterate: Iterate) -> float:
         """log ∫ p(θ) Π t_k(θ) dθ: power EP's estimate at a fixed point.
 
         With Monte Carlo moments it is as noisy as the factors, and biased low by about 1/samples per client.
         """
-        return float(evidence(prior, list(holdings.factors.values())))
+        return float(evidence(prior, list(iterate.factors.values())))
 
-    def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
-        return super().with_prior(holdings._replace(memory=holdings.memory * change), change)
+    def with_prior(self, iterate: Iterate, change: Family) -> Iterate:
+        return super().with_prior(iterate._replace(memory=iterate.memory * change), change)
 
 
 def _follow(
