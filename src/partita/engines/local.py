@@ -112,16 +112,17 @@ class LocalEngine(Engine):
     def answer(self, task: Task) -> Reply:
         """Computes the client's reply to a task."""
         place = self._places[task.name]
-        key, rows, share = (
-            client_key(task.seed, task.client, task.version),
-            self.partition.shards[place],
-            self.share(place),
-        )
-        return client_update(self.recipe, task.prior, task.posterior, task.factor, rows, share, key, task.hyper)
+        return reply(self.recipe, task, self.partition.shards[place], self.share(place))
 
     def share(self, place: int) -> float:
         """The part of all rows that the client at a place of the partition has."""
         return self.partition.sizes[place] / self.partition.rows
+
+
+def reply(recipe: Recipe, task: Task, shard: Shard, share: float) -> Reply:
+    """What a client with these rows, a share of all, replies to a task."""
+    key = client_key(task.seed, task.client, task.version)
+    return client_update(recipe, task.prior, task.posterior, task.factor, shard, share, key, task.hyper)
 
 
 def check_rows(model: Model, prior: Family, partition: Partition) -> None:

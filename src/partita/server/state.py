@@ -173,6 +173,12 @@ class State:
             columns[name][client] = value
         return dataclasses.replace(self, **columns)
 
+    def task(self, client: int, id: str, **earlier: Any) -> Task:
+        """A task for a client: as of this state, but for what is given of an earlier one."""
+        name, factor, version = self.names[client], self.factors[client], int(self.versions[client])
+        sent = (self.prior, self.posterior, factor, version, self.seed, self.updates, self.clock, self.hyper)
+        return Task(id, client, name, *sent)._replace(**earlier)
+
     def with_tasks(self, in_flight: Sequence[Task], arrived: Sequence[tuple[Task, Reply]]) -> "State":
         """The state in which these tasks are under way, and these answers wait."""
         return dataclasses.replace(self, in_flight=tuple(in_flight), arrived=tuple(arrived))

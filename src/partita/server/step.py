@@ -89,25 +89,8 @@ def dispatch(method: Method, state: State, away: Bool[np.ndarray, " m"]) -> Stat
         selected = [k for k in selected if not busy[k]]
         if selected:
             break
-    tasks = [_task(state, turn, k) for k in selected]
+    tasks = [state.task(k, f"{turn}.{k}") for k in selected]
     return dataclasses.replace(state, turn=turn if selected else state.turn, in_flight=(*state.in_flight, *tasks))
-
-
-def _task(state: State, turn: int, k: int) -> Task:
-    """The posterior as it is sent to a client."""
-    return Task(
-        id=f"{turn}.{k}",
-        client=k,
-        name=state.names[k],
-        prior=state.prior,
-        posterior=state.posterior,
-        factor=state.factors[k],
-        version=int(state.versions[k]),
-        seed=state.seed,
-        updates=state.updates,
-        sent=state.clock,
-        hyper=state.hyper,
-    )
 
 
 def collect(

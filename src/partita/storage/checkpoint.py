@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from partita.engines.base import Task
+from partita.engines.base import STORED
 from partita.errors import DamagedFileError, SettingsError
 from partita.io.archive import read, write
 from partita.io.wire import equal, flatten, unflatten
@@ -13,8 +13,6 @@ from partita.server.state import State, layout, restored, stored_trees, stored_v
 from partita.server.store import Store
 
 _FORMAT = 8
-_TASK = ("id", "client", "version", "updates", "sent")
-"""What is written of a task beside its arrays."""
 
 
 class Checkpoint(Store):
@@ -47,7 +45,7 @@ def save(path: str | os.PathLike[str], state: State, history: History) -> None:
         "state": stored_values(state),
         "held": held,
         "sent": sent,
-        "in_flight": [{name: getattr(task, name) for name in _TASK} for task in state.in_flight],
+        "in_flight": [{name: getattr(task, name) for name in STORED} for task in state.in_flight],
         "history": history.rows,
     }
     write(path, arrays, about)
@@ -79,24 +77,14 @@ def load(path: str | os.PathLike[str], like: State) -> tuple[State, History]:
         "sent_hyper": [like.hyper] * len(tasks),
     }
     shared = unflatten(arrays, lists, str(path))
-    factors = [shared["factor"][place] for place in held]
-    common = {"prior": trees["prior"], "seed": like.seed}
+    factors, clients = [shared["factor"][place] for place in held], len(like.names)
+    state = restored(like, trees, values, factors=tuple(factors[:clients]))
+    sent_with = zip(tasks, sent, factors[clients:], shared["sent_hyper"], strict=True)
     in_flight = [
-        Task(
-            name=like.names[task["client"]],
-            posterior=shared["sent"][place],
-            factor=factor,
-            hyper=hyper,
-            **common,
-            **task,
-        )
-        for task, place, factor, hyper in zip(
-            tasks, sent, factors[len(like.names) :], shared["sent_hyper"], strict=True
-        )
+        state.task(**task, posterior=shared["sent"][place], factor=factor, hyper=hyper)
+        for task, place, factor, hyper in sent_with
     ]
-    of_clients = tuple(factors[: len(like.names)])
-    state = restored(like, trees, values, factors=of_clients, in_flight=tuple(in_flight))
-    return state, History(about["history"])
+    return state.with_tasks(in_flight, ()), History(about["history"])
 
 
 def _format() -> str:
