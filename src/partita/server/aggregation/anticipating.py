@@ -1,7 +1,6 @@
 """A wrapper around any aggregation that imputes the factors of clients that have not answered yet."""
 
-import functools
-import operator
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ from jaxtyping import Bool, PyTree
 
 from partita.families import Family
 from partita.families.factor import Factor
-from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, multiplied
 from partita.server.aggregation.product import Damped
 
 
@@ -22,6 +21,12 @@ class Estimates(NamedTuple):
     """The clients whose factors are their own answers."""
     absent: Bool[np.ndarray, " m"]
     """The clients whose factors are neither their answers nor estimates, since they left or were divided out."""
+
+    def marked(self, clients: list[int], heard: bool) -> "Estimates":
+        """The same after these clients have been heard, or else have become absent."""
+        marked = self._replace(heard=self.heard.copy(), absent=self.absent.copy())
+        marked.heard[clients], marked.absent[clients] = heard, not heard
+        return marked
 
 
 class Anticipating(Aggregation):
@@ -42,45 +47,40 @@ class Anticipating(Aggregation):
         return iterate._replace(memory=Estimates(iterate.memory, np.zeros(clients, bool), np.zeros(clients, bool)))
 
     def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
-        inner, (_, heard, absent) = self._inner(iterate), iterate.memory
-        taken = self.aggregation.update(inner, deltas, free_energy)
-        answered = [k for k in deltas if k not in taken.refusals]
-        heard, absent = _marked(heard, answered, True), _marked(absent, answered, False)
+        taken = self.aggregation.update(self._inner(iterate), deltas, free_energy)
+        estimates = iterate.memory.marked([k for k in deltas if k not in taken.refusals], heard=True)
         posterior, factors = taken.iterate.posterior, dict(taken.iterate.factors)
-        unheard = np.flatnonzero(~heard & ~absent).tolist()
-        if heard.any() and unheard:
-            known = [factors[k] for k in np.flatnonzero(heard).tolist()]
-            estimate = functools.reduce(operator.mul, known) ** (1 / len(known))
-            moved = functools.reduce(operator.mul, (estimate.natural / factors[k].natural for k in unheard), posterior)
+        unheard = np.flatnonzero(~estimates.heard & ~estimates.absent).tolist()
+        known = [factors[k] for k in np.flatnonzero(estimates.heard).tolist()]
+        if known and unheard:
+            estimate = multiplied(known) ** (1 / len(known))
+            moved = math.prod((estimate.natural / factors[k].natural for k in unheard), start=posterior)
             if moved.is_proper():
                 posterior = moved
                 factors |= dict.fromkeys(unheard, estimate)
-        memory = Estimates(taken.iterate.memory, heard, absent)
-        return taken._replace(iterate=Iterate(posterior, factors, memory))
+        after = Iterate(posterior, factors, taken.iterate.memory)
+        return taken._replace(iterate=self._outer(after, estimates))
 
     def added(self, iterate: Iterate) -> Iterate:
-        _, heard, absent = iterate.memory
-        return self._outer(
-            self.aggregation.added(self._inner(iterate)), np.append(heard, False), np.append(absent, False)
-        )
+        memory, *flags = iterate.memory
+        estimates = Estimates(memory, *(np.append(flag, False) for flag in flags))
+        return self._outer(self.aggregation.added(self._inner(iterate)), estimates)
 
     def divided(self, iterate: Iterate, client: int) -> Iterate:
-        _, heard, absent = iterate.memory
         rest = self.aggregation.divided(self._inner(iterate), client)
-        return self._outer(rest, _marked(heard, [client], False), _marked(absent, [client], True))
+        return self._outer(rest, iterate.memory.marked([client], heard=False))
 
     def resumed(self, iterate: Iterate, heard: Bool[np.ndarray, " m"], absent: Bool[np.ndarray, " m"]) -> Estimates:
         return Estimates(self.aggregation.resumed(iterate, heard, absent), heard & ~absent, absent)
 
     def without_estimate(self, iterate: Iterate, client: int) -> Iterate:
-        _, heard, absent = iterate.memory
-        if heard[client] or absent[client]:
+        if iterate.memory.heard[client] or iterate.memory.absent[client]:
             return iterate
         rest = iterate.posterior / iterate.factors[client].natural
         if not rest.is_proper():
             return iterate
         factors = {**iterate.factors, client: Factor.one(rest)}
-        return Iterate(rest, factors, Estimates(iterate.memory.memory, heard, _marked(absent, [client], True)))
+        return Iterate(rest, factors, iterate.memory.marked([client], heard=False))
 
     def check(self, clients: int, answers: int, power: float | None) -> None:
         self.aggregation.check(clients, answers, power)
@@ -89,18 +89,11 @@ class Anticipating(Aggregation):
         return self.aggregation.log_evidence(prior, self._inner(iterate))
 
     def with_prior(self, iterate: Iterate, change: Family) -> Iterate:
-        _, heard, absent = iterate.memory
-        return self._outer(self.aggregation.with_prior(self._inner(iterate), change), heard, absent)
+        return self._outer(self.aggregation.with_prior(self._inner(iterate), change), iterate.memory)
 
     def _inner(self, iterate: Iterate) -> Iterate:
         """The iterate as the aggregation inside knows it."""
         return iterate._replace(memory=iterate.memory.memory)
 
-    def _outer(self, iterate: Iterate, heard: np.ndarray, absent: np.ndarray) -> Iterate:
-        return iterate._replace(memory=Estimates(iterate.memory, heard, absent))
-
-
-def _marked(values: Bool[np.ndarray, " m"], clients: list[int], value: bool) -> Bool[np.ndarray, " m"]:
-    marked = values.copy()
-    marked[clients] = value
-    return marked
+    def _outer(self, iterate: Iterate, estimates: Estimates) -> Iterate:
+        return iterate._replace(memory=estimates._replace(memory=iterate.memory))

@@ -1,8 +1,10 @@
 """The interface of aggregations."""
 
 import abc
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+import functools
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, TypeVar
 
 import equinox as eqx
 import numpy as np
@@ -11,7 +13,9 @@ from jaxtyping import Array, Bool, Float, PyTree
 from partita.errors import SettingsError
 from partita.families import Family
 from partita.families.factor import Factor
-from partita.server.refusal import Refusal
+from partita.server.refusal import Reason, Refusal
+
+T = TypeVar("T", Family, Factor)
 
 
 class Iterate(NamedTuple):
@@ -43,12 +47,12 @@ class Aggregation(eqx.Module):
     """Combines clients' undamped changes into the posterior and the factors."""
 
     @property
-    @abc.abstractmethod
     def keeps_product(self) -> bool:
         """Whether q = p · Π t_m holds after every step, with t_m computed only from client m's answers.
 
         Only then can a factor be judged by itself, and divided out of the posterior.
         """
+        return False
 
     def init(self, prior: Family, clients: int) -> Iterate:
         """The iterate before the first answer: t_m = 1 for every client and q = p."""
@@ -94,7 +98,11 @@ class Aggregation(eqx.Module):
 
     def with_prior(self, iterate: Iterate, change: Family) -> Iterate:
         """The iterate after the prior was multiplied by `change`: q moves with it, the factors are unchanged."""
-        return iterate._replace(posterior=iterate.posterior * change)
+        return iterate._replace(posterior=iterate.posterior * change, memory=self.remembered(iterate.memory, change))
+
+    def remembered(self, memory: PyTree, change: Family) -> PyTree:
+        """The memory after the prior was multiplied by `change`."""
+        return memory
 
     def log_evidence(self, prior: Family, iterate: Iterate) -> float | None:
         """log ∫ p(θ) Π t_m(θ) dθ (`eq:approx`) if q is that product; None if it cannot be computed from the factors.
@@ -103,6 +111,16 @@ class Aggregation(eqx.Module):
         """
         gained = float(log_mass(iterate.posterior) - log_mass(prior))
         return gained + sum(float(factor.log_scale) for factor in iterate.factors.values())
+
+
+def refused(iterate: Iterate, clients: Iterable[int], reason: Reason, sentence: str, trials: int = 0) -> Aggregated:
+    """A step that changes nothing, since the answers of these clients are refused."""
+    return Aggregated(iterate, 0.0, trials, dict.fromkeys(clients, Refusal(reason, sentence)))
+
+
+def multiplied(members: Iterable[T]) -> T:
+    """The product of all members."""
+    return functools.reduce(operator.mul, members)
 
 
 def begin(prior: Family, start: Family | None, clients: int) -> tuple[Family, Factor]:

@@ -11,7 +11,7 @@ from partita.errors import check_fraction
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.numerics.compiled import Compiled
-from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, refused
 from partita.server.refusal import Reason, Refusal
 
 
@@ -62,21 +62,17 @@ class Backtracking(ProductRule):
         before = free_energy(iterate.posterior) if self.monitor_free_energy else 0.0
         rounding = 8 * float(jnp.finfo(jax.tree.leaves(iterate.posterior)[0].dtype).eps) * (1 + abs(before))
         trials = int(self.monitor_free_energy)
-        improper = refusal = Refusal(Reason.IMPROPER, "would make the posterior improper")
         for _ in range(self.halvings + 1):
-            taken = attempt(iterate, deltas, damping)
-            if taken.damping == 0:
-                refusal = improper
-            elif not self.monitor_free_energy:
-                return taken
-            else:
+            taken, reason, would = attempt(iterate, deltas, damping), Reason.IMPROPER, "make the posterior improper"
+            if taken.damping > 0:
+                if not self.monitor_free_energy:
+                    return taken
                 trials += 1
                 if free_energy(taken.iterate.posterior) >= before - rounding:
                     return taken._replace(trials=trials)
-                refusal = Refusal(Reason.LOWER_FREE_ENERGY, "would lower the free energy")
+                reason, would = Reason.LOWER_FREE_ENERGY, "lower the free energy"
             damping /= 2
-        refusal = refusal._replace(sentence=f"{refusal.sentence} even with damping {2 * damping:.2g}")
-        return Aggregated(iterate, 0.0, trials, dict.fromkeys(deltas, refusal))
+        return refused(iterate, deltas, reason, f"would {would} even with damping {2 * damping:.2g}", trials)
 
 
 def attempt(iterate: Iterate, deltas: Mapping[int, Factor], damping: float) -> Aggregated:
@@ -87,14 +83,12 @@ def attempt(iterate: Iterate, deltas: Mapping[int, Factor], damping: float) -> A
     if proper:
         return Aggregated(iterate._replace(posterior=posterior, factors=factors), damping, 0, {})
     alone = [k for k, delta in deltas.items() if not take(iterate.posterior, iterate.factors[k], delta, damping)[2]]
-    refusal = Refusal(Reason.IMPROPER, f"would make the posterior improper with damping {damping:.2g}")
+    sentence = f"would make the posterior improper with damping {damping:.2g}"
     others = {k: delta for k, delta in deltas.items() if k not in alone}
     if alone and others:
         rest = attempt(iterate, others, damping)
-        return rest._replace(refusals=rest.refusals | dict.fromkeys(alone, refusal))
-    if not alone:
-        refusal = refusal._replace(sentence=f"{refusal.sentence} together with the others")
-    return Aggregated(iterate, 0.0, 0, dict.fromkeys(deltas, refusal))
+        return rest._replace(refusals=rest.refusals | dict.fromkeys(alone, Refusal(Reason.IMPROPER, sentence)))
+    return refused(iterate, deltas, Reason.IMPROPER, sentence if alone else f"{sentence} together with the others")
 
 
 def _take(posterior: Family, factor: Factor, delta: Factor, damping: float) -> tuple[Family, Factor, Bool[Array, ""]]:

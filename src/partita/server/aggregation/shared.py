@@ -1,7 +1,5 @@
 """Stochastic EP's tied factor (`alg:spep`): q = p · t^M, so that memory does not grow with the number of clients."""
 
-import functools
-import operator
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -9,7 +7,7 @@ import jax.numpy as jnp
 
 from partita.families import Family
 from partita.families.factor import Factor
-from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, log_mass
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, log_mass, multiplied
 from partita.server.aggregation.product import attempt, check_damping
 
 
@@ -24,10 +22,6 @@ class Shared(Aggregation):
     def __check_init__(self) -> None:
         check_damping(self.damping)
 
-    @property
-    def keeps_product(self) -> bool:
-        return False
-
     def init(self, prior: Family, clients: int) -> Iterate:
         return super().init(prior, clients)._replace(memory=Common(prior, Factor.one(prior)))
 
@@ -38,7 +32,7 @@ class Shared(Aggregation):
         known = Factor(posterior.one(), jnp.asarray(self.log_evidence(prior, iterate), factor.log_scale.dtype))
         before = Iterate(posterior, dict.fromkeys(deltas, Factor.one(posterior)))
         taken = attempt(before, {k: delta / known for k, delta in deltas.items()}, damping / len(deltas))
-        change = functools.reduce(operator.mul, taken.iterate.factors.values())
+        change = multiplied(taken.iterate.factors.values())
         factor = factor * change ** (1 / len(factors))
         after = Iterate(taken.iterate.posterior, factors, Common(prior, factor))
         return taken._replace(iterate=after, damping=damping if taken.damping else 0.0)
@@ -52,9 +46,8 @@ class Shared(Aggregation):
         scale = len(iterate.factors) * float(iterate.memory.factor.log_scale)
         return float(log_mass(iterate.posterior) - log_mass(prior)) + scale
 
-    def with_prior(self, iterate: Iterate, change: Family) -> Iterate:
-        memory = iterate.memory._replace(prior=iterate.memory.prior * change)
-        return super().with_prior(iterate._replace(memory=memory), change)
+    def remembered(self, memory: "Common", change: Family) -> "Common":
+        return memory._replace(prior=memory.prior * change)
 
 
 class Common(NamedTuple):
