@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -105,14 +104,13 @@ def run(
         The posterior, how the run ended, its history, and its last state.
 
     """
-    if (partition is None) == (engine is None):
+    if partition is not None and engine is None:
+        engine = LocalEngine(partition)
+    elif partition is not None or engine is None:
         raise SettingsError("Give either a partition, for clients in this process, or an engine.")
     if seed < 0:
         raise SettingsError(f"The seed must not be negative: {seed}.")
     store, requests, monitor = store or Store(), requests or Requests(), monitor or Monitor()
-    if engine is None:
-        assert partition is not None
-        engine = LocalEngine(partition)
     # whoever is elsewhere may never answer
     rules = rules or (Rules() if engine.simulated else Rules(deadline=3600.0, until=engine.now() + 86400.0))
     method.check(prior, len(engine.names))
@@ -167,15 +165,8 @@ def continued(state: State, fresh: State, method: Method) -> State:
     heard = state.versions > 0
     memory = state.memory if same else method.aggregation.resumed(state.iterate, heard, state.inactive)
     columns = unanswered_columns(len(state.names), {"gradients": fresh.gradients})
-    going_on = dataclasses.replace(
-        state,
-        memory=memory,
-        residual=columns["residual"],
-        outcome=columns["outcome"],
-        in_flight=(),
-        arrived=(),
-        refused={},
-    )
+    unknown = {name: columns[name] for name in ("residual", "outcome")}
+    going_on = dataclasses.replace(state, memory=memory, **unknown, in_flight=(), arrived=(), refused={})
     if set(state.hyper) != set(fresh.hyper):
         going_on = dataclasses.replace(going_on, hyper=fresh.hyper, gradients=columns["gradients"])
         change = going_on.current_prior / state.current_prior
@@ -192,9 +183,8 @@ def continued(state: State, fresh: State, method: Method) -> State:
 
 def _alike(first: PyTree, second: PyTree) -> bool:
     """Whether two memories are of one kind: the same structure, with arrays of the same shapes."""
-    shapes = [[np.shape(leaf) for leaf in jax.tree.leaves(tree)] for tree in (first, second)]
-    trees: list[Any] = [jax.tree.structure(tree) for tree in (first, second)]
-    return bool(trees[0] == trees[1]) and shapes[0] == shapes[1]
+    leaves, trees = zip(*(jax.tree.flatten(tree) for tree in (first, second)), strict=True)
+    return bool(trees[0] == trees[1]) and all(np.shape(a) == np.shape(b) for a, b in zip(*leaves, strict=True))
 
 
 def with_newcomers(state: State, names: Sequence[str], aggregation: Aggregation) -> State:

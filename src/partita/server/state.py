@@ -6,7 +6,7 @@ is stored and what becomes of it when a client joins; checkpoint, ledger and mem
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -70,9 +70,9 @@ def described(describe: Callable[[Any], Any], restore: Callable[[Any], Any], **s
     return dataclasses.field(metadata={"kind": Kind(Stored.DESCRIPTION, None, describe, restore)}, **settings)
 
 
-def apart() -> Any:
+def apart(**settings: Any) -> Any:
     """What is shared among clients and tasks, and stored in a way of its own."""
-    return dataclasses.field(metadata={"kind": Kind(Stored.APART)})
+    return dataclasses.field(metadata={"kind": Kind(Stored.APART)}, **settings)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,9 +101,9 @@ class State:
     """Why each client's solver stopped at its last answer (`Outcome`)."""
     inactive: Bool[np.ndarray, " m"] = per_client(False)
     """Which clients take no part any more."""
-    in_flight: tuple[Task, ...] = apart()
+    in_flight: tuple[Task, ...] = apart(default=())
     """Tasks that are not answered yet."""
-    arrived: tuple[tuple[Task, Reply], ...] = apart()
+    arrived: tuple[tuple[Task, Reply], ...] = apart(default=())
     """Answers that wait for others, to be aggregated together."""
     seed: int = number()
     keeps_product: bool = number(default=True)
@@ -168,9 +168,10 @@ class State:
 
     def changed(self, client: int, **values: Any) -> "State":
         """The state with other numbers of one client."""
-        columns = {name: getattr(self, name).copy() for name in values}
+        columns = {name: jax.tree.map(np.copy, getattr(self, name)) for name in values}
         for name, value in values.items():
-            columns[name][client] = value
+            for column in jax.tree.leaves(columns[name]):
+                column[client] = value
         return dataclasses.replace(self, **columns)
 
     def task(self, client: int, id: str, **earlier: Any) -> Task:
@@ -179,57 +180,56 @@ class State:
         sent = (self.prior, self.posterior, factor, version, self.seed, self.updates, self.clock, self.hyper)
         return Task(id, client, name, *sent)._replace(**earlier)
 
-    def with_tasks(self, in_flight: Sequence[Task], arrived: Sequence[tuple[Task, Reply]]) -> "State":
-        """The state in which these tasks are under way, and these answers wait."""
-        return dataclasses.replace(self, in_flight=tuple(in_flight), arrived=tuple(arrived))
+    def without_tasks(self, which: Callable[[Task], bool]) -> "State":
+        """The state in which no such task is in flight, and no answer to one waits."""
+        in_flight = tuple(task for task in self.in_flight if not which(task))
+        arrived = tuple((task, reply) for task, reply in self.arrived if not which(task))
+        return dataclasses.replace(self, in_flight=in_flight, arrived=arrived)
 
 
-def fields_of(stored: Stored) -> Iterator[tuple[str, Kind]]:
-    """The fields of `State` that are stored so, with their kinds."""
-    for field in dataclasses.fields(State):
-        kind = field.metadata["kind"]
-        if kind.stored is stored:
-            yield field.name, kind
+def fields_of(*stored: Stored) -> dict[str, Kind]:
+    """The kinds of the fields of `State` that are stored so, by name."""
+    kinds = {field.name: field.metadata["kind"] for field in dataclasses.fields(State)}
+    return {name: kind for name, kind in kinds.items() if kind.stored in stored}
 
 
-def layout() -> str:
-    """A digest of the fields and of how they are stored: files with another one are of another version."""
-    return digest([(field.name, field.metadata["kind"].stored.value) for field in dataclasses.fields(State)])
+def layout(version: int) -> str:
+    """The version of a file, with a digest of the fields and of how they are stored."""
+    return f"{version}.{digest([(name, kind.stored.value) for name, kind in fields_of(*Stored).items()])}"
 
 
 def stored_trees(state: State) -> dict[str, PyTree]:
     """The fields that are stored as arrays, by name."""
-    return {name: getattr(state, name) for stored in (Stored.TREE, Stored.COLUMN) for name, _ in fields_of(stored)}
+    return {name: getattr(state, name) for name in fields_of(Stored.TREE, Stored.COLUMN)}
+
+
+def columns_of(state: State) -> dict[str, np.ndarray]:
+    """Those of them with a number a client, by name."""
+    found = {name: getattr(state, name) for name in fields_of(Stored.COLUMN)}
+    return {name: column for name, column in found.items() if isinstance(column, np.ndarray)}
 
 
 def stored_values(state: State) -> dict[str, Any]:
     """The fields that are stored as JSON, by name."""
-    return {
-        name: kind.describe(getattr(state, name))
-        for stored in (Stored.NUMBER, Stored.DESCRIPTION)
-        for name, kind in fields_of(stored)
-    }
+    kinds = fields_of(Stored.NUMBER, Stored.DESCRIPTION)
+    return {name: kind.describe(getattr(state, name)) for name, kind in kinds.items()}
 
 
 def restored(like: State, trees: Mapping[str, PyTree], values: Mapping[str, Any], **others: Any) -> State:
     """The state whose fields were stored."""
-    described = {name: kind.restore(values[name]) for name, kind in fields_of(Stored.DESCRIPTION)}
-    numbers = {name: values[name] for name, _ in fields_of(Stored.NUMBER)}
-    return dataclasses.replace(like, **trees, **numbers, **described, **others)
+    kinds = fields_of(Stored.NUMBER, Stored.DESCRIPTION)
+    described = {name: kind.restore(values[name]) for name, kind in kinds.items()}
+    return dataclasses.replace(like, **trees, **described, **others)
 
 
-def unanswered_columns(clients: int, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def unanswered_columns(clients: int, like: Mapping[str, Any]) -> dict[str, Any]:
     """Every column for so many clients that have not answered yet; `like` has those that are pytrees."""
-    like = like or {}
-
-    def full(first: Any, shape: tuple[int, ...]) -> np.ndarray:
-        return np.full((clients, *shape), first)
-
+    plain = np.empty(1)
     return {
-        name: jax.tree.map(lambda leaf, kind=kind: full(kind.first, leaf.shape[1:]), like[name])
-        if name in like
-        else full(kind.first, ())
-        for name, kind in fields_of(Stored.COLUMN)
+        name: jax.tree.map(
+            lambda leaf, first=kind.first: np.full((clients, *leaf.shape[1:]), first), like.get(name, plain)
+        )
+        for name, kind in fields_of(Stored.COLUMN).items()
     }
 
 
@@ -247,8 +247,6 @@ def init(prior: Family, clients: int | Sequence[str], seed: int = 0, aggregation
         prior=prior,
         posterior=iterate.posterior,
         factors=tuple(iterate.factors[k] for k in range(len(names))),
-        in_flight=(),
-        arrived=(),
         seed=seed,
         keeps_product=aggregation.keeps_product,
         memory=iterate.memory,

@@ -118,7 +118,8 @@ def collect(
         if len(state.arrived) + len(state.in_flight) - len(tasks) < needed:
             return state
         unanswered.update({task.client: reason for task in tasks})
-        return without(state, tasks)
+        ids = {task.id for task in tasks}
+        return state.without_tasks(lambda task: task.id in ids)
 
     while state.in_flight and len(state.arrived) < awaited and engine.now() < rules.until and not interrupted():
         late = [task for task in state.in_flight if engine.now() >= engine.sent_at(task.id) + rules.deadline]
@@ -155,17 +156,13 @@ def receive(state: State, answer: Answer) -> State:
     ignored.
     """
     tasks = [task for task in state.in_flight if task.id == answer.task and task.version == state.versions[task.client]]
+    if not tasks:
+        return state
     return dataclasses.replace(
-        without(state, tasks),
+        state.without_tasks(lambda task: task.id == answer.task),
         arrived=(*state.arrived, *((task, answer.reply) for task in tasks)),
-        clock=max(state.clock, answer.time) if tasks else state.clock,
+        clock=max(state.clock, answer.time),
     )
-
-
-def without(state: State, tasks: Sequence[Task]) -> State:
-    """The state without these tasks in flight."""
-    ids = {task.id for task in tasks}
-    return dataclasses.replace(state, in_flight=tuple(task for task in state.in_flight if task.id not in ids))
 
 
 def aggregate(method: Method, engine: Engine, state: State, admission: Admission) -> tuple[State, Event]:
@@ -192,6 +189,7 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
     new = _recorded(state.with_iterate(iterate), replies, accepted, stale, admitted)
     steps = [int(reply.info.steps) for reply in replies.values()]
     others = {k: refusal for k, refusal in state.refused.items() if k not in replies}
+    own = {k: refusal for k, refusal in refusals.items() if k in replies}
     new = dataclasses.replace(
         new,
         in_flight=tuple(task for task in state.in_flight if task.client not in admitted.divided),
@@ -201,16 +199,10 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
         communications=state.communications + len(replies) + admitted.taken.trials * len(state.factors),
         gradient_steps=state.gradient_steps + sum(steps),
         synchronous_steps=state.synchronous_steps + max(steps, default=0),
-        refused={} if accepted else _refused(refusals, replies) | others,
+        refused={} if accepted else own | {k: LEFT_OUT for k in replies if k not in own} | others,
     )
     staleness = max((state.updates - task.updates for task, _ in state.arrived), default=0)
     return new, Event(tuple(replies), admitted.taken.damping, staleness, refusals, replies, {})
-
-
-def _refused(refusals: Mapping[int, Refusal], replies: Mapping[int, Reply]) -> dict[int, Refusal]:
-    """Why nobody's answer was accepted: those refused for themselves come first."""
-    own = {k: refusal for k, refusal in refusals.items() if k in replies}
-    return own | {k: LEFT_OUT for k in replies if k not in own}
 
 
 def _recorded(
@@ -218,22 +210,23 @@ def _recorded(
 ) -> State:
     """The state with what the clients' answers say of each of them."""
     divided, common = list(admitted.divided), admitted.taken.residual
-    columns = {name: getattr(state, name).copy() for name in ("versions", "residual", "ell", "outcome")}
-    age, gradients = state.age + 1, {name: column.copy() for name, column in state.gradients.items()}
+    known = {name: getattr(state, name) for name in ("versions", "residual", "age", "ell", "outcome", "gradients")}
+    columns = jax.tree.map(np.copy, known)
     for k, reply in replies.items():
         own = float(reply.info.residual) if common is None else common
         columns["residual"][k] = own if k in accepted and int(reply.info.outcome) not in RESIDUAL_UNDEFINED else np.inf
         columns["outcome"][k] = int(reply.info.outcome)
         if np.isfinite(reply.info.ell):
             columns["ell"][k] = reply.info.ell
-        for name, column in gradients.items() if k in accepted else ():
+        for name, column in columns["gradients"].items() if k in accepted else ():
             column[k] = reply.gradient[name]
-    age[list(replies)] = 0
+    columns["age"] += 1
+    columns["age"][list(replies)] = 0
     columns["versions"][[*accepted, *divided]] += 1
     columns["residual"][[*divided, *stale]] = np.inf
-    for column in gradients.values():
+    for column in columns["gradients"].values():
         column[divided] = np.nan
-    return dataclasses.replace(state, age=age, gradients=gradients, **columns)
+    return dataclasses.replace(state, **columns)
 
 
 def _stale(method: Method, state: State, task: Task) -> bool:

@@ -4,6 +4,7 @@ A killed server loses at most the last answer, which is requested again. Other p
 """
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -25,34 +26,20 @@ from partita.local.client import Info, Reply
 from partita.results.history import History
 from partita.server.aggregation import Aggregation
 from partita.server.membership import CHANGES
-from partita.server.state import (
-    State,
-    Stored,
-    fields_of,
-    layout,
-    restored,
-    stored_trees,
-    stored_values,
-    unanswered_columns,
-)
+from partita.server.state import State, columns_of, layout, restored, stored_trees, stored_values, unanswered_columns
 from partita.server.store import Requests, Store
+from partita.storage.fitting import check_format, check_run
 
-_FORMAT = 7
+_FORMAT = layout(7)
 _SQL = {"f": "REAL", "i": "INTEGER", "b": "INTEGER", "U": "TEXT"}
 """How SQLite calls kinds of scalars."""
 _APART = ("prior", "posterior")
 """Trees that are not written when they change: the prior does not, and the posterior is mostly the factors' product."""
 
 
-def _columns(state: State) -> dict[str, np.ndarray]:
-    """The fields with a number a client; those that are pytrees are written like other trees."""
-    found = {name: getattr(state, name) for name, _ in fields_of(Stored.COLUMN)}
-    return {name: column for name, column in found.items() if isinstance(column, np.ndarray)}
-
-
 def _trees(state: State) -> dict[str, Any]:
     """The fields that are written as a whole, when they change."""
-    others = {*_APART, *_columns(state)}
+    others = {*_APART, *columns_of(state)}
     return {name: tree for name, tree in stored_trees(state).items() if name not in others}
 
 
@@ -61,27 +48,32 @@ def _declared(kinds: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {_SQL[np.dtype(kind).kind]} NOT NULL" for name, kind in kinds.items())
 
 
-def _schema(state: State) -> list[str]:
-    """The tables; those of clients and tasks have columns as the state and a task declare them."""
-    columns = _declared({name: column.dtype for name, column in _columns(state).items()})
-    tables = {
+def _tables(state: State) -> dict[str, str]:
+    """The tables of a run; those of clients and tasks have columns as the state and a task declare them."""
+    columns = _declared({name: column.dtype for name, column in columns_of(state).items()})
+    return {
         "arrays": "key TEXT PRIMARY KEY, value BLOB NOT NULL",
         "clients": f"k INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, {columns}",
         "factors": "k INTEGER PRIMARY KEY, factor BLOB NOT NULL",
         "posteriors": "updates INTEGER PRIMARY KEY, posterior BLOB NOT NULL",
         "tasks": f"place INTEGER NOT NULL, {_declared(STORED)}, factor BLOB, info TEXT, reply BLOB, PRIMARY KEY (id)",
     }
-    return [f"CREATE TABLE IF NOT EXISTS {name} ({columns})" for name, columns in tables.items()]
 
 
-_ALWAYS = (
-    "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
-    "CREATE TABLE history (place INTEGER PRIMARY KEY, row TEXT NOT NULL)",
-    "CREATE TABLE events (place INTEGER PRIMARY KEY, time REAL NOT NULL, name TEXT NOT NULL, event TEXT NOT NULL, "
-    "text TEXT NOT NULL)",
-    "CREATE TABLE requests (place INTEGER PRIMARY KEY, name TEXT NOT NULL, what TEXT NOT NULL)",
-)
-"""Tables that there are before a run has begun."""
+_ALWAYS = {
+    "about": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
+    "history": "place INTEGER PRIMARY KEY, row TEXT NOT NULL",
+    "events": f"place INTEGER PRIMARY KEY, {_declared({'time': float, 'name': str, 'event': str, 'text': str})}",
+    "requests": "place INTEGER PRIMARY KEY, name TEXT NOT NULL, what TEXT NOT NULL",
+}
+"""Tables that there are before a run has begun, with their columns."""
+
+
+def _create(db: sqlite3.Connection, tables: Mapping[str, str]) -> None:
+    for name, columns in tables.items():
+        db.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
+
+
 _CACHE = 131_072
 """SQLite's page cache in KiB."""
 
@@ -109,9 +101,8 @@ class Ledger(Store, Requests, EventLog):
             self._db.execute(f"PRAGMA {pragma}")
         with self._transaction() as db:
             if not db.execute("SELECT name FROM sqlite_master WHERE name = 'about'").fetchone():
-                for statement in _ALWAYS:
-                    db.execute(statement)
-                self._write(db, "format", _format())
+                _create(db, _ALWAYS)
+                self._write(db, "format", _FORMAT)
 
     def load(self, fresh: State) -> tuple[State, History]:
         # a run that goes on from another's state begins with factors that are answers
@@ -207,8 +198,7 @@ class Ledger(Store, Requests, EventLog):
         """Writes the differences from the last saved state."""
         kept = self._kept
         if kept is None:
-            for statement in _schema(state):
-                db.execute(statement)
+            _create(db, _tables(state))
         self._clients(db, state)
         held = () if kept is None else kept.factors
         for k, factor in enumerate(state.factors):
@@ -228,10 +218,10 @@ class Ledger(Store, Requests, EventLog):
 
     def _clients(self, db: sqlite3.Connection, state: State) -> None:
         """Writes the numbers of clients for whom one has changed."""
-        columns, changed = _columns(state), np.ones(len(state.names), bool)
+        columns, changed = columns_of(state), np.ones(len(state.names), bool)
         if self._kept is not None:
             known = len(self._kept.names)
-            differ = [columns[name][:known] != column for name, column in _columns(self._kept).items()]
+            differ = [columns[name][:known] != column for name, column in columns_of(self._kept).items()]
             changed[:known] = np.any(differ, axis=0)
         for k in np.flatnonzero(changed).tolist():
             row = [k, state.names[k], *(column[k].item() for column in columns.values())]
@@ -293,14 +283,11 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
     try:
         db.execute("BEGIN")
         about = {key: json.loads(value) for key, value in db.execute("SELECT key, value FROM about")}
-        if about["format"] != _format():
-            raise DamagedFileError(
-                f"{source} has format {about['format']}, but this version reads {_format()}: use another ledger."
-            )
+        check_format(source, "ledger", about["format"], _FORMAT)
         arrays = dict(db.execute("SELECT key, value FROM arrays"))
         blobs = dict(db.execute("SELECT updates, posterior FROM posteriors"))
         known = [name for (name,) in db.execute("SELECT name FROM clients ORDER BY k")]
-        selected = db.execute(f"SELECT {', '.join(_columns(like))} FROM clients ORDER BY k").fetchall()
+        selected = db.execute(f"SELECT {', '.join(columns_of(like))} FROM clients ORDER BY k").fetchall()
         factors = dict(db.execute("SELECT k, factor FROM factors"))
         tasks = db.execute(f"SELECT {', '.join(STORED)}, factor, info, reply FROM tasks ORDER BY place").fetchall()
         rows = [json.loads(row) for (row,) in db.execute("SELECT row FROM history ORDER BY place")]
@@ -314,16 +301,14 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
         return unflatten(unpack(blob).arrays, like, source)
 
     values = about["state"] | {"names": known}
-    if values["seed"] != like.seed:
-        raise DamagedFileError(f"{source} belongs to a run with another seed: choose another ledger.")
+    check_run(source, "ledger", values["seed"] == like.seed, "with another seed")
     prior = loaded(arrays["prior"], like.prior)
-    if not equal(prior, like.prior):
-        raise DamagedFileError(f"{source} belongs to a run with another prior: choose another ledger.")
-    if set(unpack(arrays["hyper"]).arrays) != set(flatten(like.hyper)):
-        raise DamagedFileError(f"{source} belongs to a run that learns other hyperparameters: choose another ledger.")
+    check_run(source, "ledger", equal(prior, like.prior), "with another prior")
+    learned = set(unpack(arrays["hyper"]).arrays)
+    check_run(source, "ledger", learned == set(flatten(like.hyper)), "that learns other hyperparameters")
     columns = {
         name: np.array(column, kind.dtype)
-        for (name, kind), column in zip(_columns(like).items(), zip(*selected, strict=True), strict=True)
+        for (name, kind), column in zip(columns_of(like).items(), zip(*selected, strict=True), strict=True)
     }
     unanswered = unanswered_columns(len(known), _trees(like))
     fitting = _trees(like) | {name: column for name, column in unanswered.items() if name not in columns}
@@ -338,7 +323,7 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
         posteriors[values["updates"]] = product, trees["hyper"]
     trees |= {"prior": prior, "posterior": posteriors[values["updates"]][0]}
     state = restored(like, trees | columns, values, factors=held)
-    in_flight, arrived = list[Task](), list[tuple[Task, Reply]]()
+    in_flight, arrived = [], []
     for *scalars, factor, info, reply in tasks:
         stored = dict(zip(STORED, scalars, strict=True))
         own = held[stored["client"]] if factor is None else loaded(factor, one)
@@ -349,7 +334,7 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
         else:
             delta, gradient = loaded(reply, (one, likelihood_hyper(like.hyper)))
             arrived.append((task, Reply(delta, Info(**json.loads(info)), gradient)))
-    return state.with_tasks(in_flight, arrived), History(rows)
+    return dataclasses.replace(state, in_flight=tuple(in_flight), arrived=tuple(arrived)), History(rows)
 
 
 def _resized(memory: Any, clients: int, stored: int) -> Any:
@@ -360,11 +345,6 @@ def _resized(memory: Any, clients: int, stored: int) -> Any:
         return np.zeros((stored, *leaf.shape[1:]), leaf.dtype) if own else leaf
 
     return jax.tree.map(resized, memory)
-
-
-def _format() -> str:
-    """The version of the file, with that of the state in it."""
-    return f"{_FORMAT}.{layout()}"
 
 
 def _marks(row: Sequence[Any]) -> str:
