@@ -55,9 +55,8 @@ class ClientEndpoint:
             return Message({**about, "kind": "unbound"}, {})
         if kind == "update":
             task = self._task(message)
-            return reply_message(
-                {**about, "version": task.version}, reply(self.recipe, task, self.shard, header["share"])
-            )
+            found = reply(self.recipe, task, self.shard, header["share"])
+            return reply_message({**about, "version": task.version}, found)
         if kind != "ell":
             unknown_kind = f"Unknown message kind {kind!r}: install the server's version of partita."
             raise FederationError(unknown_kind, unknown_kind)
