@@ -76,14 +76,14 @@ class Watch:
         """F of the prior, with which a run is compared; NaN where the free energy is never computed."""
         if not self.monitor.every:
             return float("nan")
-        return global_free_energy(self.engine, state.prior, state.prior, state.seed, without=state.inactive_names)
+        return global_free_energy(self.engine, state, state.prior, state.prior)
 
     def row(self, state: State, event: Event, last: bool) -> dict[str, Any]:
         """The history's row after a step; on the last one everything is computed that is computed at all."""
         row = _counts(state, event) | {"temperature": float(self.method.temperature)}
         if self.monitor.every and (last or state.turn % self.monitor.every == 0):
-            at = (state.seed, 1.0, state.inactive_names, state.hyper)
-            row["free_energy"] = global_free_energy(self.engine, state.current_prior, state.posterior, *at)
+            at = (state.current_prior, state.posterior, state.hyper)
+            row["free_energy"] = global_free_energy(self.engine, state, *at)
             found = self.monitor.metrics(posterior_of(self.model, state)) if self.monitor.metrics else {}
             row |= {name: float(value) for name, value in found.items()}
         elif not self.monitor.every and (known := np.isfinite(state.ell))[state.active].all():
