@@ -96,7 +96,7 @@ class LearningStep(NamedTuple):
 class Learning(eqx.Module):
     """Which hyperparameters are learned, and how. Clients report gradients in ε with their answers."""
 
-    names: eqx.AbstractVar[tuple[str, ...]]
+    names: tuple[str, ...] = eqx.field(static=True, converter=tuple)
     optimiser: eqx.AbstractVar[optax.GradientTransformation]
 
     def __check_init__(self) -> None:
@@ -137,7 +137,6 @@ class Ascent(Learning):
     factors are unchanged.
     """
 
-    names: tuple[str, ...] = eqx.field(static=True, converter=tuple)
     collapsed: bool = eqx.field(static=True, default=True)
     optimiser: optax.GradientTransformation = eqx.field(static=True, default=QUASI_NEWTON)
 
@@ -174,7 +173,6 @@ class Stochastic(Learning):
     waiting, and the error from stale gradients vanishes as ε converges.
     """
 
-    names: tuple[str, ...] = eqx.field(static=True, converter=tuple)
     optimiser: optax.GradientTransformation = eqx.field(static=True, default=RPROP)
 
     @property

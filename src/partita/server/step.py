@@ -185,7 +185,9 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
     iterate = admitted.taken.iterate
     for k in refusals:
         iterate = method.aggregation.without_estimate(iterate, k)
-    stale = {task.client for task, _ in state.arrived if _stale(method, state, task)}
+    # answers that were formed with other hyperparameters than those that are learned now
+    current = method.learning is not None and method.learning.needs_current
+    stale = {task.client for task, _ in state.arrived if current and not equal(task.hyper, state.hyper)}
     new = _recorded(state.with_iterate(iterate), replies, accepted, stale, admitted)
     steps = [int(reply.info.steps) for reply in replies.values()]
     others = {k: refusal for k, refusal in state.refused.items() if k not in replies}
@@ -227,12 +229,6 @@ def _recorded(
     for column in columns["gradients"].values():
         column[divided] = np.nan
     return dataclasses.replace(state, **columns)
-
-
-def _stale(method: Method, state: State, task: Task) -> bool:
-    """Whether an answer was formed with other hyperparameters than those that are learned now."""
-    learning = method.learning
-    return learning is not None and learning.needs_current and not equal(task.hyper, state.hyper)
 
 
 def _bounds_apply(state: State, replies: Collection[int]) -> bool:

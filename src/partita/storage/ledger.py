@@ -92,13 +92,9 @@ class Ledger(Store, Requests, EventLog):
         self._db = connect(self.path)
         # large pages and a cache that holds a whole step, so that arrays are written once and in few pieces
         flushed = "FULL" if durable else "OFF"
-        for pragma in (
-            "page_size = 65536",
-            f"cache_size = {-_CACHE}",
-            "journal_mode = WAL",
-            f"synchronous = {flushed}",
-        ):
-            self._db.execute(f"PRAGMA {pragma}")
+        pragmas = {"page_size": 65536, "cache_size": -_CACHE, "journal_mode": "WAL", "synchronous": flushed}
+        for name, value in pragmas.items():
+            self._db.execute(f"PRAGMA {name} = {value}")
         with self._transaction() as db:
             if not db.execute("SELECT name FROM sqlite_master WHERE name = 'about'").fetchone():
                 _create(db, _ALWAYS)
