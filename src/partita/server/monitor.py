@@ -54,8 +54,8 @@ class Monitor:
     ) -> Iterator["Watch"]:
         """What makes the rows of a run's history."""
         with Progress(self.label, min(budget.answers, budget.communications), self.progress) as bar:
-            seconds = history.rows[-1]["seconds"] if len(history) else 0.0
-            yield Watch(self, method, model, engine, budget, bar, seconds)
+            earlier = history.rows[-1]["seconds"] if len(history) else 0.0
+            yield Watch(self, method, model, engine, budget, bar, time.perf_counter() - earlier)
 
 
 @dataclasses.dataclass
@@ -68,9 +68,8 @@ class Watch:
     engine: Engine
     budget: Budget
     bar: Progress
-    seconds: float
-    """Those of earlier sittings."""
-    started: float = dataclasses.field(default_factory=time.perf_counter)
+    started: float
+    """When it would have begun without pauses between sittings."""
 
     def free_energy(self, state: State) -> float:
         """F of the prior, with which a run is compared; NaN where the free energy is never computed."""
@@ -92,7 +91,7 @@ class Watch:
         if self.method.solver.estimates_evidence:
             evidence = self.method.aggregation.log_evidence(state.current_prior, state.iterate)
             row |= {} if evidence is None else {"log_evidence": evidence}
-        row["seconds"] = self.seconds + time.perf_counter() - self.started
+        row["seconds"] = time.perf_counter() - self.started
         fewer = self.budget.answers < self.budget.communications
         self.bar.update(state.answers if fewer else state.communications, row)
         return row

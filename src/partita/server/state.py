@@ -257,8 +257,7 @@ def init(prior: Family, clients: int | Sequence[str], seed: int = 0, aggregation
 def with_learning(state: State, learning: Learning, model: Model) -> State:
     """A state whose hyperparameters are to be learned, from where they are in the model and the prior."""
     hyper = begin(model, state.prior, learning.names)
-    unheard = {
-        name: np.full((len(state.names), *value.shape), np.nan) for name, value in likelihood_hyper(hyper).items()
-    }
+    like = {"gradients": jax.tree.map(lambda value: value[None], likelihood_hyper(hyper))}
+    unheard = unanswered_columns(len(state.names), like)["gradients"]
     memory = learning.init(unconstrained(hyper, positive(model, learning.names)))
     return dataclasses.replace(state, hyper=hyper, gradients=unheard, learning=memory)
