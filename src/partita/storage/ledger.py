@@ -10,7 +10,7 @@ import math
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -219,9 +219,10 @@ class Ledger(Store, Requests, EventLog):
             known = len(self._kept.names)
             differ = [columns[name][:known] != column for name, column in columns_of(self._kept).items()]
             changed[:known] = np.any(differ, axis=0)
-        for k in np.flatnonzero(changed).tolist():
-            row = [k, state.names[k], *(column[k].item() for column in columns.values())]
-            db.execute(f"INSERT OR REPLACE INTO clients VALUES ({_marks(row)})", row)
+        numbers = [column[changed].tolist() for column in columns.values()]
+        names = [state.names[k] for k in np.flatnonzero(changed)]
+        rows = zip(np.flatnonzero(changed).tolist(), names, *numbers, strict=True)
+        db.executemany(f"INSERT OR REPLACE INTO clients VALUES ({_marks(2 + len(columns))})", rows)
 
     def _tasks(self, db: sqlite3.Connection, state: State) -> None:
         """Writes changes of tasks; a task whose factor is still the client's current one has no copy of it."""
@@ -232,7 +233,7 @@ class Ledger(Store, Requests, EventLog):
         for place, (id, (task, reply)) in enumerate(now.items()):
             if id not in before:
                 row = [place, *(getattr(task, name) for name in STORED)]
-                db.execute(f"INSERT INTO tasks (place, {', '.join(STORED)}) VALUES ({_marks(row)})", row)
+                db.execute(f"INSERT INTO tasks (place, {', '.join(STORED)}) VALUES ({_marks(len(row))})", row)
             if task.factor is not state.factors[task.client]:
                 db.execute("UPDATE tasks SET factor = ? WHERE id = ?", [_packed(task.factor), id])
             if reply is not None and (id not in before or before[id][1] is None):
@@ -343,9 +344,9 @@ def _resized(memory: Any, clients: int, stored: int) -> Any:
     return jax.tree.map(resized, memory)
 
 
-def _marks(row: Sequence[Any]) -> str:
-    """The places of a row's values in a statement."""
-    return ", ".join("?" * len(row))
+def _marks(number: int) -> str:
+    """The places of so many values in a statement."""
+    return ", ".join("?" * number)
 
 
 def _packed(tree: Any) -> bytes:
