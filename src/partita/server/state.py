@@ -204,7 +204,7 @@ def stored_trees(state: State) -> dict[str, PyTree]:
 
 
 def columns_of(state: State) -> dict[str, np.ndarray]:
-    """Those of them with a number a client, by name."""
+    """The fields that are an array with a number a client, by name; not those that are pytrees of them."""
     found = {name: getattr(state, name) for name in fields_of(Stored.COLUMN)}
     return {name: column for name, column in found.items() if isinstance(column, np.ndarray)}
 
