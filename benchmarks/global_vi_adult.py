@@ -82,7 +82,7 @@ def main():
     ours, theirs, hessian, free_energy = [], [], [], []
     for _ in range(arguments.repeats):
         theirs.append(timed(point.fit, x, y)[0])
-        with engine.at_work():
+        with engine.running():
             ours.append(timed(solve, pt.Newton(), problem, key)[0])
             hessian.append(timed(step, problem, solution.q)[0])
             free_energy.append(timed(value, problem, solution.q)[0])

@@ -131,7 +131,7 @@ def message_seconds(engine, method, model, prior, task, repeats):
 def in_process(size, repeats):
     method, model, prior, parts, task = one_client(size)
     engine = LocalEngine(parts)
-    with engine.at_work():
+    with engine.running():
         return message_seconds(engine, method, model, prior, task, repeats)
 
 
@@ -190,7 +190,7 @@ def work_seconds(size, repeats):
     method, model, prior, parts, task = one_client(size)
     engine, seconds = LocalEngine(parts), []
     engine.bind(method.recipe(model), prior)
-    with engine.at_work():
+    with engine.running():
         for _ in range(1 + repeats):
             start = time.perf_counter()
             jax.block_until_ready(engine.answer(task))

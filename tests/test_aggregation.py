@@ -8,7 +8,7 @@ import pytest
 import partita as pt
 from partita.engines import LocalEngine, local
 from partita.families.factor import Factor
-from partita.server.aggregation import Anticipating, Averaging, Holdings, Incremental, ServerOptimiser
+from partita.server.aggregation import Anticipating, Averaging, Incremental, Iterate, ServerOptimiser
 from partita.server.monitor import Monitor
 from partita.server.refusal import Reason, Refusal
 from support.problems import AGGREGATIONS, MODEL, PARTS, PRIOR, SOLVER, correlated, faulty, improper
@@ -32,7 +32,7 @@ def take(aggregation, precisions, free_energy=None):
     """What becomes of changes by so much precision of the first clients of four, from N(0, 1) and factors of one."""
     factors = {k: Factor.one(PRIOR) for k in range(4)}
     deltas = {k: change(precision) for k, precision in enumerate(precisions)}
-    return aggregation.update(Holdings(PRIOR, factors), deltas, free_energy)
+    return aggregation.update(Iterate(PRIOR, factors), deltas, free_energy)
 
 
 @pytest.mark.parametrize(("aggregation", "damping"), [(pt.Damped(), 1), (pt.Damped(0.3), 0.3), (pt.Damped(None), 0.25)])
@@ -42,12 +42,12 @@ def test_changes_are_taken_in_to_the_power_of_the_damping(aggregation, damping):
     assert taken.damping == damping
     assert taken.refusals == {}
     # one product and three sums of numbers of order one
-    np.testing.assert_allclose(taken.holdings.posterior.precision, 1 + damping * 3.5, rtol=1e-15)
-    np.testing.assert_allclose(taken.holdings.posterior.precision_mean, damping * 1.75, rtol=1e-15)
+    np.testing.assert_allclose(taken.iterate.posterior.precision, 1 + damping * 3.5, rtol=1e-15)
+    np.testing.assert_allclose(taken.iterate.posterior.precision_mean, damping * 1.75, rtol=1e-15)
     for client, precision in enumerate([2.0, -1.5, 3.0, 0.0]):
-        np.testing.assert_allclose(taken.holdings.factors[client].natural.precision, damping * precision, rtol=1e-15)
+        np.testing.assert_allclose(taken.iterate.factors[client].natural.precision, damping * precision, rtol=1e-15)
         np.testing.assert_allclose(
-            taken.holdings.factors[client].log_scale, damping * 0.25 * (precision != 0), rtol=1e-15
+            taken.iterate.factors[client].log_scale, damping * 0.25 * (precision != 0), rtol=1e-15
         )
 
 
@@ -66,9 +66,9 @@ def test_an_improper_posterior_is_refused_and_the_culprits_named(precisions, cul
     assert taken.refusals == dict.fromkeys(culprits, Refusal(Reason.IMPROPER, reason))
     others = take(pt.Damped(), [0.0 if k in culprits else precision for k, precision in enumerate(precisions)])
     assert taken.damping == (1 if len(culprits) < len(precisions) else 0)
-    assert eqx.tree_equal(taken.holdings.posterior, others.holdings.posterior)
+    assert eqx.tree_equal(taken.iterate.posterior, others.iterate.posterior)
     for k in culprits:
-        assert eqx.tree_equal(taken.holdings.factors[k], Factor.one(PRIOR))
+        assert eqx.tree_equal(taken.iterate.factors[k], Factor.one(PRIOR))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_an_improper_posterior_is_refused_and_the_culprits_named(precisions, cul
 def test_backtracking_takes_the_first_half_that_leaves_the_posterior_proper(start, precisions, damping):
     taken = take(pt.Backtracking(start), precisions)
     assert taken.damping == pytest.approx(damping, rel=1e-15)
-    assert taken.holdings.posterior.precision[0] == pytest.approx(1 + damping * sum(precisions), rel=1e-14)
+    assert taken.iterate.posterior.precision[0] == pytest.approx(1 + damping * sum(precisions), rel=1e-14)
 
 
 def test_backtracking_on_the_free_energy_halves_until_it_does_not_fall():
@@ -91,7 +91,7 @@ def test_backtracking_on_the_free_energy_halves_until_it_does_not_fall():
     taken = take(pt.Backtracking(monitor_free_energy=True), [8.0], free_energy)
     assert asked == [1, 9, 5, 3]
     assert (taken.trials, taken.damping, taken.refusals) == (4, 0.25, {})
-    assert taken.holdings.posterior.precision[0] == 3
+    assert taken.iterate.posterior.precision[0] == 3
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_after_its_halvings_backtracking_refuses_and_changes_nothing(watch, prec
     taken = take(pt.Backtracking(monitor_free_energy=watch, halvings=3), [precision], worst_elsewhere)
     # an improper candidate, as -2 times 1 and 1/2 make, has no free energy to ask for
     assert (taken.trials, taken.damping, taken.refusals) == (trials, 0, {0: refusal})
-    assert eqx.tree_equal(taken.holdings.posterior, PRIOR)
-    assert eqx.tree_equal(taken.holdings.factors, {k: Factor.one(PRIOR) for k in range(4)})
+    assert eqx.tree_equal(taken.iterate.posterior, PRIOR)
+    assert eqx.tree_equal(taken.iterate.factors, {k: Factor.one(PRIOR) for k in range(4)})
 
 
 def test_backtracking_on_the_free_energy_converges_where_undamped_rounds_diverge():

@@ -149,10 +149,10 @@ def test_knobs_that_make_no_sense_are_refused(settings, message):
 
 def test_an_improper_average_is_refused_and_leaves_everything():
     aggregation = Averaging(1.0, mixing=1.0)
-    holdings = aggregation.init(PRIOR, 3)
+    iterate = aggregation.init(PRIOR, 3)
     wild = Factor(pt.MeanFieldGaussian(jnp.zeros(3), jnp.full(3, -5.0)), jnp.asarray(0.0))
-    taken = aggregation.update(holdings, {0: wild}, lambda q: 0.0)
-    assert taken.holdings is holdings
+    taken = aggregation.update(iterate, {0: wild}, lambda q: 0.0)
+    assert taken.iterate is iterate
     assert "improper with mixing 1" in taken.refusals[0].sentence
 
 

@@ -272,20 +272,20 @@ def test_a_sound_schedule_passes(schedule):
 class OneSided(Damped):
     """Moves the posterior further than the factors."""
 
-    def update(self, holdings, deltas, free_energy):
-        taken = super().update(holdings, deltas, free_energy)
-        further = holdings.posterior * (taken.holdings.posterior / holdings.posterior) ** 1.5
-        return taken._replace(holdings=taken.holdings._replace(posterior=further))
+    def update(self, iterate, deltas, free_energy):
+        taken = super().update(iterate, deltas, free_energy)
+        further = iterate.posterior * (taken.iterate.posterior / iterate.posterior) ** 1.5
+        return taken._replace(iterate=taken.iterate._replace(posterior=further))
 
 
 class Overstated(Damped):
-    def update(self, holdings, deltas, free_energy):
-        return super().update(holdings, deltas, free_energy)._replace(damping=1.0)
+    def update(self, iterate, deltas, free_energy):
+        return super().update(iterate, deltas, free_energy)._replace(damping=1.0)
 
 
 class Unheard(Damped):
-    def update(self, holdings, deltas, free_energy):
-        return super().update(holdings, deltas, free_energy)._replace(damping=2.0)
+    def update(self, iterate, deltas, free_energy):
+        return super().update(iterate, deltas, free_energy)._replace(damping=2.0)
 
 
 PARTS = federate([jax.tree.map(lambda leaf: leaf[:3], DATA), jax.tree.map(lambda leaf: leaf[2:], DATA)])

@@ -128,7 +128,7 @@ def test_it_converges_without_damping_where_plain_power_ep_oscillates(path):
 
 
 def evidence(alpha, state):
-    return DoubleLoop(alpha).log_evidence(PRIOR, state.holdings)
+    return DoubleLoop(alpha).log_evidence(PRIOR, state.iterate)
 
 
 def test_on_the_way_its_evidence_is_off_by_no_more_than_thrice_the_divergence_from_the_end(path):
@@ -169,14 +169,14 @@ def test_a_step_is_taken_if_the_slope_at_its_end_is_not_positive_and_shortened_o
     """Clients answer with the moments of q moved along, or against, the step that was just tried."""
     aggregation, prior = DoubleLoop(1.0), MeanFieldGaussian.standard_normal(2)
     first = {0: Factor(member([[0.3, 0.1], [0.2, 0.1]]), jnp.zeros(())), 1: Factor.one(prior)}
-    tried = aggregation.update(aggregation.init(prior, 2), first, lambda q: 0.0).holdings
+    tried = aggregation.update(aggregation.init(prior, 2), first, lambda q: 0.0).iterate
     np.testing.assert_array_equal(flat(tried.posterior), flat(prior))
     q = prior * tried.factors[0].natural * tried.factors[1].natural
     steps = [tried.factors[k].natural for k in (0, 1)]
     answers = {k: Factor(q * steps[k] ** -beyond / prior, jnp.zeros(())) for k in (0, 1)}
     slope = sum(np.sum(flat(steps[k]) * (moments(q) - moments(q * steps[k] ** -beyond))) for k in (0, 1))
     assert np.sign(slope) == np.sign(beyond)
-    after = aggregation.update(tried, answers, lambda q: 0.0).holdings
+    after = aggregation.update(tried, answers, lambda q: 0.0).iterate
     if beyond < 0:
         np.testing.assert_allclose(flat(after.memory.base, axis=1), [flat(step) for step in steps], rtol=1e-14)
     else:
@@ -240,15 +240,15 @@ def test_a_grid_that_finds_no_moments_is_not_taken_for_a_fixed_point():
 
 def test_a_round_without_everybody_or_without_moments_changes_nothing():
     aggregation = DoubleLoop(1.0)
-    holdings = aggregation.init(PRIOR, 2)
+    iterate = aggregation.init(PRIOR, 2)
     good = Factor.one(PRIOR)
-    taken = aggregation.update(holdings, {1: good}, lambda q: 0.0)
-    assert taken.holdings is holdings
+    taken = aggregation.update(iterate, {1: good}, lambda q: 0.0)
+    assert taken.iterate is iterate
     assert taken.damping == 0
     assert "all other clients" in taken.refusals[1].sentence
     bad = Factor(PRIOR**-2.0, jnp.zeros(()))
-    taken = aggregation.update(holdings, {0: good, 1: bad}, lambda q: 0.0)
-    assert taken.holdings is holdings
+    taken = aggregation.update(iterate, {0: good, 1: bad}, lambda q: 0.0)
+    assert taken.iterate is iterate
     assert list(taken.refusals) == [1]
     assert "improper" in taken.refusals[1].sentence
 

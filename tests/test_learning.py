@@ -15,7 +15,7 @@ from sklearn.linear_model import BayesianRidge
 import partita as pt
 from partita.engines import LocalEngine
 from partita.families.factor import Factor
-from partita.hyper.learning import Ascent, Standing, Stochastic
+from partita.hyper.learning import Ascent, LearningView, Stochastic
 from partita.hyper.values import begin, bound_gradient, constrained, model_given, positive, prior_given, unconstrained
 from partita.local.client import answer
 from partita.local.objective import Problem
@@ -231,10 +231,10 @@ class Watched(Ascent):
 
     seen: list = eqx.field(static=True, kw_only=True)
 
-    def update(self, standing, memory):
-        moved = super().update(standing, memory)
+    def update(self, view, memory):
+        moved = super().update(view, memory)
         if moved.trials:
-            self.seen.append((standing.bound(standing.u), standing.bound(moved.u)))
+            self.seen.append((view.bound(view.u), view.bound(moved.u)))
         return moved
 
 
@@ -481,8 +481,8 @@ def test_a_step_is_halved_no_further_than_answers_are_away():
     u, slope = {"noise": jnp.asarray(0.0)}, {"noise": jnp.asarray(1.0)}
     ascent = Ascent(("noise",), False, optax.sgd(1.0))
     for residual, trials in ((0.2, 4), (1e-9, 21)):
-        standing = Standing(u, slope, lambda u: -abs(float(u["noise"])), residual, 1e-9, 1.0)
-        moved = ascent.update(standing, ascent.init(u))
+        view = LearningView(u, slope, lambda u: -abs(float(u["noise"])), residual, 1e-9, 1.0)
+        moved = ascent.update(view, ascent.init(u))
         assert (moved.u, moved.trials, moved.left) == (u, trials, np.inf)
 
 

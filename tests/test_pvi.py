@@ -232,8 +232,8 @@ class Refusing(pt.Damped):
 
     reason: Reason = eqx.field(static=True, kw_only=True)
 
-    def update(self, holdings, deltas, free_energy):
-        return Aggregated(holdings, 0.0, 0, dict.fromkeys(deltas, Refusal(self.reason, "does not please")))
+    def update(self, iterate, deltas, free_energy):
+        return Aggregated(iterate, 0.0, 0, dict.fromkeys(deltas, Refusal(self.reason, "does not please")))
 
 
 @pytest.mark.parametrize("reason", Reason)

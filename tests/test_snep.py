@@ -42,15 +42,15 @@ def test_with_draws_it_stays_within_their_error():
 
 def test_an_improper_answer_is_refused_and_the_others_count():
     aggregation = StochasticLoop(1.0)
-    holdings = aggregation.init(PRIOR, 2)
+    iterate = aggregation.init(PRIOR, 2)
     good, bad = (Factor(PRIOR**power, jnp.zeros(())) for power in (1.0, -2.0))
-    assert aggregation.update(holdings, {1: bad}, lambda q: 0.0).holdings is holdings
-    pair = aggregation.update(holdings, {0: good, 1: bad}, lambda q: 0.0)
-    alone = aggregation.update(holdings, {0: good}, lambda q: 0.0)
+    assert aggregation.update(iterate, {1: bad}, lambda q: 0.0).iterate is iterate
+    pair = aggregation.update(iterate, {0: good, 1: bad}, lambda q: 0.0)
+    alone = aggregation.update(iterate, {0: good}, lambda q: 0.0)
     assert list(pair.refusals) == [1]
-    np.testing.assert_array_equal(flat(pair.holdings.posterior), flat(alone.holdings.posterior))
-    np.testing.assert_array_equal(flat(pair.holdings.factors[1].natural), 0)
-    assert np.all(flat(alone.holdings.posterior)[1] > 1)
+    np.testing.assert_array_equal(flat(pair.iterate.posterior), flat(alone.iterate.posterior))
+    np.testing.assert_array_equal(flat(pair.iterate.factors[1].natural), 0)
+    assert np.all(flat(alone.iterate.posterior)[1] > 1)
 
 
 @pytest.mark.parametrize(

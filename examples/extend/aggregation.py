@@ -18,10 +18,10 @@ class Decaying(Aggregation):
     def init(self, prior, clients):
         return super().init(prior, clients)._replace(memory=jnp.zeros(()))
 
-    def resumed(self, holdings, heard):
+    def resumed(self, iterate, heard):
         return jnp.zeros(())
 
-    def update(self, holdings, deltas, free_energy):
-        taken = attempt(holdings, deltas, 1 / (1 + self.decay * float(holdings.memory)))
-        count = holdings.memory + (taken.damping > 0)
-        return taken._replace(holdings=taken.holdings._replace(memory=count))
+    def update(self, iterate, deltas, free_energy):
+        taken = attempt(iterate, deltas, 1 / (1 + self.decay * float(iterate.memory)))
+        count = iterate.memory + (taken.damping > 0)
+        return taken._replace(iterate=taken.iterate._replace(memory=count))

@@ -38,5 +38,5 @@ class Lazy(Engine):
     def now(self):
         return self.clients.now()
 
-    def tell(self, task, refusal):
+    def notify(self, task, refusal):
         """A remote client would be sent why its answer was refused."""

@@ -221,9 +221,9 @@ def check_engine(engine: Engine, method: Method, model: Model, prior: Family, ti
     if method.learning is not None:
         fresh = with_learning(fresh, method.learning, model)
     tasks = dispatch(Method(method.solver, Synchronous()), fresh, away).in_flight
-    assert engine.posted("of nobody") == np.inf, "a task that was never submitted has been posted"
+    assert engine.sent_at("of nobody") == np.inf, "a task that was never submitted has a time of sending"
 
-    with engine.at_work():
+    with engine.running():
         first, second = (_answers(engine, tasks, timeout) for _ in range(2))
         for task in tasks:
             assert equal(first[task.id], second[task.id]), f"{task.name} answers a retry of its task otherwise"

@@ -111,7 +111,7 @@ def link(superlink):
 
 
 def posted(link, name):
-    return next(identity for identity, about in link._posted.items() if about.name == name)
+    return next(identity for identity, about in link._pending.items() if about.name == name)
 
 
 DESCRIBED = {
@@ -139,7 +139,7 @@ def test_what_cannot_be_built_is_its_senders_failure_and_nobody_elses(name, supe
     header = letters["east"].message.header
     assert (header["kind"], header["task"]) == ("unreadable", "task of east")
     assert "not a partita message" in header["reason"]
-    assert not link._posted
+    assert not link._pending
     assert not link._failed
 
 
@@ -149,7 +149,7 @@ def test_what_nobody_asked_for_fails_nobody(name, superlink, link):
     superlink.unasked = [DESCRIBED[name](superlink.keep)]
     assert not polled(link)
     assert not link._failed
-    superlink.answers = {identity: superlink.reply(identity) for identity in link._posted}
+    superlink.answers = {identity: superlink.reply(identity) for identity in link._pending}
     letters = polled(link)
     assert {letter.message.header["kind"] for letter in letters.values()} == {"ell"}
     assert set(letters) == set(NODES)
@@ -161,12 +161,12 @@ def test_what_says_it_answers_somebody_elses_message_does_not(superlink, link):
     letters = polled(link)
     assert letters["east"].message is None
     assert set(letters) == {"east"}
-    assert set(link._posted) == {west}
+    assert set(link._pending) == {west}
 
 
 def test_a_connection_that_fails_is_not_taken_for_a_bad_answer(superlink, link):
     link._looked, superlink.down = link.now() + 1000.0, True
     with pytest.raises(ConnectionError):
         link.poll(0.0)
-    assert len(link._posted) == 2
+    assert len(link._pending) == 2
     assert not link._failed

@@ -143,7 +143,7 @@ def _pace(method: Method, setting: Setting, parts: Partition) -> Pace:
         jax.block_until_ready(reply.delta)
         return time.perf_counter() - began, int(reply.info.steps)
 
-    with engine.at_work():
+    with engine.running():
         visit(1)
         (short, few), (long, many) = (min(visit(limit) for _ in range(2)) for limit in (SHORT, LONG))
     if many == few or long <= short:

@@ -3,7 +3,7 @@
 import abc
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, get_type_hints
 
 import jax
 import numpy as np
@@ -15,27 +15,50 @@ from partita.hyper.values import Hyper
 from partita.local.client import Recipe, Reply
 
 
-class Task(NamedTuple):
-    """A request to a client: the posterior and everything else its answer depends on."""
+class Role(NamedTuple):
+    """How a field of `Task` is kept and sent; one without a role follows from the run and the client."""
 
-    id: str
+    stored: bool = False
+    """Whether it is a scalar that checkpoint and ledger store. Arrays they share among tasks."""
+    header: str = ""
+    """Its name in a message's header."""
+    arrays: str = ""
+    """What the names of its arrays in a message begin with."""
+
+
+class Task(NamedTuple):
+    """A request to a client: the posterior and everything else its answer depends on.
+
+    A field is declared here and nowhere else: files and messages follow from its role.
+    """
+
+    id: Annotated[str, Role(stored=True, header="task")]
     """The task's unique id; an answer refers to it."""
-    client: int
+    client: Annotated[int, Role(stored=True, header="client")]
     name: str
     """The client's name."""
     prior: Family
-    posterior: Family
-    factor: Factor
+    posterior: Annotated[Family, Role(arrays="q")]
+    factor: Annotated[Factor, Role(arrays="t")]
     """The client's factor, which the server keeps."""
-    version: int
+    version: Annotated[int, Role(stored=True, header="version")]
     """The version of that factor (accepted answers so far); seed, client and version determine the random key."""
-    seed: int
-    updates: int
+    seed: Annotated[int, Role(header="seed")]
+    updates: Annotated[int, Role(stored=True)]
     """The number of posterior updates when the task was created, from which staleness is computed."""
-    sent: float
+    sent: Annotated[float, Role(stored=True)]
     """The time of creation, on the engine's clock."""
-    hyper: Hyper
+    hyper: Annotated[Hyper, Role(arrays="e")]
     """The current values of the learned hyperparameters."""
+
+
+ROLES = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(Task, include_extras=True).items()
+    if hasattr(hint, "__metadata__")
+}
+STORED = {name: kind for name, kind in get_type_hints(Task).items() if name in ROLES and ROLES[name].stored}
+"""The scalars of a task that files store, with their types."""
 
 
 class Answer(NamedTuple):
@@ -63,7 +86,7 @@ class EventLog:
     def note(self, name: str, event: str, text: str = "") -> None:
         """Logs an event about a client that did not change the state."""
 
-    def carried(self, size: int) -> None:
+    def count_bytes(self, size: int) -> None:
         """Adds to the count of array bytes sent or received."""
 
 
@@ -90,7 +113,7 @@ class Engine(abc.ABC):
     def ell(self, q: Family, key: jax.Array, without: Collection[str] = (), hyper: Hyper | None = None) -> float:
         """Σ_k ell_k(q) over all clients except `without`; hyperparameters default to the model's own."""
 
-    def posted(self, task: str) -> float:
+    def sent_at(self, task: str) -> float:
         """When a task was sent, on the engine's clock; infinite if it has no deadline."""
         return np.inf
 
@@ -117,10 +140,10 @@ class Engine(abc.ABC):
         """The time on the engine's clock."""
 
     @abc.abstractmethod
-    def tell(self, task: Task, refusal: str) -> None:
+    def notify(self, task: Task, refusal: str) -> None:
         """Notifies a client, if it is remote, why its answer was refused."""
 
     @contextlib.contextmanager
-    def at_work(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         """A context manager around a run, for setup and cleanup."""
         yield

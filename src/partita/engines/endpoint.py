@@ -1,7 +1,7 @@
 """The client's side of the message protocol. It is stateless between messages."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,28 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from partita.data.shard import Shard
-from partita.engines.base import Task
-from partita.engines.local import client_key, shard_ell
+from partita.engines.base import ROLES, Task
+from partita.engines.local import reply, shard_ell
 from partita.errors import FederationError, InputError
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.hyper.values import Hyper, begin, likelihood_hyper, model_given
 from partita.io.digest import digest
 from partita.io.wire import Message, flatten, unflatten
-from partita.local.client import Info, Recipe, Reply, client_update
-from partita.local.solvers import Outcome
+from partita.local.client import Info, Recipe, Reply
 
 _LOG = logging.getLogger("partita")
-_NUMBERS: Mapping[str, Callable[[Any], bool]] = {
-    "ell": lambda value: type(value) is float,
-    "free_energy": lambda value: type(value) is float,
-    "residual": lambda value: type(value) is float and not np.isnan(value),
-    "steps": lambda value: type(value) is int and 0 <= value < 2**31,
-    "skipped": lambda value: type(value) is int and 0 <= value < 2**31,
-    "outcome": lambda value: type(value) is int and value in set(Outcome),
-    "finite": lambda value: type(value) is bool,
-}
-"""A validity check for each scalar of an answer."""
 BINDING = "binding"
 """The header key for the digest of method, model and prior."""
 UNBOUND = "has another method, model, prior or precision than the server: use the same on both."
@@ -64,19 +53,24 @@ class ClientEndpoint:
         if header.get(BINDING) != self.binding:
             _LOG.warning("%s %s", self.name, UNBOUND)
             return Message({**about, "kind": "unbound"}, {})
-        q = _received("q", message, self.prior)
-        hyper = _received("e", message, self._hyper)
-        if kind == "ell":
-            key = jax.random.wrap_key_data(jnp.asarray(header["key"], jnp.uint32))
-            ell = shard_ell(model_given(self.recipe.model, hyper), q, self.shard, key)
-            return Message({**about, "kind": "ell", "ell": float(ell)}, {})
-        if kind != "update":
+        if kind == "update":
+            task = self._task(message)
+            found = reply(self.recipe, task, self.shard, header["share"])
+            return reply_message({**about, "version": task.version}, found)
+        if kind != "ell":
             unknown_kind = f"Unknown message kind {kind!r}: install the server's version of partita."
             raise FederationError(unknown_kind, unknown_kind)
-        factor = _received("t", message, self._factor)
-        key = client_key(header["seed"], header["client"], header["version"])
-        reply = client_update(self.recipe, self.prior, q, factor, self.shard, header["share"], key, hyper)
-        return reply_message({**about, "version": header["version"]}, reply)
+        q, hyper = _received("q", message, self.prior), _received("e", message, self._hyper)
+        key = jax.random.wrap_key_data(jnp.asarray(header["key"], jnp.uint32))
+        ell = shard_ell(model_given(self.recipe.model, hyper), q, self.shard, key)
+        return Message({**about, "kind": "ell", "ell": float(ell)}, {})
+
+    def _task(self, message: Message) -> Task:
+        """The inverse of `update_message`, as far as an answer depends on it."""
+        like = {"posterior": self.prior, "factor": self._factor, "hyper": self._hyper}
+        scalars = {name: message.header[role.header] for name, role in ROLES.items() if role.header}
+        trees = {name: _received(role.arrays, message, like[name]) for name, role in ROLES.items() if role.arrays}
+        return Task(name=self.name, prior=self.prior, updates=0, sent=0.0, **scalars, **trees)
 
 
 def _received(prefix: str, message: Message, like: Any) -> Any:
@@ -89,21 +83,19 @@ def _received(prefix: str, message: Message, like: Any) -> Any:
 
 def update_message(task: Task, share: float) -> Message:
     """Encodes a task as a message."""
-    header = {
-        "kind": "update",
-        "task": task.id,
-        "client": task.client,
-        "version": task.version,
-        "seed": task.seed,
-        "share": share,
-    }
-    return Message(header, _named("q", task.posterior) | _named("t", task.factor) | _named("e", task.hyper))
+    message = Message({"kind": "update", "share": share}, {})
+    for name, role in ROLES.items():
+        if role.header:
+            message.header[role.header] = getattr(task, name)
+        if role.arrays:
+            message.arrays.update(_named(role.arrays, getattr(task, name)))
+    return message
 
 
 def reply_message(about: Mapping[str, Any], reply: Reply) -> Message:
     """Encodes a reply as a message."""
-    info = {name: value.item() for name, value in vars(jax.device_get(reply.info)).items()}
-    return Message({**about, "kind": "update", "info": info}, flatten(reply.delta) | _named("e", reply.gradient))
+    header = {**about, "kind": "update", "info": reply.info.written()}
+    return Message(header, flatten(reply.delta) | _named("e", reply.gradient))
 
 
 def read_reply(message: Message, like: Factor, hyper: Hyper) -> Reply:
@@ -111,16 +103,10 @@ def read_reply(message: Message, like: Factor, hyper: Hyper) -> Reply:
     delta = unflatten(message.arrays, like, "The answer")
     delta = Factor(delta.natural.symmetrised(), delta.log_scale)
     gradient = unflatten(_under("e", message), likelihood_hyper(hyper), "The answer")
-    info = message.header.get("info")
-    if not isinstance(info, dict) or set(info) != set(_NUMBERS):
-        raise FederationError("The answer lacks some of the required scalars.")
     if len(message.arrays) != len(jax.tree.leaves((delta, gradient))):
         raise FederationError("The answer has more arrays than the change of a factor.")
-    for name, value in info.items():
-        if not _NUMBERS[name](value):
-            raise FederationError(f"The answer's {name} is invalid.")
-    finite = info["finite"] and all(np.isfinite(array).all() for array in message.arrays.values())
-    return Reply(delta, Info(**{**info, "finite": finite}), gradient)
+    finite = all(np.isfinite(array).all() for array in message.arrays.values())
+    return Reply(delta, Info.read(message.header.get("info"), finite), gradient)
 
 
 def read_ell(message: Message) -> float:

@@ -35,14 +35,9 @@ LARGEST = 2**31
 def to_records(message: Message) -> RecordDict:
     """A message as Flower records: arrays as raw bytes and a JSON header."""
     arrays = {name: np.asarray(array) for name, array in message.arrays.items()}
-    return RecordDict(
-        {
-            "header": ConfigRecord({"json": json.dumps(message.header)}),
-            "arrays": ArrayRecord(
-                {name: Array(array.dtype.str, array.shape, RAW, array.tobytes()) for name, array in arrays.items()}
-            ),
-        }
-    )
+    raw = {name: Array(array.dtype.str, array.shape, RAW, array.tobytes()) for name, array in arrays.items()}
+    header = ConfigRecord({"json": json.dumps(message.header)})
+    return RecordDict({"header": header, "arrays": ArrayRecord(raw)})
 
 
 def from_records(records: RecordDict, largest: int = LARGEST) -> Message:
@@ -58,13 +53,12 @@ def from_records(records: RecordDict, largest: int = LARGEST) -> Message:
         arrays = {str(name): view(str(name), array.dtype, array.shape, array.data) for name, array in found.items()}
         about = json.loads(header)
     except Exception as error:
-        raise FederationError(
-            f"This is not a partita message, or it is too large: {str(error)[:MAX_TEXT_LENGTH]}."
-        ) from None
+        why = str(error)[:MAX_TEXT_LENGTH]
+        raise FederationError(f"This is not a partita message, or it is too large: {why}.") from None
     return Message(about if isinstance(about, dict) else {}, arrays)
 
 
-class Posted(NamedTuple):
+class Pending(NamedTuple):
     """A message sent to a node and not yet answered."""
 
     node: int
@@ -86,7 +80,7 @@ class FlowerLink(Transport):
         """Every client's node id if nodes authenticate with keys; then a node's own claim is ignored."""
         self._nodes: dict[str, int] = {}
         self._asked: dict[int, float] = {}
-        self._posted: dict[str, Posted] = {}
+        self._pending: dict[str, Pending] = {}
         """Unanswered messages by envelope id."""
         self._failed: dict[str, str] = {}
         """The exception type raised by Flower when the answer to an envelope was last pulled."""
@@ -105,8 +99,7 @@ class FlowerLink(Transport):
         while True:
             if not self._come:
                 self._look_around()
-                letters = [self._open(identity) for identity in list(self._posted)]
-                self._come += [letter for letter in letters if letter is not None]
+                self._come += filter(None, map(self._open, list(self._pending)))
             if self._come:
                 return self._come.popleft()
             if self.now() >= until:
@@ -123,7 +116,7 @@ class FlowerLink(Transport):
     def _push(self, node: int, message: Message, kind: str, name: str | None, ttl: float) -> None:
         envelope = Envelope(to_records(message), dst_node_id=node, message_type=kind, ttl=ttl)
         for identity in self.grid.push_messages([envelope]):
-            self._posted[identity] = Posted(node, name, message.words("task", ""), message.size)
+            self._pending[identity] = Pending(node, name, message.words("task", ""), message.size)
 
     def _look_around(self) -> None:
         """Refreshes which nodes are online, and asks unknown nodes to identify themselves."""
@@ -142,7 +135,7 @@ class FlowerLink(Transport):
 
     def _open(self, identity: str) -> Delivery | None:
         """The answer to one message, if it has arrived."""
-        node, name, task, size = self._posted[identity]
+        node, name, task, size = self._pending[identity]
         try:
             envelope = self._pull(identity)
             if envelope is None:
@@ -151,17 +144,16 @@ class FlowerLink(Transport):
             message = None if envelope.has_error() else from_records(envelope.content, largest=size)
         except InputError as error:
             message = Message({"kind": "unreadable", "task": task, "reason": str(error)}, {})
-        del self._posted[identity]
+        del self._pending[identity]
         if message is None:
             self._asked.pop(node, None)
-            if name is None:
-                return None
-            self._nodes.pop(name, None)
-            return Delivery(name, None, "cannot be reached")
         if name is not None:
-            return Delivery(name, message)
-        claimed = message.words("name", "")
-        if self._believed(node, claimed):
+            if message is None:
+                self._nodes.pop(name, None)
+            return Delivery(name, message, "" if message else "cannot be reached")
+        claimed = message.words("name", "") if message else ""
+        # the first node to claim a name owns it while it is online
+        if claimed in self.names and self._nodes.get(claimed) not in self._online:
             self._nodes[claimed] = node
         return None
 
@@ -183,7 +175,3 @@ class FlowerLink(Transport):
         if failed is not None and found is not None and found.has_error():
             raise FederationError(f"This is not a partita message: Flower cannot deserialise it ({failed}).")
         return found
-
-    def _believed(self, node: int, claimed: str) -> bool:
-        """Whether to accept a node's claim to be a client: the first node to claim a name owns it while online."""
-        return claimed in self.names and self._nodes.get(claimed) not in self._online

@@ -78,7 +78,7 @@ class LocalEngine(Engine):
     def now(self) -> float:
         return self._now
 
-    def tell(self, task: Task, refusal: str) -> None:
+    def notify(self, task: Task, refusal: str) -> None:
         """Does nothing: the refusal is in the history."""
 
     def cancel(self, task: str) -> None:
@@ -99,7 +99,7 @@ class LocalEngine(Engine):
         return np.zeros(len(names), bool)
 
     @contextlib.contextmanager
-    def at_work(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         """Limits BLAS to one thread: its busy-waiting threads would compete with the clients' threads."""
         try:
             with threadpool_limits(limits=1, user_api="blas"):
@@ -112,16 +112,17 @@ class LocalEngine(Engine):
     def answer(self, task: Task) -> Reply:
         """Computes the client's reply to a task."""
         place = self._places[task.name]
-        key, rows, share = (
-            client_key(task.seed, task.client, task.version),
-            self.partition.shards[place],
-            self.share(place),
-        )
-        return client_update(self.recipe, task.prior, task.posterior, task.factor, rows, share, key, task.hyper)
+        return reply(self.recipe, task, self.partition.shards[place], self.share(place))
 
     def share(self, place: int) -> float:
         """The part of all rows that the client at a place of the partition has."""
         return self.partition.sizes[place] / self.partition.rows
+
+
+def reply(recipe: Recipe, task: Task, shard: Shard, share: float) -> Reply:
+    """What a client with these rows, a share of all, replies to a task."""
+    key = client_key(task.seed, task.client, task.version)
+    return client_update(recipe, task.prior, task.posterior, task.factor, shard, share, key, task.hyper)
 
 
 def check_rows(model: Model, prior: Family, partition: Partition) -> None:

@@ -57,11 +57,7 @@ class RemoteEngine(Engine):
     """Runs clients behind a link. Every incoming message is validated before it counts as an answer."""
 
     def __init__(
-        self,
-        link: Transport,
-        rows: Mapping[str, int],
-        log: EventLog | None = None,
-        patience: float = 600.0,
+        self, link: Transport, rows: Mapping[str, int], log: EventLog | None = None, patience: float = 600.0
     ) -> None:
         self.link, self.log = link, log or EventLog()
         self.rows = rows
@@ -97,13 +93,13 @@ class RemoteEngine(Engine):
                 return None
         return self._come.popleft()
 
-    def tell(self, task: Task, refusal: str) -> None:
+    def notify(self, task: Task, refusal: str) -> None:
         self._post(task.name, Message({"kind": "refused", "task": task.id, "reason": refusal}, {}))
 
     def cancel(self, task: str) -> None:
         self._under_way.pop(task, None)
 
-    def posted(self, task: str) -> float:
+    def sent_at(self, task: str) -> float:
         return self._under_way[task][1] if task in self._under_way else np.inf
 
     def ell(self, q: Family, key: jax.Array, without: Collection[str] = (), hyper: Hyper | None = None) -> float:
@@ -137,13 +133,13 @@ class RemoteEngine(Engine):
     def _post(self, name: str, message: Message) -> None:
         message = Message(message.header | {BINDING: self._binding}, message.arrays)
         if name in self.link.present():
-            self.log.carried(message.size)
+            self.log.count_bytes(message.size)
         self.link.post(name, message)
 
     def _poll(self, timeout: float) -> Delivery | None:
         letter = self.link.poll(timeout)
         if letter is not None and letter.message is not None:
-            self.log.carried(letter.message.size)
+            self.log.count_bytes(letter.message.size)
         return letter
 
     def _read(self, letter: Delivery) -> None:
@@ -152,33 +148,29 @@ class RemoteEngine(Engine):
             for task in [task for task, _ in self._under_way.values() if task.name == letter.name]:
                 self._fail(task, letter.reason)
             return
-        message, header = letter.message, letter.message.header
-        if header.get("kind") == "ack":
+        message, kind = letter.message, letter.message.header.get("kind")
+        if kind == "ack":
             return
         named = message.words("task", "")
         answered, _ = self._under_way.get(named, (None, 0.0))
         if answered is None or answered.name != letter.name:
-            self.log.note(letter.name, "late", f"an answer to task {named!r}, which is not awaited from it")
-            return
-        if header.get("kind") == "error":
-            self._fail(answered, message.words("reason", "failed"))
-            return
-        if header.get("kind") == "unbound":
+            return self.log.note(letter.name, "late", f"an answer to task {named!r}, which is not awaited from it")
+        if kind == "error":
+            return self._fail(answered, message.words("reason", "failed"))
+        if kind == "unbound":
             self._other.add(letter.name)
             if self._other >= set(self.names):
                 raise FederationError(f"Every client {UNBOUND}")
-            self._fail(answered, UNBOUND, final=True)
-            return
+            return self._fail(answered, UNBOUND, final=True)
         try:
-            if header.get("kind") != "update":
+            if kind != "update":
                 raise FederationError(message.words("reason", "The message is not an answer."))
-            if header.get("version") != answered.version:
+            if message.header.get("version") != answered.version:
                 raise FederationError(f"The answer is for another version of the factor than {answered.version}.")
             reply = read_reply(message, self._factor, answered.hyper)
         except InputError as error:
-            self.tell(answered, f"cannot be read: {error}")
-            self._fail(answered, str(error), "refused")
-            return
+            self.notify(answered, f"cannot be read: {error}")
+            return self._fail(answered, str(error), "refused")
         self.cancel(answered.id)
         self._come.append(Answer(answered.id, reply, self.now()))
 

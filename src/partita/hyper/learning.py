@@ -64,7 +64,7 @@ def rprop(longest: float = 0.3, growth: float = 1.1) -> optax.GradientTransforma
 RPROP = rprop()
 
 
-class Standing(NamedTuple):
+class LearningView(NamedTuple):
     """The input of a learning step: unconstrained hyperparameters u, and the free energy's gradient in them."""
 
     u: Hyper
@@ -96,7 +96,7 @@ class LearningStep(NamedTuple):
 class Learning(eqx.Module):
     """Which hyperparameters are learned, and how. Clients report gradients in ε with their answers."""
 
-    names: eqx.AbstractVar[tuple[str, ...]]
+    names: tuple[str, ...] = eqx.field(static=True, converter=tuple)
     optimiser: eqx.AbstractVar[optax.GradientTransformation]
 
     def __check_init__(self) -> None:
@@ -118,12 +118,12 @@ class Learning(eqx.Module):
         """Why ε may never be updated although all clients answer, with the remedy."""
 
     @abc.abstractmethod
-    def update(self, standing: Standing, memory: PyTree) -> LearningStep:
+    def update(self, view: LearningView, memory: PyTree) -> LearningStep:
         """The next hyperparameters; unchanged if an update is not due or would gain nothing."""
 
-    def direction(self, standing: Standing, memory: PyTree) -> tuple[Hyper, PyTree]:
+    def direction(self, view: LearningView, memory: PyTree) -> tuple[Hyper, PyTree]:
         """The optimiser's step from u, and its new state."""
-        return optimiser_update(self, standing.gradient, memory, standing.u, standing.share)
+        return optimiser_update(self, view.gradient, memory, view.u, view.share)
 
 
 class Ascent(Learning):
@@ -137,7 +137,6 @@ class Ascent(Learning):
     factors are unchanged.
     """
 
-    names: tuple[str, ...] = eqx.field(static=True, converter=tuple)
     collapsed: bool = eqx.field(static=True, default=True)
     optimiser: optax.GradientTransformation = eqx.field(static=True, default=QUASI_NEWTON)
 
@@ -147,24 +146,24 @@ class Ascent(Learning):
             return 'the residual stayed above the tolerance; use how="coordinate", or raise the tolerance'
         return 'the residual stayed above the expected gain; use how="stochastic"'
 
-    def update(self, standing: Standing, memory: PyTree) -> LearningStep:
-        to_gain = gain(standing.gradient)
-        near = standing.tolerance if self.collapsed else to_gain
-        if standing.residual > near or to_gain <= standing.tolerance:
-            return LearningStep(standing.u, memory)
-        change, memory = self.direction(standing, memory)
-        if not inner(change, standing.gradient) > 0:
-            change, memory = self.direction(standing, self.init(standing.u))
-        before = standing.bound(standing.u)
-        floor = before - 8 * float(jnp.finfo(jax.tree.leaves(standing.u)[0].dtype).eps) * (1 + abs(before))
-        reached, trials, promised = before, 1, float(inner(change, standing.gradient))
-        while not np.isnan(reached) and trials <= HALVINGS and (trials == 1 or promised > standing.residual):
-            trial = jax.tree.map(lambda u, c, t=2.0 ** (1 - trials): u + t * c, standing.u, change)
+    def update(self, view: LearningView, memory: PyTree) -> LearningStep:
+        to_gain = gain(view.gradient)
+        near = view.tolerance if self.collapsed else to_gain
+        if view.residual > near or to_gain <= view.tolerance:
+            return LearningStep(view.u, memory)
+        change, memory = self.direction(view, memory)
+        if not inner(change, view.gradient) > 0:
+            change, memory = self.direction(view, self.init(view.u))
+        before = view.bound(view.u)
+        floor = before - 8 * float(jnp.finfo(jax.tree.leaves(view.u)[0].dtype).eps) * (1 + abs(before))
+        reached, trials, promised = before, 1, float(inner(change, view.gradient))
+        while not np.isnan(reached) and trials <= HALVINGS and (trials == 1 or promised > view.residual):
+            trial = jax.tree.map(lambda u, c, t=2.0 ** (1 - trials): u + t * c, view.u, change)
             promised /= 2
-            reached, trials = standing.bound(trial), trials + 1
+            reached, trials = view.bound(trial), trials + 1
             if reached >= floor:
                 return LearningStep(trial, memory, np.inf, trials)
-        return LearningStep(standing.u, memory, np.inf, trials)
+        return LearningStep(view.u, memory, np.inf, trials)
 
 
 class Stochastic(Learning):
@@ -174,7 +173,6 @@ class Stochastic(Learning):
     waiting, and the error from stale gradients vanishes as ε converges.
     """
 
-    names: tuple[str, ...] = eqx.field(static=True, converter=tuple)
     optimiser: optax.GradientTransformation = eqx.field(static=True, default=RPROP)
 
     @property
@@ -185,10 +183,10 @@ class Stochastic(Learning):
     def why_unmoved(self) -> str:
         return "every optimiser step would make the posterior improper; use smaller steps"
 
-    def update(self, standing: Standing, memory: PyTree) -> LearningStep:
-        change, memory = self.direction(standing, memory)
-        u = jax.tree.map(lambda u, c: u + standing.share * c, standing.u, change)
-        return LearningStep(u, memory, gain(standing.gradient))
+    def update(self, view: LearningView, memory: PyTree) -> LearningStep:
+        change, memory = self.direction(view, memory)
+        u = jax.tree.map(lambda u, c: u + view.share * c, view.u, change)
+        return LearningStep(u, memory, gain(view.gradient))
 
 
 def gain(gradient: Hyper) -> float:

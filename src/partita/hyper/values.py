@@ -10,6 +10,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from partita.errors import SettingsError, unknown
@@ -27,10 +28,7 @@ def _shared(scale: Float[Array, ""], theta: Theta) -> Theta:
 
 
 def _each(scales: Float[Array, " d"], theta: Theta) -> Theta:
-    leaves, treedef = jax.tree.flatten(theta)
-    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
-    parts = jnp.split(scales, ends)
-    return jax.tree.unflatten(treedef, [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)])
+    return ravel_pytree(theta)[1](scales)
 
 
 def _layers(scales: Float[Array, " l"], theta: Theta) -> Theta:

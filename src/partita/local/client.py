@@ -1,11 +1,18 @@
 """Step ② of `alg:vmp`: one pure client update, the same in every engine."""
 
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, Self
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from partita.data.shard import Shard
+from partita.errors import FederationError
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.hyper.values import Hyper, likelihood_hyper, model_given, prior_given
@@ -19,11 +26,9 @@ RESIDUAL_UNDEFINED = (Outcome.TRUST_REGION, Outcome.IMPROPER, Outcome.NO_MOMENTS
 """Solver outcomes after which a small residual does not indicate a fixed point."""
 
 
-class Recipe(eqx.Module):
-    """The client's part of a method: model, solver, context and initialisation."""
+class ClientSettings(eqx.Module):
+    """How clients form their answers, beside model and solver: what a `Method` says of it and a `Recipe` tells them."""
 
-    model: Model
-    solver: Solver
     context: Context = Cavity()
     trust_region: float = 1.0
     """The trust-region radius used when the context is improper, in nats of KL per natural parameter."""
@@ -32,28 +37,55 @@ class Recipe(eqx.Module):
     restart: bool = eqx.field(static=True, default=False)
     """Whether every visit restarts at `start` (as with early stopping in `sec:experiments:fmnist`)."""
     temperature: float = 1.0
-    """The factor on the KL divergence; 1 is Bayes."""
+    """The factor on the KL divergence: 1 is Bayes, less than 1 a cold posterior. It is recorded in the history."""
+
+
+class Recipe(ClientSettings):
+    """The client's part of a method."""
+
+    model: Model = eqx.field(kw_only=True)
+    solver: Solver = eqx.field(kw_only=True)
     learned: tuple[str, ...] = eqx.field(static=True, default=())
     """The names of the learned hyperparameters, whose values are part of every task."""
 
 
-class Info(eqx.Module):
-    """Scalars that a client reports with its answer."""
+def scalar(kind: type, valid: Callable[[Any], bool] = lambda value: True) -> Any:
+    """A field of `Info`; a message may hold values of this type that are valid."""
+    return eqx.field(metadata={"allows": lambda value: type(value) is kind and valid(value)})
 
-    ell: Float[Array, ""]
+
+class Info(eqx.Module):
+    """Scalars that a client reports with its answer. A field is declared here and nowhere else."""
+
+    ell: Float[Array, ""] = scalar(float)
     """Its expected log-likelihood under the posterior it was sent."""
-    free_energy: Float[Array, ""]
+    free_energy: Float[Array, ""] = scalar(float)
     """Its local free energy at its answer."""
-    residual: Float[Array, ""]
+    residual: Float[Array, ""] = scalar(float, lambda value: not math.isnan(value))
     """KL(q_k ‖ q) between its answer and the posterior it was sent; infinite if its solver was stopped early.
 
     If the solver's remaining distance is larger, that distance.
     """
-    steps: Int[Array, ""]
-    outcome: Int[Array, ""]
-    skipped: Int[Array, ""]
+    steps: Int[Array, ""] = scalar(int, lambda value: 0 <= value < 2**31)
+    outcome: Int[Array, ""] = scalar(int, lambda value: value in set(Outcome))
+    skipped: Int[Array, ""] = scalar(int, lambda value: 0 <= value < 2**31)
     """The number of rows without a proper factor, whose sites were not updated."""
-    finite: Bool[Array, ""]
+    finite: Bool[Array, ""] = scalar(bool)
+
+    def written(self) -> dict[str, Any]:
+        """The scalars by name, as JSON holds them."""
+        return {name: np.asarray(value).item() for name, value in vars(jax.device_get(self)).items()}
+
+    @classmethod
+    def read(cls, written: Any, finite: bool) -> Self:
+        """The scalars of a message, whose arrays are `finite`; a `FederationError` where they are not as declared."""
+        allows = {field.name: field.metadata["allows"] for field in dataclasses.fields(cls)}
+        if not isinstance(written, dict) or written.keys() != allows.keys():
+            raise FederationError("The answer lacks some of the required scalars.")
+        for name, value in written.items():
+            if not allows[name](value):
+                raise FederationError(f"The answer's {name} is invalid.")
+        return cls(**written | {"finite": written["finite"] and finite})
 
 
 class Reply(eqx.Module):

@@ -75,10 +75,9 @@ class History:
         """Warnings about clients' last answers: skipped rows and solvers that did not converge."""
         skipped = self.last("skipped").items()
         found = [f"{rows} rows of {name} have no proper site and were skipped." for name, rows in skipped]
-        reasons: dict[str, list[str]] = {}
-        for name, reason in self.last("unconverged").items():
-            reasons.setdefault(reason, []).append(name)
-        for reason, names in reasons.items():
+        unconverged = self.last("unconverged")
+        for reason in dict.fromkeys(unconverged.values()):
+            names = [name for name in unconverged if unconverged[name] == reason]
             who = names[0] if len(names) == 1 else f"{len(names)} clients"
             found.append(f"The last solve of {who} did not converge: {reason}")
         return found

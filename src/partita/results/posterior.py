@@ -9,6 +9,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key, PyTree
 
 from partita.data.table import Table
@@ -70,12 +71,12 @@ class Posterior:
             raise unknown("predictive", how, ("closed", "monte_carlo"))
         x = jnp.asarray(x, jax.tree.leaves(self.q)[0].dtype)
         if how == "closed":
-            return np.asarray(closed_response(self.model, self.q, x))
-        if self.model.expectation.draws_predictors:
-            return np.asarray(
-                local_response(self.model, self.q, x, LocalReparameterisation(draws), jax.random.key(seed))
-            )
-        return np.asarray(mean_response(self.model, self.sample(draws, seed), x))
+            found = closed_response(self.model, self.q, x)
+        elif self.model.expectation.draws_predictors:
+            found = local_response(self.model, self.q, x, LocalReparameterisation(draws), jax.random.key(seed))
+        else:
+            found = mean_response(self.model, self.sample(draws, seed), x)
+        return np.asarray(found)
 
     def predict_proba(
         self, x: Float[Array, "n d"], how: Predictive = "closed", draws: int = 100, seed: int = 0
@@ -111,25 +112,18 @@ class Posterior:
         Then a row per learned hyperparameter: a point estimate as the mean, and NaN for the rest. Prior scales are
         multiples of the given standard deviations and labelled as such.
         """
-        paths = [name for path, leaf in _leaves(self.mean) for name in _elements(path or "theta", leaf)]
-        columns = [
-            np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-            for tree in (self.mean, self.sd, *self.interval(mass))
-        ]
+        leaves = jax.tree_util.tree_leaves_with_path(self.mean)
+        paths = [name for path, leaf in leaves for name in _elements(jax.tree_util.keystr(path) or "theta", leaf)]
+        columns = [np.asarray(ravel_pytree(tree)[0]) for tree in (self.mean, self.sd, *self.interval(mass))]
         if names is not None and len(names) != len(paths):
             raise SettingsError(f"There are {len(paths)} parameters and {len(names)} names: give one name each.")
-        labels = ["name", "mean", "sd", "low", "high"]
-        rows = zip(paths if names is None else names, *columns, strict=True)
-        found = [dict(zip(labels, [row[0], *map(float, row[1:])], strict=True)) for row in rows]
+        rows = list(zip(paths if names is None else names, *columns, strict=True))
         for learned, leaf in self.hyper.items():
             unit = " (× the prior's sd)" if learned in PRIOR_SCALES else ""
-            for name, value in zip(_elements(learned, leaf), np.ravel(leaf), strict=True):
-                found.append(dict(zip(labels, [name + unit, float(value), *[math.nan] * 3], strict=True)))
-        return found
-
-
-def _leaves(tree: PyTree) -> list[tuple[str, Array]]:
-    return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+            estimates = zip(_elements(learned, leaf), np.ravel(leaf), strict=True)
+            rows += [(name + unit, value, *[math.nan] * 3) for name, value in estimates]
+        labels = ("mean", "sd", "low", "high")
+        return [{"name": name} | dict(zip(labels, map(float, row), strict=True)) for name, *row in rows]
 
 
 def _elements(label: str, leaf: Array) -> list[str]:

@@ -17,7 +17,7 @@ from partita.families import Family
 from partita.families.factor import Factor
 from partita.local.client import Reply
 from partita.numerics.compiled import Compiled
-from partita.server.aggregation import Aggregated, Aggregation, FreeEnergy, Holdings
+from partita.server.aggregation import Aggregated, Aggregation, FreeEnergy, Iterate
 from partita.server.refusal import Reason, Refusal
 
 INFINITE = float("inf")
@@ -59,19 +59,17 @@ class Admission(NamedTuple):
         """The clients whose answers are invalid on their own, with the refusal."""
         not_finite = Refusal(Reason.NOT_FINITE, "is not finite")
         refused = {task.client: not_finite for task, reply in arrived if not reply.info.finite}
-        if self.deficit == INFINITE:
-            return refused
-        for task, reply in arrived:
+        for task, reply in arrived if self.deficit < INFINITE else ():
             if task.client not in refused:
-                one = task.posterior.one()
-                least = float(ratios(task.posterior, task.factor.natural, reply.delta.natural, one)[0])
+                q = task.posterior
+                least = float(ratios(q, task.factor.natural, reply.delta.natural, q.one())[0])
                 if not least >= -self.deficit:
-                    taken = f"takes away {-least:.3g} times the precision of all others"
-                    refused[task.client] = Refusal(Reason.DEFICIT, f"{taken}, where {self.deficit:.3g} are allowed")
+                    text = f"takes away {-least:.3g} times the precision of all others"
+                    refused[task.client] = _beyond(Reason.DEFICIT, text, self.deficit)
         return refused
 
     def worst(
-        self, before: Holdings, after: Holdings, judged: Collection[int], heard: Collection[int]
+        self, before: Iterate, after: Iterate, judged: Collection[int], heard: Collection[int]
     ) -> tuple[int, Refusal] | None:
         """The checked client with the largest violation of a bound, and that bound; None if there is none.
 
@@ -79,11 +77,8 @@ class Admission(NamedTuple):
         """
         if not self.compares or not judged:
             return None
-        changes = {
-            k: after.factors[k].natural / before.factors[k].natural
-            for k in after.factors
-            if after.factors[k] is not before.factors[k]
-        }
+        pairs = {k: (factor, before.factors[k]) for k, factor in after.factors.items()}
+        changes = {k: new.natural / old.natural for k, (new, old) in pairs.items() if new is not old}
         one = before.posterior.one()
         *others, everybody = products_of_others([*changes.values(), one])
         beside = dict(zip(changes, others, strict=True))
@@ -91,22 +86,22 @@ class Admission(NamedTuple):
             k: (before.posterior, before.factors[k].natural, changes.get(k, one), beside.get(k, everybody))
             for k in {*judged, *heard}
         }
-        found = [Excess(*excess, k) for k in judged for excess in self._excesses(about[k])]
+        found = [excess for k in judged for excess in self._excesses(k, about[k])]
         if self.prominence < INFINITE:
             found.append(self._prominent(about, judged))
         worst = max(found, key=lambda excess: (excess.times, excess.client))
         return (worst.client, worst.refusal) if worst.times > 1 else None
 
-    def _excesses(self, about: "About") -> Iterator[tuple[float, Refusal]]:
+    def _excesses(self, client: int, about: "About") -> Iterator["Excess"]:
         """The ratio of each measure to its bound for a client's factor after the step, with the reason."""
         if self.change < INFINITE:
             nats = float(divergence(*about))
-            sentence = f"lies {nats:.3g} nats from all others, where {self.change:.3g} are allowed"
-            yield _times(nats, self.change), Refusal(Reason.CHANGE, sentence)
+            refusal = _beyond(Reason.CHANGE, f"lies {nats:.3g} nats from all others", self.change)
+            yield Excess(_times(nats, self.change), refusal, client)
         if self.dominance < INFINITE:
             greatest = float(ratios(*about)[1])
-            sentence = f"has {greatest:.3g} times the precision of all others, where {self.dominance:.3g} are allowed"
-            yield _times(greatest, self.dominance), Refusal(Reason.DOMINANCE, sentence)
+            text = f"has {greatest:.3g} times the precision of all others"
+            yield Excess(_times(greatest, self.dominance), _beyond(Reason.DOMINANCE, text, self.dominance), client)
 
     def _prominent(self, abouts: Mapping[int, "About"], judged: Collection[int]) -> "Excess":
         """The same for the client with the largest KL, relative to the median KL of the others without it."""
@@ -119,8 +114,13 @@ class Admission(NamedTuple):
             if k != farthest
         ]
         times = _times(own, statistics.median(others)) if len(others) > 1 else 0.0
-        sentence = f"lies {times:.3g} times as far from all others as they do, where {self.prominence:.3g} are allowed"
-        return Excess(times / self.prominence, Refusal(Reason.PROMINENCE, sentence), farthest)
+        text = f"lies {times:.3g} times as far from all others as they do"
+        return Excess(times / self.prominence, _beyond(Reason.PROMINENCE, text, self.prominence), farthest)
+
+
+def _beyond(reason: Reason, text: str, bound: float) -> Refusal:
+    """The refusal of what is beyond a bound."""
+    return Refusal(reason, f"{text}, where {bound:.3g} are allowed")
 
 
 class Excess(NamedTuple):
@@ -187,7 +187,7 @@ class Admitted(NamedTuple):
 def admit(
     aggregation: Aggregation,
     admission: Admission,
-    holdings: Holdings,
+    iterate: Iterate,
     deltas: Mapping[int, Factor],
     judged: Collection[int],
     held: Collection[int],
@@ -201,9 +201,9 @@ def admit(
     deltas, judged, held = dict(deltas), set(judged), set(held)
     refusals, divided = dict[int, Refusal](), set[int]()
     while True:
-        taken = aggregation.update(holdings, deltas, free_energy) if deltas else Aggregated(holdings, 0.0, 0, {})
+        taken = aggregation.update(iterate, deltas, free_energy) if deltas else Aggregated(iterate, 0.0, 0, {})
         new = set(deltas) - set(taken.refusals)
-        beyond = admission.worst(holdings, taken.holdings, (judged - set(deltas)) | new, held | new)
+        beyond = admission.worst(iterate, taken.iterate, (judged - set(deltas)) | new, held | new)
         if beyond is None:
             return Admitted(taken, refusals, divided)
         k, refusal = beyond
@@ -212,9 +212,9 @@ def admit(
             del deltas[k]
             continue
         judged.discard(k)
-        rest = aggregation.divided(holdings, k)
+        rest = aggregation.divided(iterate, k)
         if rest.posterior.is_proper():
             refusals[k] = refusal
             divided.add(k)
             held.discard(k)
-            holdings = rest
+            iterate = rest

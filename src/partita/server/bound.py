@@ -1,7 +1,5 @@
 """The free energy F(q) that all clients climb together: a lower bound on log p(y)."""
 
-from collections.abc import Collection
-
 import equinox as eqx
 import jax
 import numpy as np
@@ -21,27 +19,21 @@ def free_energy(method: Method, engine: Engine, state: State, q: Family) -> floa
 
     An inactive client's rows are not available; its factor stands in for its likelihood.
     """
-    at = (state.seed, method.temperature, state.inactive_names, state.hyper)
-    stay = [state.factors[k] for k in np.flatnonzero(state.inactive)]
-    said = sum(float(factor.expected_log(q)) for factor in stay)
-    return global_free_energy(engine, state.current_prior, q, *at) + method.temperature * said
+    said = sum(float(state.factors[k].expected_log(q)) for k in np.flatnonzero(state.inactive))
+    temperature = method.temperature
+    return global_free_energy(engine, state, state.current_prior, q, state.hyper, temperature) + temperature * said
 
 
 def global_free_energy(
-    engine: Engine,
-    prior: Family,
-    q: Family,
-    seed: int,
-    temperature: float = 1.0,
-    without: Collection[str] = (),
-    hyper: Hyper | None = None,
+    engine: Engine, state: State, prior: Family, q: Family, hyper: Hyper | None = None, temperature: float = 1.0
 ) -> float:
     """F(q) = Σ_k ell_k(q) − KL(q ‖ p), which equals Σ F_m + log Z_q where q = p · Π t_m (`prop:local-fe-global-fe`).
 
     The KL term is multiplied by the temperature. Rows of inactive clients (`left`) are not counted. Hyperparameters
     default to the model's own.
     """
-    return engine.ell(q, jax.random.key(seed), without, hyper) - temperature * float(divergence(q, prior))
+    ell = engine.ell(q, jax.random.key(state.seed), state.inactive_names, hyper)
+    return ell - temperature * float(divergence(q, prior))
 
 
 def partition_free_energy(model: Model, partition: Partition, prior: Family, q: Family, seed: int) -> float:

@@ -1,23 +1,15 @@
 """Step ④, where hyperparameters are learned: ε moves along the gradient that clients have reported."""
 
 import dataclasses
-import functools
-import operator
+import math
 
 import jax.numpy as jnp
 import numpy as np
 
 from partita.engines.base import Engine
-from partita.hyper.learning import Learning, Standing, gain
-from partita.hyper.values import (
-    Hyper,
-    bound_gradient,
-    compiled_prior_given,
-    constrained,
-    positive,
-    possible,
-    unconstrained,
-)
+from partita.hyper import values
+from partita.hyper.learning import Learning, LearningView, gain
+from partita.hyper.values import Hyper
 from partita.models import Model
 from partita.server.bound import free_energy
 from partita.server.method import Method
@@ -25,13 +17,7 @@ from partita.server.state import State
 
 
 def learn(
-    method: Method,
-    learning: Learning,
-    model: Model,
-    engine: Engine,
-    state: State,
-    answers: int,
-    tolerance: float,
+    method: Method, learning: Learning, model: Model, engine: Engine, state: State, answers: int, tolerance: float
 ) -> State:
     """④ Server: update ε along the gradient reported by clients, if the learning rule allows it (`sec:hyper_learning`).
 
@@ -39,37 +25,35 @@ def learn(
     were computed for the old ε, so the residuals are reset.
     """
     present = state.active
-    reported = all(np.isfinite(column[present]).all() for column in state.gradients.values())
-    heard = np.isfinite(state.ell[present]).all()
-    if not (reported and heard):
+    if not all(np.isfinite(column[present]).all() for column in (state.ell, *state.gradients.values())):
         return state
-    above = positive(model, learning.names)
+    above = values.positive(model, learning.names)
     summed = {
         name: jnp.asarray(column[present].sum(0), state.hyper[name].dtype) for name, column in state.gradients.items()
     }
-    gradient = bound_gradient(state.prior, state.posterior, state.hyper, summed, above, method.temperature)
+    gradient = values.bound_gradient(state.prior, state.posterior, state.hyper, summed, above, method.temperature)
 
     def at(u: Hyper) -> State:
-        hyper = constrained({name: value.astype(state.hyper[name].dtype) for name, value in u.items()}, above)
-        moved = method.aggregation.with_prior(
-            state.holdings, compiled_prior_given(state.prior, hyper) / state.current_prior
-        )
+        hyper = values.constrained({name: value.astype(state.hyper[name].dtype) for name, value in u.items()}, above)
+        change = values.compiled_prior_given(state.prior, hyper) / state.current_prior
+        moved = method.aggregation.with_prior(state.iterate, change)
         return dataclasses.replace(state, hyper=hyper, posterior=moved.posterior, memory=moved.memory)
 
     def allowed(new: State) -> bool:
-        return possible(new.hyper, above) and bool(new.current_prior.is_proper()) and bool(new.posterior.is_proper())
+        proper = (bool(member.is_proper()) for member in (new.current_prior, new.posterior))
+        return values.possible(new.hyper, above) and all(proper)
 
     def bound(u: Hyper) -> float:
         new = at(u)
         return free_energy(method, engine, new, new.posterior) if allowed(new) else -np.inf
 
-    u = unconstrained(state.hyper, above)
+    u = values.unconstrained(state.hyper, above)
     residual = float(state.residual[present].max())
-    standing = Standing(u, gradient, bound, residual, tolerance, answers / int(present.sum()))
-    moved = learning.update(standing, state.learning)
+    view = LearningView(u, gradient, bound, residual, tolerance, answers / int(present.sum()))
+    moved = learning.update(view, state.learning)
     new = state if moved.u is u else at(moved.u)
     if new is not state and state.keeps_product:
-        product = functools.reduce(operator.mul, (factor.natural for factor in state.factors), new.current_prior)
+        product = math.prod((factor.natural for factor in state.factors), start=new.current_prior)
         new = dataclasses.replace(new, posterior=product)
     if not allowed(new):
         new, moved = state, moved._replace(left=gain(gradient))
@@ -86,9 +70,6 @@ def unmoved(learning: Learning, state: State) -> str:
     """A message that explains why the hyperparameters never moved, with the remedy."""
     known = [np.isfinite(column).reshape(len(column), -1).all(1) for column in (state.ell, *state.gradients.values())]
     silent = [name for k, name in enumerate(state.names) if state.active[k] and not all(heard[k] for heard in known)]
-    reason = learning.why_unmoved
-    if silent:
-        reason = (
-            f"no answer of {', '.join(silent)} was accepted, so the bound is unknown: remove these clients with `leave`"
-        )
+    unknown = "was accepted, so the bound is unknown: remove these clients with `leave`"
+    reason = f"no answer of {', '.join(silent)} {unknown}" if silent else learning.why_unmoved
     return f"Hyperparameters still have their initial values ({', '.join(learning.names)}): {reason}."

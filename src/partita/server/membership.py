@@ -8,14 +8,14 @@ import numpy as np
 
 from partita.errors import SettingsError, unknown
 from partita.server.aggregation import Aggregation
-from partita.server.state import State, Stored, fields_of, unanswered_columns
+from partita.server.state import State, unanswered_columns
 
 
 def leave(state: State, name: str, aggregation: Aggregation) -> State:
     """Makes a client inactive and keeps its factor in the posterior."""
     k = _client(state, name)
-    held = state.holding(aggregation.without_estimate(state.holdings, k))
-    return _without_tasks(held.changed(k, inactive=True), k)
+    held = state.with_iterate(aggregation.without_estimate(state.iterate, k))
+    return held.changed(k, inactive=True).without_tasks(lambda task: task.client == k)
 
 
 def retire(state: State, name: str, aggregation: Aggregation) -> State:
@@ -24,14 +24,14 @@ def retire(state: State, name: str, aggregation: Aggregation) -> State:
     Only where the aggregation keeps the product.
     """
     k = _client(state, name)
-    held = state.holding(aggregation.divided(state.holdings, k))
+    held = state.with_iterate(aggregation.divided(state.iterate, k))
     if not held.posterior.is_proper():
         raise SettingsError(
             f"Without {name} the posterior would be improper: run more rounds first, or use leave instead."
         )
     held = dataclasses.replace(held, residual=np.full(len(state.names), np.inf))
     held = held.changed(k, versions=state.versions[k] + 1, residual=0.0, ell=0.0, inactive=True)
-    return _without_tasks(held, k)
+    return held.without_tasks(lambda task: task.client == k)
 
 
 def join(state: State, name: str, aggregation: Aggregation) -> State:
@@ -39,18 +39,13 @@ def join(state: State, name: str, aggregation: Aggregation) -> State:
 
     The gradient in hyperparameters of one that comes back is stale, and counts no more.
     """
-    first = unanswered_columns(1, {"gradients": state.gradients})
     if name in state.names:
-        k = state.names.index(name)
-        gradients = {key: np.array(column) for key, column in state.gradients.items()}
-        for key, column in gradients.items():
-            column[k] = first["gradients"][key][0]
-        return dataclasses.replace(state, gradients=gradients).changed(k, inactive=False, residual=np.inf)
+        return state.changed(state.names.index(name), inactive=False, residual=np.inf, gradients=np.nan)
     columns = {
-        field: jax.tree.map(lambda column, one: np.concatenate([column, one]), getattr(state, field), first[field])
-        for field, _ in fields_of(Stored.COLUMN)
+        field: jax.tree.map(lambda column, one: np.concatenate([column, one]), getattr(state, field), first)
+        for field, first in unanswered_columns(1, {"gradients": state.gradients}).items()
     }
-    added = state.holding(aggregation.added(state.holdings))
+    added = state.with_iterate(aggregation.added(state.iterate))
     return dataclasses.replace(added, names=(*state.names, name), **columns)
 
 
@@ -62,11 +57,3 @@ def _client(state: State, name: str) -> int:
     if name not in state.names:
         raise unknown("client", name, state.names)
     return state.names.index(name)
-
-
-def _without_tasks(state: State, k: int) -> State:
-    """The state without a client's tasks and unaggregated answers."""
-    return state.with_tasks(
-        [task for task in state.in_flight if task.client != k],
-        [(task, reply) for task, reply in state.arrived if task.client != k],
-    )

@@ -1,35 +1,33 @@
 """A method: one choice for each axis (solver, schedule, aggregation, context, learning)."""
 
+import dataclasses
+
 import equinox as eqx
 import numpy as np
 
 from partita.errors import SettingsError
 from partita.families import Family
 from partita.hyper.learning import Learning
-from partita.local.client import Recipe
-from partita.local.context import Cavity, Context
+from partita.local.client import ClientSettings, Recipe
 from partita.local.solvers import Solver
 from partita.models import Model
 from partita.server.aggregation import Aggregation, Damped
 from partita.server.schedules import Schedule, ScheduleView, Sequential
 
 
-class Method(eqx.Module):
-    """One choice for each axis; `partita.methods` has named compositions."""
+class Axes(eqx.Module):
+    """The axes by which methods differ most, which are given by position before a client's settings."""
 
     solver: Solver
     schedule: Schedule = Sequential()
     aggregation: Aggregation = Damped()
-    context: Context = Cavity()
-    trust_region: float = 1.0
-    start: Family | None = None
-    """The initial q of a client's solver while the posterior is still the prior; None for the prior itself."""
+
+
+class Method(ClientSettings, Axes):
+    """One choice for each axis; `partita.methods` has named compositions."""
+
     passes: int | None = eqx.field(static=True, default=None)
     """The number of passes over the clients; None for until convergence."""
-    restart: bool = eqx.field(static=True, default=False)
-    """Whether every visit restarts at `start`."""
-    temperature: float = 1.0
-    """The factor on the KL term: 1 is Bayes, less than 1 a cold posterior. It is recorded in the history."""
     learning: Learning | None = None
     """Which hyperparameters are learned, and how; none when None."""
 
@@ -61,6 +59,5 @@ class Method(eqx.Module):
 
     def recipe(self, model: Model) -> Recipe:
         """The part of the method that clients need."""
-        learned = self.learning.names if self.learning else ()
-        about = (self.context, self.trust_region, self.start, self.restart, self.temperature, learned)
-        return Recipe(model, self.solver, *about)
+        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(ClientSettings)}
+        return Recipe(model=model, solver=self.solver, learned=self.learning.names if self.learning else (), **settings)

@@ -54,8 +54,8 @@ class Monitor:
     ) -> Iterator["Watch"]:
         """What makes the rows of a run's history."""
         with Progress(self.label, min(budget.answers, budget.communications), self.progress) as bar:
-            seconds = history.rows[-1]["seconds"] if len(history) else 0.0
-            yield Watch(self, method, model, engine, budget, bar, seconds)
+            earlier = history.rows[-1]["seconds"] if len(history) else 0.0
+            yield Watch(self, method, model, engine, budget, bar, time.perf_counter() - earlier)
 
 
 @dataclasses.dataclass
@@ -68,36 +68,35 @@ class Watch:
     engine: Engine
     budget: Budget
     bar: Progress
-    seconds: float
-    """Those of earlier sittings."""
-    started: float = dataclasses.field(default_factory=time.perf_counter)
+    started: float
+    """When it would have begun without pauses between sittings."""
 
     def free_energy(self, state: State) -> float:
         """F of the prior, with which a run is compared; NaN where the free energy is never computed."""
         if not self.monitor.every:
             return float("nan")
-        return global_free_energy(self.engine, state.prior, state.prior, state.seed, without=state.inactive_names)
+        return global_free_energy(self.engine, state, state.prior, state.prior)
 
     def row(self, state: State, event: Event, last: bool) -> dict[str, Any]:
         """The history's row after a step; on the last one everything is computed that is computed at all."""
         row = _counts(state, event) | {"temperature": float(self.method.temperature)}
         if self.monitor.every and (last or state.turn % self.monitor.every == 0):
-            at = (state.seed, 1.0, state.inactive_names, state.hyper)
-            row["free_energy"] = global_free_energy(self.engine, state.current_prior, state.posterior, *at)
+            at = (state.current_prior, state.posterior, state.hyper)
+            row["free_energy"] = global_free_energy(self.engine, state, *at)
             found = self.monitor.metrics(posterior_of(self.model, state)) if self.monitor.metrics else {}
             row |= {name: float(value) for name, value in found.items()}
         elif not self.monitor.every and (known := np.isfinite(state.ell))[state.active].all():
             apart = float(divergence(state.posterior, state.current_prior))
             row["reported_free_energy"] = state.ell[known].sum() - apart
         if self.method.solver.estimates_evidence:
-            evidence = self.method.aggregation.log_evidence(state.current_prior, state.holdings)
+            evidence = self.method.aggregation.log_evidence(state.current_prior, state.iterate)
             row |= {} if evidence is None else {"log_evidence": evidence}
-        row["seconds"] = self.seconds + time.perf_counter() - self.started
+        row["seconds"] = time.perf_counter() - self.started
         fewer = self.budget.answers < self.budget.communications
         self.bar.update(state.answers if fewer else state.communications, row)
         return row
 
-    def tell(self, state: State, row: Mapping[str, Any]) -> None:
+    def notify(self, state: State, row: Mapping[str, Any]) -> None:
         """Calls the callbacks."""
         for callback in self.monitor.callbacks:
             callback(state, row)

@@ -1,36 +1,25 @@
 """A progress bar, shown only on a terminal."""
 
+import contextlib
 import math
 import sys
 from collections.abc import Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
 
 
-class Progress:
+class Progress(contextlib.ExitStack):
     """Shows communications, free energy and residual while a run goes on. Rich is loaded only where it is shown."""
 
     def __init__(self, label: str, total: float, show: bool | None = None) -> None:
+        super().__init__()
         self._bars: Bars | None = None
-        if show is None:
-            show = sys.stderr is not None and sys.stderr.isatty()
-        if show:
+        if show or (show is None and sys.stderr is not None and sys.stderr.isatty()):
             self._bars = _bars()
             self._task = self._bars.add_task(label, total=int(total) if math.isfinite(total) else None, figures="")
-
-    def __enter__(self) -> Self:
-        if self._bars is not None:
-            self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bars is not None:
-            self._bars.stop()
+            self.enter_context(self._bars)
 
     def update(self, communications: int, row: Mapping[str, Any]) -> None:
         """Updates the bar with the number of communications and the last history row."""

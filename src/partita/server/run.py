@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -105,14 +104,13 @@ def run(
         The posterior, how the run ended, its history, and its last state.
 
     """
-    if (partition is None) == (engine is None):
+    if partition is not None and engine is None:
+        engine = LocalEngine(partition)
+    elif partition is not None or engine is None:
         raise SettingsError("Give either a partition, for clients in this process, or an engine.")
     if seed < 0:
         raise SettingsError(f"The seed must not be negative: {seed}.")
     store, requests, monitor = store or Store(), requests or Requests(), monitor or Monitor()
-    if engine is None:
-        assert partition is not None
-        engine = LocalEngine(partition)
     # whoever is elsewhere may never answer
     rules = rules or (Rules() if engine.simulated else Rules(deadline=3600.0, until=engine.now() + 86400.0))
     method.check(prior, len(engine.names))
@@ -129,7 +127,7 @@ def run(
     state, history = store.load(start)
     state = requests.apply(state, method.aggregation)
 
-    with engine.at_work(), monitor.watch(method, model, engine, budget, history) as watch:
+    with engine.running(), monitor.watch(method, model, engine, budget, history) as watch:
         stopping = Stopping(budget, tolerance, watch.free_energy(state), history)
         while (ending := stopping.ending(state)) is None:
             state = with_newcomers(state, engine.names, method.aggregation)
@@ -139,7 +137,7 @@ def run(
                 history.append(row)
                 stopping.observe(row)
                 store.close(state, history, last=stopping.ending(state) is not None)
-                watch.tell(state, row)
+                watch.notify(state, row)
             if engine.now() >= rules.until:
                 ending = stopping.ending(state) or Ending(Status.TIMED_OUT, "The time is up.")
                 store.close(state, history, last=True)
@@ -165,21 +163,14 @@ def continued(state: State, fresh: State, method: Method) -> State:
             f"{type(method.aggregation).__name__} cannot go on from the state of another aggregation: start without it."
         )
     heard = state.versions > 0
-    memory = state.memory if same else method.aggregation.resumed(state.holdings, heard, state.inactive)
+    memory = state.memory if same else method.aggregation.resumed(state.iterate, heard, state.inactive)
     columns = unanswered_columns(len(state.names), {"gradients": fresh.gradients})
-    going_on = dataclasses.replace(
-        state,
-        memory=memory,
-        residual=columns["residual"],
-        outcome=columns["outcome"],
-        in_flight=(),
-        arrived=(),
-        refused={},
-    )
+    unknown = {name: columns[name] for name in ("residual", "outcome")}
+    going_on = dataclasses.replace(state, memory=memory, **unknown, in_flight=(), arrived=(), refused={})
     if set(state.hyper) != set(fresh.hyper):
         going_on = dataclasses.replace(going_on, hyper=fresh.hyper, gradients=columns["gradients"])
         change = going_on.current_prior / state.current_prior
-        going_on = going_on.holding(method.aggregation.with_prior(going_on.holdings, change))
+        going_on = going_on.with_iterate(method.aggregation.with_prior(going_on.iterate, change))
     if not _alike(state.learning, fresh.learning):
         going_on = dataclasses.replace(going_on, learning=fresh.learning)
     for name in state.names:
@@ -192,9 +183,8 @@ def continued(state: State, fresh: State, method: Method) -> State:
 
 def _alike(first: PyTree, second: PyTree) -> bool:
     """Whether two memories are of one kind: the same structure, with arrays of the same shapes."""
-    shapes = [[np.shape(leaf) for leaf in jax.tree.leaves(tree)] for tree in (first, second)]
-    trees: list[Any] = [jax.tree.structure(tree) for tree in (first, second)]
-    return bool(trees[0] == trees[1]) and shapes[0] == shapes[1]
+    leaves, trees = zip(*(jax.tree.flatten(tree) for tree in (first, second)), strict=True)
+    return bool(trees[0] == trees[1]) and all(np.shape(a) == np.shape(b) for a, b in zip(*leaves, strict=True))
 
 
 def with_newcomers(state: State, names: Sequence[str], aggregation: Aggregation) -> State:

@@ -6,7 +6,7 @@ is stored and what becomes of it when a client joins; checkpoint, ledger and mem
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +22,7 @@ from partita.hyper.values import Hyper, begin, compiled_prior_given, likelihood_
 from partita.io.digest import digest
 from partita.local.client import Reply
 from partita.models import Model
-from partita.server.aggregation import Aggregation, Damped, Holdings
+from partita.server.aggregation import Aggregation, Damped, Iterate
 from partita.server.refusal import Refusal, refusals, written
 
 
@@ -70,9 +70,9 @@ def described(describe: Callable[[Any], Any], restore: Callable[[Any], Any], **s
     return dataclasses.field(metadata={"kind": Kind(Stored.DESCRIPTION, None, describe, restore)}, **settings)
 
 
-def apart() -> Any:
+def apart(**settings: Any) -> Any:
     """What is shared among clients and tasks, and stored in a way of its own."""
-    return dataclasses.field(metadata={"kind": Kind(Stored.APART)})
+    return dataclasses.field(metadata={"kind": Kind(Stored.APART)}, **settings)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,9 +101,9 @@ class State:
     """Why each client's solver stopped at its last answer (`Outcome`)."""
     inactive: Bool[np.ndarray, " m"] = per_client(False)
     """Which clients take no part any more."""
-    in_flight: tuple[Task, ...] = apart()
+    in_flight: tuple[Task, ...] = apart(default=())
     """Tasks that are not answered yet."""
-    arrived: tuple[tuple[Task, Reply], ...] = apart()
+    arrived: tuple[tuple[Task, Reply], ...] = apart(default=())
     """Answers that wait for others, to be aggregated together."""
     seed: int = number()
     keeps_product: bool = number(default=True)
@@ -146,9 +146,9 @@ class State:
         return compiled_prior_given(self.prior, self.hyper) if self.hyper else self.prior
 
     @property
-    def holdings(self) -> Holdings:
+    def iterate(self) -> Iterate:
         """The part of the state that the aggregation updates."""
-        return Holdings(self.posterior, dict(enumerate(self.factors)), self.memory)
+        return Iterate(self.posterior, dict(enumerate(self.factors)), self.memory)
 
     @property
     def worst_residual(self) -> float:
@@ -159,71 +159,77 @@ class State:
         """Whether the last answer of every active client lay within so many nats of the posterior."""
         return self.worst_residual <= tolerance
 
-    def holding(self, holdings: Holdings) -> "State":
-        """The state with other holdings; another posterior counts as an update."""
-        factors = tuple(holdings.factors[k] for k in range(len(holdings.factors)))
-        changed = holdings.posterior is not self.posterior
-        held = {"posterior": holdings.posterior, "factors": factors, "memory": holdings.memory}
+    def with_iterate(self, iterate: Iterate) -> "State":
+        """The state with another iterate; a new posterior counts as an update."""
+        factors = tuple(iterate.factors[k] for k in range(len(iterate.factors)))
+        changed = iterate.posterior is not self.posterior
+        held = {"posterior": iterate.posterior, "factors": factors, "memory": iterate.memory}
         return dataclasses.replace(self, **held, updates=self.updates + changed)
 
     def changed(self, client: int, **values: Any) -> "State":
         """The state with other numbers of one client."""
-        columns = {name: getattr(self, name).copy() for name in values}
+        columns = {name: jax.tree.map(np.copy, getattr(self, name)) for name in values}
         for name, value in values.items():
-            columns[name][client] = value
+            for column in jax.tree.leaves(columns[name]):
+                column[client] = value
         return dataclasses.replace(self, **columns)
 
-    def with_tasks(self, in_flight: Sequence[Task], arrived: Sequence[tuple[Task, Reply]]) -> "State":
-        """The state in which these tasks are under way, and these answers wait."""
-        return dataclasses.replace(self, in_flight=tuple(in_flight), arrived=tuple(arrived))
+    def task(self, client: int, id: str, **earlier: Any) -> Task:
+        """A task for a client: as of this state, but for what is given of an earlier one."""
+        name, factor, version = self.names[client], self.factors[client], int(self.versions[client])
+        sent = (self.prior, self.posterior, factor, version, self.seed, self.updates, self.clock, self.hyper)
+        return Task(id, client, name, *sent)._replace(**earlier)
+
+    def without_tasks(self, which: Callable[[Task], bool]) -> "State":
+        """The state in which no such task is in flight, and no answer to one waits."""
+        in_flight = tuple(task for task in self.in_flight if not which(task))
+        arrived = tuple((task, reply) for task, reply in self.arrived if not which(task))
+        return dataclasses.replace(self, in_flight=in_flight, arrived=arrived)
 
 
-def fields_of(stored: Stored) -> Iterator[tuple[str, Kind]]:
-    """The fields of `State` that are stored so, with their kinds."""
-    for field in dataclasses.fields(State):
-        kind = field.metadata["kind"]
-        if kind.stored is stored:
-            yield field.name, kind
+def fields_of(*stored: Stored) -> dict[str, Kind]:
+    """The kinds of the fields of `State` that are stored so, by name."""
+    kinds = {field.name: field.metadata["kind"] for field in dataclasses.fields(State)}
+    return {name: kind for name, kind in kinds.items() if kind.stored in stored}
 
 
-def layout() -> str:
-    """A digest of the fields and of how they are stored: files with another one are of another version."""
-    return digest([(field.name, field.metadata["kind"].stored.value) for field in dataclasses.fields(State)])
+def layout(version: int) -> str:
+    """The version of a file, with a digest of the fields and of how they are stored."""
+    return f"{version}.{digest([(name, kind.stored.value) for name, kind in fields_of(*Stored).items()])}"
 
 
 def stored_trees(state: State) -> dict[str, PyTree]:
     """The fields that are stored as arrays, by name."""
-    return {name: getattr(state, name) for stored in (Stored.TREE, Stored.COLUMN) for name, _ in fields_of(stored)}
+    return {name: getattr(state, name) for name in fields_of(Stored.TREE, Stored.COLUMN)}
+
+
+def columns_of(state: State) -> dict[str, np.ndarray]:
+    """The fields that are an array with a number a client, by name; not those that are pytrees of them."""
+    found = {name: getattr(state, name) for name in fields_of(Stored.COLUMN)}
+    return {name: column for name, column in found.items() if isinstance(column, np.ndarray)}
 
 
 def stored_values(state: State) -> dict[str, Any]:
     """The fields that are stored as JSON, by name."""
-    return {
-        name: kind.describe(getattr(state, name))
-        for stored in (Stored.NUMBER, Stored.DESCRIPTION)
-        for name, kind in fields_of(stored)
-    }
+    kinds = fields_of(Stored.NUMBER, Stored.DESCRIPTION)
+    return {name: kind.describe(getattr(state, name)) for name, kind in kinds.items()}
 
 
 def restored(like: State, trees: Mapping[str, PyTree], values: Mapping[str, Any], **others: Any) -> State:
     """The state whose fields were stored."""
-    described = {name: kind.restore(values[name]) for name, kind in fields_of(Stored.DESCRIPTION)}
-    numbers = {name: values[name] for name, _ in fields_of(Stored.NUMBER)}
-    return dataclasses.replace(like, **trees, **numbers, **described, **others)
+    kinds = fields_of(Stored.NUMBER, Stored.DESCRIPTION)
+    described = {name: kind.restore(values[name]) for name, kind in kinds.items()}
+    return dataclasses.replace(like, **trees, **described, **others)
 
 
-def unanswered_columns(clients: int, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def unanswered_columns(clients: int, like: Mapping[str, Any]) -> dict[str, Any]:
     """Every column for so many clients that have not answered yet; `like` has those that are pytrees."""
-    like = like or {}
-
-    def full(first: Any, shape: tuple[int, ...]) -> np.ndarray:
-        return np.full((clients, *shape), first)
-
+    plain = np.empty(1)
     return {
-        name: jax.tree.map(lambda leaf, kind=kind: full(kind.first, leaf.shape[1:]), like[name])
-        if name in like
-        else full(kind.first, ())
-        for name, kind in fields_of(Stored.COLUMN)
+        name: jax.tree.map(
+            lambda leaf, first=kind.first: np.full((clients, *leaf.shape[1:]), first), like.get(name, plain)
+        )
+        for name, kind in fields_of(Stored.COLUMN).items()
     }
 
 
@@ -235,17 +241,15 @@ def init(prior: Family, clients: int | Sequence[str], seed: int = 0, aggregation
     if not prior.is_proper():
         raise SettingsError("The prior is improper: give it finite natural parameters and positive precision.")
     aggregation = aggregation or Damped()
-    holdings = aggregation.init(prior, len(names))
+    iterate = aggregation.init(prior, len(names))
     return State(
         names=names,
         prior=prior,
-        posterior=holdings.posterior,
-        factors=tuple(holdings.factors[k] for k in range(len(names))),
-        in_flight=(),
-        arrived=(),
+        posterior=iterate.posterior,
+        factors=tuple(iterate.factors[k] for k in range(len(names))),
         seed=seed,
         keeps_product=aggregation.keeps_product,
-        memory=holdings.memory,
+        memory=iterate.memory,
         **unanswered_columns(len(names), {"gradients": {}}),
     )
 
@@ -253,8 +257,7 @@ def init(prior: Family, clients: int | Sequence[str], seed: int = 0, aggregation
 def with_learning(state: State, learning: Learning, model: Model) -> State:
     """A state whose hyperparameters are to be learned, from where they are in the model and the prior."""
     hyper = begin(model, state.prior, learning.names)
-    unheard = {
-        name: np.full((len(state.names), *value.shape), np.nan) for name, value in likelihood_hyper(hyper).items()
-    }
+    like = {"gradients": jax.tree.map(lambda value: value[None], likelihood_hyper(hyper))}
+    unheard = unanswered_columns(len(state.names), like)["gradients"]
     memory = learning.init(unconstrained(hyper, positive(model, learning.names)))
     return dataclasses.replace(state, hyper=hyper, gradients=unheard, learning=memory)

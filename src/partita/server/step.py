@@ -68,7 +68,7 @@ def step(
     new, event = aggregate(method, engine, state, rules.admission)
     for task, _ in state.arrived:
         if task.client in event.refusals:
-            engine.tell(task, event.refusals[task.client].sentence)
+            engine.notify(task, event.refusals[task.client].sentence)
     if method.learning is not None:
         new = learn(method, method.learning, model, engine, new, len(event.clients), tolerance)
     return new, dataclasses.replace(event, unanswered=unanswered)
@@ -89,25 +89,8 @@ def dispatch(method: Method, state: State, away: Bool[np.ndarray, " m"]) -> Stat
         selected = [k for k in selected if not busy[k]]
         if selected:
             break
-    tasks = [_task(state, turn, k) for k in selected]
+    tasks = [state.task(k, f"{turn}.{k}") for k in selected]
     return dataclasses.replace(state, turn=turn if selected else state.turn, in_flight=(*state.in_flight, *tasks))
-
-
-def _task(state: State, turn: int, k: int) -> Task:
-    """The posterior as it is sent to a client."""
-    return Task(
-        id=f"{turn}.{k}",
-        client=k,
-        name=state.names[k],
-        prior=state.prior,
-        posterior=state.posterior,
-        factor=state.factors[k],
-        version=int(state.versions[k]),
-        seed=state.seed,
-        updates=state.updates,
-        sent=state.clock,
-        hyper=state.hyper,
-    )
 
 
 def collect(
@@ -135,10 +118,11 @@ def collect(
         if len(state.arrived) + len(state.in_flight) - len(tasks) < needed:
             return state
         unanswered.update({task.client: reason for task in tasks})
-        return without(state, tasks)
+        ids = {task.id for task in tasks}
+        return state.without_tasks(lambda task: task.id in ids)
 
     while state.in_flight and len(state.arrived) < awaited and engine.now() < rules.until and not interrupted():
-        late = [task for task in state.in_flight if engine.now() >= engine.posted(task.id) + rules.deadline]
+        late = [task for task in state.in_flight if engine.now() >= engine.sent_at(task.id) + rules.deadline]
         for task in late:
             engine.cancel(task.id)
         if late:
@@ -148,7 +132,7 @@ def collect(
             for task in state.in_flight:
                 engine.submit(task)
             retry_at = np.inf
-        due = min(engine.posted(task.id) for task in state.in_flight) + rules.deadline
+        due = min(engine.sent_at(task.id) for task in state.in_flight) + rules.deadline
         received = engine.next(min(due, retry_at, rules.until, engine.now() + POLL_SECONDS) - engine.now())
         if isinstance(received, Answer):
             state = receive(state, received)
@@ -172,17 +156,13 @@ def receive(state: State, answer: Answer) -> State:
     ignored.
     """
     tasks = [task for task in state.in_flight if task.id == answer.task and task.version == state.versions[task.client]]
+    if not tasks:
+        return state
     return dataclasses.replace(
-        without(state, tasks),
+        state.without_tasks(lambda task: task.id == answer.task),
         arrived=(*state.arrived, *((task, answer.reply) for task in tasks)),
-        clock=max(state.clock, answer.time) if tasks else state.clock,
+        clock=max(state.clock, answer.time),
     )
-
-
-def without(state: State, tasks: Sequence[Task]) -> State:
-    """The state without these tasks in flight."""
-    ids = {task.id for task in tasks}
-    return dataclasses.replace(state, in_flight=tuple(task for task in state.in_flight if task.id not in ids))
 
 
 def aggregate(method: Method, engine: Engine, state: State, admission: Admission) -> tuple[State, Event]:
@@ -198,17 +178,20 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
     judged = held & deltas.keys() if _bounds_apply(state, ()) else held
     bounds = admission if _bounds_apply(state, replies) else Admission()
     climbed = functools.partial(free_energy, method, engine, state)
-    admitted = admit(method.aggregation, bounds, state.holdings, deltas, judged, held, climbed)
+    admitted = admit(method.aggregation, bounds, state.iterate, deltas, judged, held, climbed)
     refusals = invalid | admitted.refusals | admitted.taken.refusals
     accepted = set(deltas) - set(refusals) if admitted.taken.damping > 0 else set()
 
-    holdings = admitted.taken.holdings
+    iterate = admitted.taken.iterate
     for k in refusals:
-        holdings = method.aggregation.without_estimate(holdings, k)
-    stale = {task.client for task, _ in state.arrived if _stale(method, state, task)}
-    new = _recorded(state.holding(holdings), replies, accepted, stale, admitted)
+        iterate = method.aggregation.without_estimate(iterate, k)
+    # answers that were formed with other hyperparameters than those that are learned now
+    current = method.learning is not None and method.learning.needs_current
+    stale = {task.client for task, _ in state.arrived if current and not equal(task.hyper, state.hyper)}
+    new = _recorded(state.with_iterate(iterate), replies, accepted, stale, admitted)
     steps = [int(reply.info.steps) for reply in replies.values()]
     others = {k: refusal for k, refusal in state.refused.items() if k not in replies}
+    own = {k: refusal for k, refusal in refusals.items() if k in replies}
     new = dataclasses.replace(
         new,
         in_flight=tuple(task for task in state.in_flight if task.client not in admitted.divided),
@@ -218,16 +201,10 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
         communications=state.communications + len(replies) + admitted.taken.trials * len(state.factors),
         gradient_steps=state.gradient_steps + sum(steps),
         synchronous_steps=state.synchronous_steps + max(steps, default=0),
-        refused={} if accepted else _refused(refusals, replies) | others,
+        refused={} if accepted else own | {k: LEFT_OUT for k in replies if k not in own} | others,
     )
     staleness = max((state.updates - task.updates for task, _ in state.arrived), default=0)
     return new, Event(tuple(replies), admitted.taken.damping, staleness, refusals, replies, {})
-
-
-def _refused(refusals: Mapping[int, Refusal], replies: Mapping[int, Reply]) -> dict[int, Refusal]:
-    """Why nobody's answer was accepted: those refused for themselves come first."""
-    own = {k: refusal for k, refusal in refusals.items() if k in replies}
-    return own | {k: LEFT_OUT for k in replies if k not in own}
 
 
 def _recorded(
@@ -235,28 +212,23 @@ def _recorded(
 ) -> State:
     """The state with what the clients' answers say of each of them."""
     divided, common = list(admitted.divided), admitted.taken.residual
-    columns = {name: getattr(state, name).copy() for name in ("versions", "residual", "ell", "outcome")}
-    age, gradients = state.age + 1, {name: column.copy() for name, column in state.gradients.items()}
+    known = {name: getattr(state, name) for name in ("versions", "residual", "age", "ell", "outcome", "gradients")}
+    columns = jax.tree.map(np.copy, known)
     for k, reply in replies.items():
         own = float(reply.info.residual) if common is None else common
         columns["residual"][k] = own if k in accepted and int(reply.info.outcome) not in RESIDUAL_UNDEFINED else np.inf
         columns["outcome"][k] = int(reply.info.outcome)
         if np.isfinite(reply.info.ell):
             columns["ell"][k] = reply.info.ell
-        for name, column in gradients.items() if k in accepted else ():
+        for name, column in columns["gradients"].items() if k in accepted else ():
             column[k] = reply.gradient[name]
-    age[list(replies)] = 0
+    columns["age"] += 1
+    columns["age"][list(replies)] = 0
     columns["versions"][[*accepted, *divided]] += 1
     columns["residual"][[*divided, *stale]] = np.inf
-    for column in gradients.values():
+    for column in columns["gradients"].values():
         column[divided] = np.nan
-    return dataclasses.replace(state, age=age, gradients=gradients, **columns)
-
-
-def _stale(method: Method, state: State, task: Task) -> bool:
-    """Whether an answer was formed with other hyperparameters than those that are learned now."""
-    learning = method.learning
-    return learning is not None and learning.needs_current and not equal(task.hyper, state.hyper)
+    return dataclasses.replace(state, **columns)
 
 
 def _bounds_apply(state: State, replies: Collection[int]) -> bool:

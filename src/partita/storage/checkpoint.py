@@ -1,20 +1,21 @@
 """State to and from disk: one file, written atomically, without pickle."""
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any
 
-from partita.engines.base import Task
-from partita.errors import DamagedFileError, SettingsError
+from partita.engines.base import STORED
+from partita.errors import SettingsError
 from partita.io.archive import read, write
 from partita.io.wire import equal, flatten, unflatten
 from partita.results.history import History
 from partita.server.state import State, layout, restored, stored_trees, stored_values
 from partita.server.store import Store
+from partita.storage.fitting import check_format, check_run
 
-_FORMAT = 8
-_TASK = ("id", "client", "version", "updates", "sent")
-"""What is written of a task beside its arrays."""
+_FORMAT = layout(8)
+_KIND = "checkpoint file"
 
 
 class Checkpoint(Store):
@@ -43,11 +44,11 @@ def save(path: str | os.PathLike[str], state: State, history: History) -> None:
     arrays = flatten(stored_trees(state))
     arrays |= flatten({"factor": factors, "sent": posteriors, "sent_hyper": [task.hyper for task in state.in_flight]})
     about = {
-        "format": _format(),
+        "format": _FORMAT,
         "state": stored_values(state),
         "held": held,
         "sent": sent,
-        "in_flight": [{name: getattr(task, name) for name in _TASK} for task in state.in_flight],
+        "in_flight": [{name: getattr(task, name) for name in STORED} for task in state.in_flight],
         "history": history.rows,
     }
     write(path, arrays, about)
@@ -56,22 +57,14 @@ def save(path: str | os.PathLike[str], state: State, history: History) -> None:
 def load(path: str | os.PathLike[str], like: State) -> tuple[State, History]:
     """The state and history saved at `path`; `like` is the run's initial state, which the file must fit."""
     arrays, about = read(path)
-    if about.get("format") != _format():
-        raise DamagedFileError(
-            f"{path} has format {about.get('format')}, but this version reads {_format()}: use another checkpoint file."
-        )
+    check_format(path, _KIND, about.get("format"), _FORMAT)
     values = about["state"]
-    if values["names"] != list(like.names) or values["seed"] != like.seed:
-        raise DamagedFileError(
-            f"{path} belongs to a run with other clients or another seed: choose another checkpoint file."
-        )
-    if {key for key in arrays if key.startswith("['hyper']")} != set(flatten({"hyper": like.hyper})):
-        raise DamagedFileError(
-            f"{path} belongs to a run that learns other hyperparameters: choose another checkpoint file."
-        )
+    same = values["names"] == list(like.names) and values["seed"] == like.seed
+    check_run(path, _KIND, same, "with other clients or another seed")
+    hyper = {key for key in arrays if key.startswith("['hyper']")}
+    check_run(path, _KIND, hyper == set(flatten({"hyper": like.hyper})), "that learns other hyperparameters")
     trees = unflatten(arrays, stored_trees(like), str(path))
-    if not equal(trees["prior"], like.prior):
-        raise DamagedFileError(f"{path} belongs to a run with another prior: choose another checkpoint file.")
+    check_run(path, _KIND, equal(trees["prior"], like.prior), "with another prior")
     held, sent, tasks = about["held"], about["sent"], about["in_flight"]
     lists = {
         "factor": [like.factors[0]] * (max(held) + 1),
@@ -79,29 +72,14 @@ def load(path: str | os.PathLike[str], like: State) -> tuple[State, History]:
         "sent_hyper": [like.hyper] * len(tasks),
     }
     shared = unflatten(arrays, lists, str(path))
-    factors = [shared["factor"][place] for place in held]
-    common = {"prior": trees["prior"], "seed": like.seed}
+    factors, clients = [shared["factor"][place] for place in held], len(like.names)
+    state = restored(like, trees, values, factors=tuple(factors[:clients]))
+    sent_with = zip(tasks, sent, factors[clients:], shared["sent_hyper"], strict=True)
     in_flight = [
-        Task(
-            name=like.names[task["client"]],
-            posterior=shared["sent"][place],
-            factor=factor,
-            hyper=hyper,
-            **common,
-            **task,
-        )
-        for task, place, factor, hyper in zip(
-            tasks, sent, factors[len(like.names) :], shared["sent_hyper"], strict=True
-        )
+        state.task(**task, posterior=shared["sent"][place], factor=factor, hyper=hyper)
+        for task, place, factor, hyper in sent_with
     ]
-    of_clients = tuple(factors[: len(like.names)])
-    state = restored(like, trees, values, factors=of_clients, in_flight=tuple(in_flight))
-    return state, History(about["history"])
-
-
-def _format() -> str:
-    """The version of the file, with that of the state in it."""
-    return f"{_FORMAT}.{layout()}"
+    return dataclasses.replace(state, in_flight=tuple(in_flight)), History(about["history"])
 
 
 def _distinct(members: Sequence[Any]) -> tuple[list[Any], list[int]]:

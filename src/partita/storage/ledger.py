@@ -4,20 +4,20 @@ A killed server loses at most the last answer, which is requested again. Other p
 """
 
 import contextlib
-import functools
+import dataclasses
 import json
-import operator
+import math
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
-from partita.engines.base import EventLog, Task
+from partita.engines.base import STORED, EventLog, Task
 from partita.errors import DamagedFileError, InputError, unknown
 from partita.families.factor import Factor
 from partita.hyper.values import likelihood_hyper, prior_given
@@ -26,50 +26,54 @@ from partita.local.client import Info, Reply
 from partita.results.history import History
 from partita.server.aggregation import Aggregation
 from partita.server.membership import CHANGES
-from partita.server.state import State, Stored, fields_of, layout, restored, stored_values, unanswered_columns
+from partita.server.state import State, columns_of, layout, restored, stored_trees, stored_values, unanswered_columns
 from partita.server.store import Requests, Store
+from partita.storage.fitting import check_format, check_run
 
-_FORMAT = 7
-_SQL = {"f": "REAL", "i": "INTEGER", "b": "INTEGER"}
-"""How SQLite calls kinds of numbers."""
+_FORMAT = layout(7)
+_SQL = {"f": "REAL", "i": "INTEGER", "b": "INTEGER", "U": "TEXT"}
+"""How SQLite calls kinds of scalars."""
 _APART = ("prior", "posterior")
 """Trees that are not written when they change: the prior does not, and the posterior is mostly the factors' product."""
 
 
-def _columns(state: State) -> dict[str, np.ndarray]:
-    """The fields with a number a client; those that are pytrees are written like other trees."""
-    found = {name: getattr(state, name) for name, _ in fields_of(Stored.COLUMN)}
-    return {name: column for name, column in found.items() if isinstance(column, np.ndarray)}
-
-
 def _trees(state: State) -> dict[str, Any]:
     """The fields that are written as a whole, when they change."""
-    trees = {name: getattr(state, name) for name, _ in fields_of(Stored.TREE) if name not in _APART}
-    columns = {name: getattr(state, name) for name, _ in fields_of(Stored.COLUMN) if name not in _columns(state)}
-    return trees | columns
+    others = {*_APART, *columns_of(state)}
+    return {name: tree for name, tree in stored_trees(state).items() if name not in others}
 
 
-def _schema(state: State) -> list[str]:
-    """The tables; that of clients has the columns of the state."""
-    columns = ", ".join(f"{name} {_SQL[column.dtype.kind]} NOT NULL" for name, column in _columns(state).items())
-    return [
-        "CREATE TABLE IF NOT EXISTS arrays (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
-        f"CREATE TABLE IF NOT EXISTS clients (k INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, {columns})",
-        "CREATE TABLE IF NOT EXISTS factors (k INTEGER PRIMARY KEY, factor BLOB NOT NULL)",
-        "CREATE TABLE IF NOT EXISTS posteriors (updates INTEGER PRIMARY KEY, posterior BLOB NOT NULL)",
-        "CREATE TABLE IF NOT EXISTS tasks (id TEXT PRIMARY KEY, place INTEGER NOT NULL, client INTEGER NOT NULL, "
-        "version INTEGER NOT NULL, updates INTEGER NOT NULL, sent REAL NOT NULL, factor BLOB, info TEXT, reply BLOB)",
-    ]
+def _declared(kinds: Mapping[str, Any]) -> str:
+    """Columns of a table, from the types of what they hold."""
+    return ", ".join(f"{name} {_SQL[np.dtype(kind).kind]} NOT NULL" for name, kind in kinds.items())
 
 
-_ALWAYS = (
-    "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
-    "CREATE TABLE history (place INTEGER PRIMARY KEY, row TEXT NOT NULL)",
-    "CREATE TABLE events (place INTEGER PRIMARY KEY, time REAL NOT NULL, name TEXT NOT NULL, event TEXT NOT NULL, "
-    "text TEXT NOT NULL)",
-    "CREATE TABLE requests (place INTEGER PRIMARY KEY, name TEXT NOT NULL, what TEXT NOT NULL)",
-)
-"""Tables that there are before a run has begun."""
+def _tables(state: State) -> dict[str, str]:
+    """The tables of a run; those of clients and tasks have columns as the state and a task declare them."""
+    columns = _declared({name: column.dtype for name, column in columns_of(state).items()})
+    return {
+        "arrays": "key TEXT PRIMARY KEY, value BLOB NOT NULL",
+        "clients": f"k INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, {columns}",
+        "factors": "k INTEGER PRIMARY KEY, factor BLOB NOT NULL",
+        "posteriors": "updates INTEGER PRIMARY KEY, posterior BLOB NOT NULL",
+        "tasks": f"place INTEGER NOT NULL, {_declared(STORED)}, factor BLOB, info TEXT, reply BLOB, PRIMARY KEY (id)",
+    }
+
+
+_ALWAYS = {
+    "about": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
+    "history": "place INTEGER PRIMARY KEY, row TEXT NOT NULL",
+    "events": f"place INTEGER PRIMARY KEY, {_declared({'time': float, 'name': str, 'event': str, 'text': str})}",
+    "requests": "place INTEGER PRIMARY KEY, name TEXT NOT NULL, what TEXT NOT NULL",
+}
+"""Tables that there are before a run has begun, with their columns."""
+
+
+def _create(db: sqlite3.Connection, tables: Mapping[str, str]) -> None:
+    for name, columns in tables.items():
+        db.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
+
+
 _CACHE = 131_072
 """SQLite's page cache in KiB."""
 
@@ -87,16 +91,14 @@ class Ledger(Store, Requests, EventLog):
         """The counters last written."""
         self._db = connect(self.path)
         # large pages and a cache that holds a whole step, so that arrays are written once and in few pieces
-        self._db.execute("PRAGMA page_size = 65536")
-        self._db.execute(f"PRAGMA cache_size = {-_CACHE}")
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
-
+        flushed = "FULL" if durable else "OFF"
+        pragmas = {"page_size": 65536, "cache_size": -_CACHE, "journal_mode": "WAL", "synchronous": flushed}
+        for name, value in pragmas.items():
+            self._db.execute(f"PRAGMA {name} = {value}")
         with self._transaction() as db:
             if not db.execute("SELECT name FROM sqlite_master WHERE name = 'about'").fetchone():
-                for statement in _ALWAYS:
-                    db.execute(statement)
-                self._write(db, "format", _format())
+                _create(db, _ALWAYS)
+                self._write(db, "format", _FORMAT)
 
     def load(self, fresh: State) -> tuple[State, History]:
         # a run that goes on from another's state begins with factors that are answers
@@ -132,7 +134,7 @@ class Ledger(Store, Requests, EventLog):
         with self._transaction() as db:
             self._note(db, name, event, text)
 
-    def carried(self, size: int) -> None:
+    def count_bytes(self, size: int) -> None:
         """Saved with the next state: after a crash, traffic since the last saved state is not counted."""
         self._traffic += size
 
@@ -192,8 +194,7 @@ class Ledger(Store, Requests, EventLog):
         """Writes the differences from the last saved state."""
         kept = self._kept
         if kept is None:
-            for statement in _schema(state):
-                db.execute(statement)
+            _create(db, _tables(state))
         self._clients(db, state)
         held = () if kept is None else kept.factors
         for k, factor in enumerate(state.factors):
@@ -213,17 +214,15 @@ class Ledger(Store, Requests, EventLog):
 
     def _clients(self, db: sqlite3.Connection, state: State) -> None:
         """Writes the numbers of clients for whom one has changed."""
-        columns, changed = _columns(state), np.ones(len(state.names), bool)
+        columns, changed = columns_of(state), np.ones(len(state.names), bool)
         if self._kept is not None:
             known = len(self._kept.names)
-            differ = [columns[name][:known] != column for name, column in _columns(self._kept).items()]
+            differ = [columns[name][:known] != column for name, column in columns_of(self._kept).items()]
             changed[:known] = np.any(differ, axis=0)
-        marks = ", ".join("?" * (2 + len(columns)))
-        rows = [
-            [k, state.names[k], *(column[k].item() for column in columns.values())]
-            for k in np.flatnonzero(changed).tolist()
-        ]
-        db.executemany(f"INSERT OR REPLACE INTO clients VALUES ({marks})", rows)
+        numbers = [column[changed].tolist() for column in columns.values()]
+        names = [state.names[k] for k in np.flatnonzero(changed)]
+        rows = zip(np.flatnonzero(changed).tolist(), names, *numbers, strict=True)
+        db.executemany(f"INSERT OR REPLACE INTO clients VALUES ({_marks(2 + len(columns))})", rows)
 
     def _tasks(self, db: sqlite3.Connection, state: State) -> None:
         """Writes changes of tasks; a task whose factor is still the client's current one has no copy of it."""
@@ -233,13 +232,12 @@ class Ledger(Store, Requests, EventLog):
             db.execute("DELETE FROM tasks WHERE id = ?", [id])
         for place, (id, (task, reply)) in enumerate(now.items()):
             if id not in before:
-                row = [id, place, task.client, task.version, task.updates, task.sent]
-                db.execute("INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?, NULL, NULL, NULL)", row)
+                row = [place, *(getattr(task, name) for name in STORED)]
+                db.execute(f"INSERT INTO tasks (place, {', '.join(STORED)}) VALUES ({_marks(len(row))})", row)
             if task.factor is not state.factors[task.client]:
                 db.execute("UPDATE tasks SET factor = ? WHERE id = ?", [_packed(task.factor), id])
             if reply is not None and (id not in before or before[id][1] is None):
-                info = {name: np.asarray(value).item() for name, value in vars(jax.device_get(reply.info)).items()}
-                row = [place, json.dumps(info), _packed((reply.delta, reply.gradient)), id]
+                row = [place, json.dumps(reply.info.written()), _packed((reply.delta, reply.gradient)), id]
                 db.execute("UPDATE tasks SET place = ?, info = ?, reply = ? WHERE id = ?", row)
 
     def _posteriors(self, db: sqlite3.Connection, state: State) -> None:
@@ -282,72 +280,58 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
     try:
         db.execute("BEGIN")
         about = {key: json.loads(value) for key, value in db.execute("SELECT key, value FROM about")}
-        if about["format"] != _format():
-            raise DamagedFileError(
-                f"{source} has format {about['format']}, but this version reads {_format()}: use another ledger."
-            )
+        check_format(source, "ledger", about["format"], _FORMAT)
         arrays = dict(db.execute("SELECT key, value FROM arrays"))
         blobs = dict(db.execute("SELECT updates, posterior FROM posteriors"))
-        names = list(_columns(like))
         known = [name for (name,) in db.execute("SELECT name FROM clients ORDER BY k")]
-        selected = db.execute(f"SELECT {', '.join(names)} FROM clients ORDER BY k").fetchall()
+        selected = db.execute(f"SELECT {', '.join(columns_of(like))} FROM clients ORDER BY k").fetchall()
         factors = dict(db.execute("SELECT k, factor FROM factors"))
-        tasks = db.execute(
-            "SELECT id, client, version, updates, sent, factor, info, reply FROM tasks ORDER BY place"
-        ).fetchall()
+        tasks = db.execute(f"SELECT {', '.join(STORED)}, factor, info, reply FROM tasks ORDER BY place").fetchall()
         rows = [json.loads(row) for (row,) in db.execute("SELECT row FROM history ORDER BY place")]
     except (sqlite3.DatabaseError, KeyError, ValueError) as error:
         raise DamagedFileError(f"{source} is not a partita ledger, or it is corrupt: {error}.") from None
     finally:
         if db.in_transaction:
             db.execute("ROLLBACK")
+
+    def loaded(blob: bytes, like: Any) -> Any:
+        return unflatten(unpack(blob).arrays, like, source)
+
     values = about["state"] | {"names": known}
-    if values["seed"] != like.seed:
-        raise DamagedFileError(f"{source} belongs to a run with another seed: choose another ledger.")
-    prior = unflatten(unpack(arrays["prior"]).arrays, like.prior, source)
-    if not equal(prior, like.prior):
-        raise DamagedFileError(f"{source} belongs to a run with another prior: choose another ledger.")
-    if set(unpack(arrays["hyper"]).arrays) != set(flatten(like.hyper)):
-        raise DamagedFileError(f"{source} belongs to a run that learns other hyperparameters: choose another ledger.")
-    kinds = _columns(like)
+    check_run(source, "ledger", values["seed"] == like.seed, "with another seed")
+    prior = loaded(arrays["prior"], like.prior)
+    check_run(source, "ledger", equal(prior, like.prior), "with another prior")
+    learned = set(unpack(arrays["hyper"]).arrays)
+    check_run(source, "ledger", learned == set(flatten(like.hyper)), "that learns other hyperparameters")
     columns = {
-        name: np.array(column, kinds[name].dtype)
-        for name, column in zip(names, zip(*selected, strict=True), strict=True)
+        name: np.array(column, kind.dtype)
+        for (name, kind), column in zip(columns_of(like).items(), zip(*selected, strict=True), strict=True)
     }
-    fitting = _trees(like) | {
-        name: column for name, column in unanswered_columns(len(selected), _trees(like)).items() if name not in columns
-    }
-    fitting["memory"] = _resized(like.memory, len(like.names), len(selected))
-    trees = {name: unflatten(unpack(arrays[name]).arrays, tree, source) for name, tree in fitting.items()}
+    unanswered = unanswered_columns(len(known), _trees(like))
+    fitting = _trees(like) | {name: column for name, column in unanswered.items() if name not in columns}
+    fitting["memory"] = _resized(like.memory, len(like.names), len(known))
+    trees = {name: loaded(arrays[name], tree) for name, tree in fitting.items()}
     one = Factor.one(prior)
-    first = (*like.factors, *[one] * len(selected))[: len(selected)]
-    held = tuple(
-        unflatten(unpack(factors[k]).arrays, one, source) if k in factors else begun for k, begun in enumerate(first)
-    )
-    posteriors = {n: unflatten(unpack(blob).arrays, (prior, like.hyper), source) for n, blob in blobs.items()}
+    first = (*like.factors, *[one] * len(known))[: len(known)]
+    held = tuple(loaded(factors[k], one) if k in factors else begun for k, begun in enumerate(first))
+    posteriors = {updates: loaded(blob, (prior, like.hyper)) for updates, blob in blobs.items()}
     if values["updates"] not in posteriors:
-        product = functools.reduce(operator.mul, (t.natural for t in held), prior_given(prior, trees["hyper"]))
+        product = math.prod((factor.natural for factor in held), start=prior_given(prior, trees["hyper"]))
         posteriors[values["updates"]] = product, trees["hyper"]
-
-    def task(id: str, client: int, version: int, updates: int, sent: float, factor: bytes | None) -> Task:
-        own = held[client] if factor is None else unflatten(unpack(factor).arrays, one, source)
-        posterior, hyper = posteriors[updates]
-        name = values["names"][client]
-        return Task(id, client, name, prior, posterior, own, version, like.seed, updates, sent, hyper)
-
-    def reply(info: str, blob: bytes) -> Reply:
-        delta, gradient = unflatten(unpack(blob).arrays, (one, likelihood_hyper(like.hyper)), source)
-        return Reply(delta, Info(**json.loads(info)), gradient)
-
-    state = restored(
-        like,
-        trees | columns | {"prior": prior, "posterior": posteriors[values["updates"]][0]},
-        values,
-        factors=held,
-        in_flight=tuple(task(*row[:6]) for row in tasks if row[7] is None),
-        arrived=tuple((task(*row[:6]), reply(row[6], row[7])) for row in tasks if row[7] is not None),
-    )
-    return state, History(rows)
+    trees |= {"prior": prior, "posterior": posteriors[values["updates"]][0]}
+    state = restored(like, trees | columns, values, factors=held)
+    in_flight, arrived = [], []
+    for *scalars, factor, info, reply in tasks:
+        stored = dict(zip(STORED, scalars, strict=True))
+        own = held[stored["client"]] if factor is None else loaded(factor, one)
+        posterior, hyper = posteriors[stored["updates"]]
+        task = state.task(**stored, posterior=posterior, factor=own, hyper=hyper)
+        if reply is None:
+            in_flight.append(task)
+        else:
+            delta, gradient = loaded(reply, (one, likelihood_hyper(like.hyper)))
+            arrived.append((task, Reply(delta, Info(**json.loads(info)), gradient)))
+    return dataclasses.replace(state, in_flight=tuple(in_flight), arrived=tuple(arrived)), History(rows)
 
 
 def _resized(memory: Any, clients: int, stored: int) -> Any:
@@ -360,9 +344,9 @@ def _resized(memory: Any, clients: int, stored: int) -> Any:
     return jax.tree.map(resized, memory)
 
 
-def _format() -> str:
-    """The version of the file, with that of the state in it."""
-    return f"{_FORMAT}.{layout()}"
+def _marks(number: int) -> str:
+    """The places of so many values in a statement."""
+    return ", ".join("?" * number)
 
 
 def _packed(tree: Any) -> bytes:

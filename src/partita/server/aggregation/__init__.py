@@ -2,7 +2,7 @@
 
 from partita.server.aggregation.anticipating import Anticipating
 from partita.server.aggregation.averaging import Averaging, Mean
-from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Holdings
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate
 from partita.server.aggregation.double_loop import DoubleLoop
 from partita.server.aggregation.incremental import Incremental, agile_adam
 from partita.server.aggregation.product import Backtracking, Damped, check_damping
@@ -19,8 +19,8 @@ __all__ = [
     "Damped",
     "DoubleLoop",
     "FreeEnergy",
-    "Holdings",
     "Incremental",
+    "Iterate",
     "Mean",
     "ServerOptimiser",
     "Shared",

@@ -1,7 +1,6 @@
 """A wrapper around any aggregation that imputes the factors of clients that have not answered yet."""
 
-import functools
-import operator
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ from jaxtyping import Bool, PyTree
 
 from partita.families import Family
 from partita.families.factor import Factor
-from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Holdings
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, multiplied
 from partita.server.aggregation.product import Damped
 
 
@@ -22,6 +21,12 @@ class Estimates(NamedTuple):
     """The clients whose factors are their own answers."""
     absent: Bool[np.ndarray, " m"]
     """The clients whose factors are neither their answers nor estimates, since they left or were divided out."""
+
+    def marked(self, clients: list[int], heard: bool) -> "Estimates":
+        """The same after these clients have been heard, or else have become absent."""
+        marked = self._replace(heard=self.heard.copy(), absent=self.absent.copy())
+        marked.heard[clients], marked.absent[clients] = heard, not heard
+        return marked
 
 
 class Anticipating(Aggregation):
@@ -37,70 +42,58 @@ class Anticipating(Aggregation):
     def keeps_product(self) -> bool:
         return self.aggregation.keeps_product
 
-    def init(self, prior: Family, clients: int) -> Holdings:
-        holdings = self.aggregation.init(prior, clients)
-        return holdings._replace(memory=Estimates(holdings.memory, np.zeros(clients, bool), np.zeros(clients, bool)))
+    def init(self, prior: Family, clients: int) -> Iterate:
+        iterate = self.aggregation.init(prior, clients)
+        return iterate._replace(memory=Estimates(iterate.memory, np.zeros(clients, bool), np.zeros(clients, bool)))
 
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
-        inner, (_, heard, absent) = self._inner(holdings), holdings.memory
-        taken = self.aggregation.update(inner, deltas, free_energy)
-        answered = [k for k in deltas if k not in taken.refusals]
-        heard, absent = _marked(heard, answered, True), _marked(absent, answered, False)
-        posterior, factors = taken.holdings.posterior, dict(taken.holdings.factors)
-        unheard = np.flatnonzero(~heard & ~absent).tolist()
-        if heard.any() and unheard:
-            known = [factors[k] for k in np.flatnonzero(heard).tolist()]
-            estimate = functools.reduce(operator.mul, known) ** (1 / len(known))
-            moved = functools.reduce(operator.mul, (estimate.natural / factors[k].natural for k in unheard), posterior)
+    def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
+        taken = self.aggregation.update(self._inner(iterate), deltas, free_energy)
+        estimates = iterate.memory.marked([k for k in deltas if k not in taken.refusals], heard=True)
+        posterior, factors = taken.iterate.posterior, dict(taken.iterate.factors)
+        unheard = np.flatnonzero(~estimates.heard & ~estimates.absent).tolist()
+        known = [factors[k] for k in np.flatnonzero(estimates.heard).tolist()]
+        if known and unheard:
+            estimate = multiplied(known) ** (1 / len(known))
+            moved = math.prod((estimate.natural / factors[k].natural for k in unheard), start=posterior)
             if moved.is_proper():
                 posterior = moved
                 factors |= dict.fromkeys(unheard, estimate)
-        memory = Estimates(taken.holdings.memory, heard, absent)
-        return taken._replace(holdings=Holdings(posterior, factors, memory))
+        after = Iterate(posterior, factors, taken.iterate.memory)
+        return taken._replace(iterate=self._outer(after, estimates))
 
-    def added(self, holdings: Holdings) -> Holdings:
-        _, heard, absent = holdings.memory
-        return self._outer(
-            self.aggregation.added(self._inner(holdings)), np.append(heard, False), np.append(absent, False)
-        )
+    def added(self, iterate: Iterate) -> Iterate:
+        memory, *flags = iterate.memory
+        estimates = Estimates(memory, *(np.append(flag, False) for flag in flags))
+        return self._outer(self.aggregation.added(self._inner(iterate)), estimates)
 
-    def divided(self, holdings: Holdings, client: int) -> Holdings:
-        _, heard, absent = holdings.memory
-        rest = self.aggregation.divided(self._inner(holdings), client)
-        return self._outer(rest, _marked(heard, [client], False), _marked(absent, [client], True))
+    def divided(self, iterate: Iterate, client: int) -> Iterate:
+        rest = self.aggregation.divided(self._inner(iterate), client)
+        return self._outer(rest, iterate.memory.marked([client], heard=False))
 
-    def resumed(self, holdings: Holdings, heard: Bool[np.ndarray, " m"], absent: Bool[np.ndarray, " m"]) -> Estimates:
-        return Estimates(self.aggregation.resumed(holdings, heard, absent), heard & ~absent, absent)
+    def resumed(self, iterate: Iterate, heard: Bool[np.ndarray, " m"], absent: Bool[np.ndarray, " m"]) -> Estimates:
+        return Estimates(self.aggregation.resumed(iterate, heard, absent), heard & ~absent, absent)
 
-    def without_estimate(self, holdings: Holdings, client: int) -> Holdings:
-        _, heard, absent = holdings.memory
-        if heard[client] or absent[client]:
-            return holdings
-        rest = holdings.posterior / holdings.factors[client].natural
+    def without_estimate(self, iterate: Iterate, client: int) -> Iterate:
+        if iterate.memory.heard[client] or iterate.memory.absent[client]:
+            return iterate
+        rest = iterate.posterior / iterate.factors[client].natural
         if not rest.is_proper():
-            return holdings
-        factors = {**holdings.factors, client: Factor.one(rest)}
-        return Holdings(rest, factors, Estimates(holdings.memory.memory, heard, _marked(absent, [client], True)))
+            return iterate
+        factors = {**iterate.factors, client: Factor.one(rest)}
+        return Iterate(rest, factors, iterate.memory.marked([client], heard=False))
 
     def check(self, clients: int, answers: int, power: float | None) -> None:
         self.aggregation.check(clients, answers, power)
 
-    def log_evidence(self, prior: Family, holdings: Holdings) -> float | None:
-        return self.aggregation.log_evidence(prior, self._inner(holdings))
+    def log_evidence(self, prior: Family, iterate: Iterate) -> float | None:
+        return self.aggregation.log_evidence(prior, self._inner(iterate))
 
-    def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
-        _, heard, absent = holdings.memory
-        return self._outer(self.aggregation.with_prior(self._inner(holdings), change), heard, absent)
+    def with_prior(self, iterate: Iterate, change: Family) -> Iterate:
+        return self._outer(self.aggregation.with_prior(self._inner(iterate), change), iterate.memory)
 
-    def _inner(self, holdings: Holdings) -> Holdings:
-        """The holdings as the aggregation inside knows them."""
-        return holdings._replace(memory=holdings.memory.memory)
+    def _inner(self, iterate: Iterate) -> Iterate:
+        """The iterate as the aggregation inside knows it."""
+        return iterate._replace(memory=iterate.memory.memory)
 
-    def _outer(self, holdings: Holdings, heard: np.ndarray, absent: np.ndarray) -> Holdings:
-        return holdings._replace(memory=Estimates(holdings.memory, heard, absent))
-
-
-def _marked(values: Bool[np.ndarray, " m"], clients: list[int], value: bool) -> Bool[np.ndarray, " m"]:
-    marked = values.copy()
-    marked[clients] = value
-    return marked
+    def _outer(self, iterate: Iterate, estimates: Estimates) -> Iterate:
+        return iterate._replace(memory=estimates._replace(memory=iterate.memory))

@@ -1,7 +1,5 @@
 """The averaging step of Bayesian ADMM (Möllenhoff et al. 2025); undamped synchronous PVI is a special case."""
 
-import functools
-import operator
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
@@ -10,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from partita.errors import SettingsError, unknown
+from partita.errors import SettingsError, check_fraction, unknown
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.numerics.compiled import Compiled
-from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Holdings, begin
-from partita.server.refusal import Reason, Refusal
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, begin, multiplied, refused
+from partita.server.refusal import Reason
 
 Mean = Literal["all", "answered"]
 
@@ -39,48 +37,41 @@ class Averaging(Aggregation):
     def __check_init__(self) -> None:
         if not self.penalty > 0 or not self.step > 0:
             raise SettingsError(f"Penalty and step must be above 0, not {self.penalty} and {self.step}.")
-        if self.mixing is not None and not 0 < self.mixing <= 1:
-            raise SettingsError(f"The mixing must be above 0 and at most 1, not {self.mixing}.")
+        if self.mixing is not None:
+            check_fraction("mixing", self.mixing)
         if self.over not in ("all", "answered"):
             raise unknown("mean", self.over, ("all", "answered"))
 
-    @property
-    def keeps_product(self) -> bool:
-        return False
-
-    def init(self, prior: Family, clients: int) -> Holdings:
+    def init(self, prior: Family, clients: int) -> Iterate:
         posterior, part = begin(prior, self.start, clients)
         answers = dict.fromkeys(range(clients), posterior)
-        return Holdings(posterior, dict.fromkeys(range(clients), part), Averages(answers, posterior, posterior))
+        return Iterate(posterior, dict.fromkeys(range(clients), part), Averages(answers, posterior, posterior))
 
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
-        factors, (answers, mean, product) = dict(holdings.factors), holdings.memory
+    def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
+        factors, (answers, mean, product) = dict(iterate.factors), iterate.memory
         answers, clients = dict(answers), len(factors)
         mixing = 1 / (1 + self.penalty * clients) if self.mixing is None else self.mixing
         residuals = []
         for client, delta in deltas.items():
             before = (answers[client], factors[client], mean, product)
-            after = respond(holdings.posterior, delta, self.step * self.penalty, clients, *before)
+            after = respond(iterate.posterior, delta, self.step * self.penalty, clients, *before)
             answers[client], factors[client], mean, product, away = after
             residuals.append(away)
+        centre = mean
         if self.over == "answered":
-            total = functools.reduce(operator.mul, (delta.natural for delta in deltas.values()))
-            centre = holdings.posterior * total ** (1 / len(deltas))
-        else:
-            centre = mean
-        posterior, proper, moved = mix(holdings.posterior, centre, product, mixing)
+            centre = iterate.posterior * multiplied(delta.natural for delta in deltas.values()) ** (1 / len(deltas))
+        posterior, proper, moved = mix(iterate.posterior, centre, product, mixing)
         if not proper:
-            refusal = Refusal(Reason.IMPROPER, f"would make the posterior improper with mixing {mixing:.2g}")
-            return Aggregated(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
+            sentence = f"would make the posterior improper with mixing {mixing:.2g}"
+            return refused(iterate, deltas, Reason.IMPROPER, sentence)
         residual = float(np.max([moved, *residuals]))
-        return Aggregated(Holdings(posterior, factors, Averages(answers, mean, product)), 1.0, 0, {}, residual)
+        return Aggregated(Iterate(posterior, factors, Averages(answers, mean, product)), 1.0, 0, {}, residual)
 
-    def log_evidence(self, prior: Family, holdings: Holdings) -> None:
+    def log_evidence(self, prior: Family, iterate: Iterate) -> None:
         """None: clients maximise a bound, and q = p · Π t_m does not hold before convergence."""
 
-    def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
-        memory = holdings.memory._replace(product=holdings.memory.product * change)
-        return super().with_prior(holdings._replace(memory=memory), change)
+    def remembered(self, memory: "Averages", change: Family) -> "Averages":
+        return memory._replace(product=memory.product * change)
 
 
 class Averages(NamedTuple):

@@ -1,8 +1,10 @@
 """The interface of aggregations."""
 
 import abc
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+import functools
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, TypeVar
 
 import equinox as eqx
 import numpy as np
@@ -11,11 +13,13 @@ from jaxtyping import Array, Bool, Float, PyTree
 from partita.errors import SettingsError
 from partita.families import Family
 from partita.families.factor import Factor
-from partita.server.refusal import Refusal
+from partita.server.refusal import Reason, Refusal
+
+T = TypeVar("T", Family, Factor)
 
 
-class Holdings(NamedTuple):
-    """The posterior, every client's factor, and the aggregation's own memory."""
+class Iterate(NamedTuple):
+    """Where the algorithm is: the posterior, every client's factor, and the aggregation's own memory."""
 
     posterior: Family
     factors: Mapping[int, Factor]
@@ -23,9 +27,9 @@ class Holdings(NamedTuple):
 
 
 class Aggregated(NamedTuple):
-    """The result of an aggregation step: the new holdings, and refusals with reasons."""
+    """The result of an aggregation step: the new iterate, and refusals with reasons."""
 
-    holdings: Holdings
+    iterate: Iterate
     damping: float
     """The damping ρ used; 0 if nothing was accepted."""
     trials: int
@@ -43,20 +47,20 @@ class Aggregation(eqx.Module):
     """Combines clients' undamped changes into the posterior and the factors."""
 
     @property
-    @abc.abstractmethod
     def keeps_product(self) -> bool:
         """Whether q = p · Π t_m holds after every step, with t_m computed only from client m's answers.
 
         Only then can a factor be judged by itself, and divided out of the posterior.
         """
+        return False
 
-    def init(self, prior: Family, clients: int) -> Holdings:
-        """The holdings before the first answer: t_m = 1 for every client and q = p."""
-        return Holdings(prior, dict.fromkeys(range(clients), Factor.one(prior)))
+    def init(self, prior: Family, clients: int) -> Iterate:
+        """The iterate before the first answer: t_m = 1 for every client and q = p."""
+        return Iterate(prior, dict.fromkeys(range(clients), Factor.one(prior)))
 
     @abc.abstractmethod
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
-        """The holdings after the changes `deltas` of some clients. A refused change has no effect."""
+    def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
+        """The iterate after the changes `deltas` of some clients. A refused change has no effect."""
 
     def check(self, clients: int, answers: int, power: float | None) -> None:
         """Raises an `InputError` if it does not support this number of answers per step, or this kind of answer.
@@ -64,45 +68,59 @@ class Aggregation(eqx.Module):
         `power` is the α of the tilted densities whose moments answers represent; None for other answers.
         """
 
-    def added(self, holdings: Holdings) -> Holdings:
-        """The holdings with one more client, whose factor is 1."""
+    def added(self, iterate: Iterate) -> Iterate:
+        """The iterate with one more client, whose factor is 1."""
         if not self.keeps_product:
             raise SettingsError(f"{type(self).__name__} does not support new clients: start a new run with the client.")
-        factors = {**holdings.factors, len(holdings.factors): Factor.one(holdings.posterior)}
-        return holdings._replace(factors=factors)
+        factors = {**iterate.factors, len(iterate.factors): Factor.one(iterate.posterior)}
+        return iterate._replace(factors=factors)
 
-    def divided(self, holdings: Holdings, client: int) -> Holdings:
-        """The holdings with a client's factor divided out of the posterior."""
+    def divided(self, iterate: Iterate, client: int) -> Iterate:
+        """The iterate with a client's factor divided out of the posterior."""
         if not self.keeps_product:
             raise SettingsError(
                 f"{type(self).__name__} mixes the answers of all clients, so that none can be divided out: "
                 "keep the client's factor instead."
             )
-        rest = holdings.posterior / holdings.factors[client].natural
-        return holdings._replace(posterior=rest, factors={**holdings.factors, client: Factor.one(rest)})
+        rest = iterate.posterior / iterate.factors[client].natural
+        return iterate._replace(posterior=rest, factors={**iterate.factors, client: Factor.one(rest)})
 
-    def resumed(self, holdings: Holdings, heard: Bool[np.ndarray, " m"], absent: Bool[np.ndarray, " m"]) -> PyTree:
-        """The memory with which it goes on from another aggregation's holdings; both keep the product.
+    def resumed(self, iterate: Iterate, heard: Bool[np.ndarray, " m"], absent: Bool[np.ndarray, " m"]) -> PyTree:
+        """The memory with which it goes on from another aggregation's iterate; both keep the product.
 
         Some clients have answered, and some are absent, whether or not they have.
         """
         return None
 
-    def without_estimate(self, holdings: Holdings, client: int) -> Holdings:
-        """The holdings without what was only estimated of a client that has left, or whose answer was refused."""
-        return holdings
+    def without_estimate(self, iterate: Iterate, client: int) -> Iterate:
+        """The iterate without what was only estimated of a client that has left, or whose answer was refused."""
+        return iterate
 
-    def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
-        """The holdings after the prior was multiplied by `change`: q moves with it, the factors are unchanged."""
-        return holdings._replace(posterior=holdings.posterior * change)
+    def with_prior(self, iterate: Iterate, change: Family) -> Iterate:
+        """The iterate after the prior was multiplied by `change`: q moves with it, the factors are unchanged."""
+        return iterate._replace(posterior=iterate.posterior * change, memory=self.remembered(iterate.memory, change))
 
-    def log_evidence(self, prior: Family, holdings: Holdings) -> float | None:
+    def remembered(self, memory: PyTree, change: Family) -> PyTree:
+        """The memory after the prior was multiplied by `change`."""
+        return memory
+
+    def log_evidence(self, prior: Family, iterate: Iterate) -> float | None:
         """log ∫ p(θ) Π t_m(θ) dθ (`eq:approx`) if q is that product; None if it cannot be computed from the factors.
 
         With power EP's factors it is an estimate of log p(y).
         """
-        gained = float(log_mass(holdings.posterior) - log_mass(prior))
-        return gained + sum(float(factor.log_scale) for factor in holdings.factors.values())
+        gained = float(log_mass(iterate.posterior) - log_mass(prior))
+        return gained + sum(float(factor.log_scale) for factor in iterate.factors.values())
+
+
+def refused(iterate: Iterate, clients: Iterable[int], reason: Reason, sentence: str, trials: int = 0) -> Aggregated:
+    """A step that changes nothing, since the answers of these clients are refused."""
+    return Aggregated(iterate, 0.0, trials, dict.fromkeys(clients, Refusal(reason, sentence)))
+
+
+def multiplied(members: Iterable[T]) -> T:
+    """The product of all members."""
+    return functools.reduce(operator.mul, members)
 
 
 def begin(prior: Family, start: Family | None, clients: int) -> tuple[Family, Factor]:

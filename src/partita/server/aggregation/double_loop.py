@@ -31,18 +31,44 @@ from partita.families.factor import Factor
 from partita.local.objective import log_partition
 from partita.local.solvers.power import check_power
 from partita.numerics.compiled import Compiled
-from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Holdings
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, refused
 from partita.server.refusal import Reason, Refusal
 
 INNER_TOLERANCE = 1 / 16
 """The inner loop stops when its remaining error is below this fraction of the outer step, in nats of KL."""
 SAFETY = 0.9
 """The fraction of the predicted optimal step length that is tried."""
+NO_MOMENTS = Refusal(Reason.NO_MOMENTS, "has no moments: it is improper")
 HALVINGS = 60
 """The maximum number of halvings to keep densities proper."""
 
 
-class DoubleLoop(Aggregation):
+class MomentLoop(Aggregation):
+    """What answers with the moments of tilted densities are for, with power α."""
+
+    alpha: float = 1.0
+
+    def __check_init__(self) -> None:
+        check_power(self.alpha)
+
+    def check(self, clients: int, answers: int, power: float | None) -> None:
+        if power is None:
+            raise SettingsError(
+                "A double loop needs the moments of tilted densities: use MomentMatching or, if every client has one "
+                "row, PowerEP with max_steps=1 and in_turn=False."
+            )
+        if power != self.alpha:
+            raise SettingsError(f"The double loop's α is {self.alpha} and the solver's {power}: use the same α.")
+
+    def log_evidence(self, prior: Family, iterate: Iterate) -> float:
+        """log ∫ p(θ) Π t_k(θ) dθ: power EP's estimate at a fixed point, with a second-order error near it.
+
+        With Monte Carlo moments it is as noisy as the factors, and biased low by about 1/samples per client.
+        """
+        return float(evidence(prior, list(iterate.factors.values())))
+
+
+class DoubleLoop(MomentLoop):
     """Keeps θ, the posterior sent to clients, fixed until the factors solve the inner problem; then updates it.
 
     An inner step is along the natural gradient, by the Hessian that L would have were every tilted density the
@@ -54,60 +80,31 @@ class DoubleLoop(Aggregation):
     q = p · Π t_m holds only at a fixed point. Every client must answer in every round.
     """
 
-    alpha: float = 1.0
-
-    def __check_init__(self) -> None:
-        check_power(self.alpha)
-
-    @property
-    def keeps_product(self) -> bool:
-        return False
-
-    def init(self, prior: Family, clients: int) -> Holdings:
+    def init(self, prior: Family, clients: int) -> Iterate:
         still, one = stacked([prior.one()] * clients), jnp.ones((), jax.tree.leaves(prior)[0].dtype)
         return super().init(prior, clients)._replace(memory=Search(prior, still, still, 0 * one, one))
 
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
-        clients = sorted(holdings.factors)
+    def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
+        clients = sorted(iterate.factors)
         if len(deltas) < len(clients):
-            refusal = Refusal(Reason.INCOMPLETE_ROUND, "needs all other clients' answers of this round")
-            return Aggregated(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
-        trial, changes = [holdings.factors[k] for k in clients], [deltas[k] for k in clients]
-        found = search(self.alpha, holdings.posterior, trial, changes, holdings.memory)
+            return refused(iterate, deltas, Reason.INCOMPLETE_ROUND, "needs all other clients' answers of this round")
+        trial, changes = [iterate.factors[k] for k in clients], [deltas[k] for k in clients]
+        found = search(self.alpha, iterate.posterior, trial, changes, iterate.memory)
         posterior, factors, memory, residual, proper = found
         if not proper.all():
-            refusals = {
-                k: Refusal(Reason.NO_MOMENTS, "has no moments: it is improper") for k in clients if not proper[k]
-            }
-            return Aggregated(holdings, 0.0, 0, refusals)
-        after = Holdings(posterior, dict(zip(clients, factors, strict=True)), memory)
-        return Aggregated(after, min(float(holdings.memory.step), 1.0), 0, {}, float(residual))
+            return refused(iterate, [k for k in clients if not proper[k]], *NO_MOMENTS)
+        after = Iterate(posterior, dict(zip(clients, factors, strict=True)), memory)
+        return Aggregated(after, min(float(iterate.memory.step), 1.0), 0, {}, float(residual))
 
     def check(self, clients: int, answers: int, power: float | None) -> None:
         if answers < clients:
             raise SettingsError(
                 "A double loop needs the answers of all clients in a step: use the synchronous schedule."
             )
-        check_moments(self.alpha, power)
+        super().check(clients, answers, power)
 
-    def log_evidence(self, prior: Family, holdings: Holdings) -> float:
-        """log ∫ p(θ) Π t_k(θ) dθ: power EP's estimate at a fixed point, with a second-order error near it."""
-        return float(evidence(prior, list(holdings.factors.values())))
-
-    def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
-        memory = holdings.memory._replace(prior=holdings.memory.prior * change)
-        return super().with_prior(holdings._replace(memory=memory), change)
-
-
-def check_moments(alpha: float, power: float | None) -> None:
-    """Raises an `InputError` unless answers represent the moments of tilted densities with this power."""
-    if power is None:
-        raise SettingsError(
-            "A double loop needs the moments of tilted densities: use MomentMatching or, if every client has one row, "
-            "PowerEP with max_steps=1 and in_turn=False."
-        )
-    if power != alpha:
-        raise SettingsError(f"The double loop's α is {alpha} and the solver's {power}: use the same α.")
+    def remembered(self, memory: "Search", change: Family) -> "Search":
+        return memory._replace(prior=memory.prior * change)
 
 
 class Search(NamedTuple):

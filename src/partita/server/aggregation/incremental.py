@@ -1,7 +1,5 @@
 """A server-side optimiser on all clients' last gradients: SAG, SAGA and in between, with factors as gradient table."""
 
-import functools
-import operator
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -15,9 +13,9 @@ from partita.errors import SettingsError
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.numerics.compiled import Compiled
-from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Holdings, begin
-from partita.server.aggregation.server_optimiser import optimiser_step
-from partita.server.refusal import Reason, Refusal
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, begin, multiplied, refused
+from partita.server.aggregation.server_optimiser import IMPROPER, check_rate, optimiser_step
+from partita.server.refusal import Reason
 
 
 def agile_adam(learning_rate: float) -> optax.GradientTransformation:
@@ -45,42 +43,35 @@ class Incremental(Aggregation):
     """The initial posterior; the prior if None."""
 
     def __check_init__(self) -> None:
-        if not self.learning_rate > 0:
-            raise SettingsError(f"The learning rate must be above 0, not {self.learning_rate}.")
+        check_rate(self.learning_rate)
         if not 0 <= self.gain <= 1:
             raise SettingsError(f"The gain must be from 0 to 1, not {self.gain}.")
 
-    @property
-    def keeps_product(self) -> bool:
-        return False
-
-    def init(self, prior: Family, clients: int) -> Holdings:
+    def init(self, prior: Family, clients: int) -> Iterate:
         posterior, _ = begin(prior, self.start, clients)
         optimiser = self.optimiser(self.learning_rate).init(posterior.unconstrained())
         memory = Tracked(optimiser, prior, prior.one(), np.zeros(clients, bool))
-        return Holdings(posterior, dict.fromkeys(range(clients), Factor.one(prior)), memory)
+        return Iterate(posterior, dict.fromkeys(range(clients), Factor.one(prior)), memory)
 
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
-        clients, heard = len(holdings.factors), holdings.memory.heard.copy()
+    def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
+        clients, heard = len(iterate.factors), iterate.memory.heard.copy()
         heard[list(deltas)] = True
         weight = max(1.0, self.gain * clients / len(deltas))
-        factors, changes = [holdings.factors[k] for k in deltas], list(deltas.values())
+        factors, changes = [iterate.factors[k] for k in deltas], list(deltas.values())
         moved, factors, optimiser, evidence, proper, residual = track(
-            self, holdings.posterior, factors, changes, holdings.memory, weight, clients / int(heard.sum())
+            self, iterate.posterior, factors, changes, iterate.memory, weight, clients / int(heard.sum())
         )
         if not proper:
-            refusal = Refusal(Reason.IMPROPER_STEP, "would make the posterior improper at this learning rate")
-            return Aggregated(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
-        memory = Tracked(optimiser, holdings.memory.prior, evidence, heard)
-        changed = {**holdings.factors, **dict(zip(deltas, factors, strict=True))}
-        return Aggregated(Holdings(moved, changed, memory), 1.0, 0, {}, float(residual) if heard.all() else np.inf)
+            return refused(iterate, deltas, Reason.IMPROPER_STEP, IMPROPER)
+        memory = Tracked(optimiser, iterate.memory.prior, evidence, heard)
+        after = Iterate(moved, {**iterate.factors, **dict(zip(deltas, factors, strict=True))}, memory)
+        return Aggregated(after, 1.0, 0, {}, float(residual) if heard.all() else np.inf)
 
-    def log_evidence(self, prior: Family, holdings: Holdings) -> None:
+    def log_evidence(self, prior: Family, iterate: Iterate) -> None:
         """None: clients maximise a bound, and q = p · Π t_m does not hold before convergence."""
 
-    def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
-        memory = holdings.memory._replace(prior=holdings.memory.prior * change)
-        return super().with_prior(holdings._replace(memory=memory), change)
+    def remembered(self, memory: "Tracked", change: Family) -> "Tracked":
+        return memory._replace(prior=memory.prior * change)
 
 
 class Tracked(NamedTuple):
@@ -107,7 +98,7 @@ def _track(
     """The posterior after an optimiser step, the factors, the optimiser's state, the factors' product, whether it is
     proper, and the residual: KL from prior times factors to the posterior, in nats.
     """
-    total = functools.reduce(operator.mul, (delta.natural for delta in deltas))
+    total = multiplied(delta.natural for delta in deltas)
     evidence = memory.evidence * total
     product = memory.prior * evidence**unheard
     direction = product * total ** (weight - 1) / posterior

@@ -11,7 +11,7 @@ from partita.errors import check_fraction
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.numerics.compiled import Compiled
-from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Holdings
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, refused
 from partita.server.refusal import Reason, Refusal
 
 
@@ -33,9 +33,9 @@ class ProductRule(Aggregation):
     def keeps_product(self) -> bool:
         return True
 
-    def first_damping(self, holdings: Holdings) -> float:
+    def first_damping(self, iterate: Iterate) -> float:
         """The damping to begin with: 1/M when None."""
-        return 1 / len(holdings.factors) if self.damping is None else self.damping
+        return 1 / len(iterate.factors) if self.damping is None else self.damping
 
 
 class Damped(ProductRule):
@@ -43,8 +43,8 @@ class Damped(ProductRule):
 
     damping: float | None = 1.0
 
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
-        return attempt(holdings, deltas, self.first_damping(holdings))
+    def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
+        return attempt(iterate, deltas, self.first_damping(iterate))
 
 
 class Backtracking(ProductRule):
@@ -57,44 +57,38 @@ class Backtracking(ProductRule):
     monitor_free_energy: bool = eqx.field(static=True, default=False)
     halvings: int = eqx.field(static=True, default=10)
 
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
-        damping = self.first_damping(holdings)
-        before = free_energy(holdings.posterior) if self.monitor_free_energy else 0.0
-        rounding = 8 * float(jnp.finfo(jax.tree.leaves(holdings.posterior)[0].dtype).eps) * (1 + abs(before))
+    def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
+        damping = self.first_damping(iterate)
+        before = free_energy(iterate.posterior) if self.monitor_free_energy else 0.0
+        rounding = 8 * float(jnp.finfo(jax.tree.leaves(iterate.posterior)[0].dtype).eps) * (1 + abs(before))
         trials = int(self.monitor_free_energy)
-        improper = refusal = Refusal(Reason.IMPROPER, "would make the posterior improper")
         for _ in range(self.halvings + 1):
-            taken = attempt(holdings, deltas, damping)
-            if taken.damping == 0:
-                refusal = improper
-            elif not self.monitor_free_energy:
-                return taken
-            else:
+            taken, reason, would = attempt(iterate, deltas, damping), Reason.IMPROPER, "make the posterior improper"
+            if taken.damping > 0:
+                if not self.monitor_free_energy:
+                    return taken
                 trials += 1
-                if free_energy(taken.holdings.posterior) >= before - rounding:
+                if free_energy(taken.iterate.posterior) >= before - rounding:
                     return taken._replace(trials=trials)
-                refusal = Refusal(Reason.LOWER_FREE_ENERGY, "would lower the free energy")
+                reason, would = Reason.LOWER_FREE_ENERGY, "lower the free energy"
             damping /= 2
-        refusal = refusal._replace(sentence=f"{refusal.sentence} even with damping {2 * damping:.2g}")
-        return Aggregated(holdings, 0.0, trials, dict.fromkeys(deltas, refusal))
+        return refused(iterate, deltas, reason, f"would {would} even with damping {2 * damping:.2g}", trials)
 
 
-def attempt(holdings: Holdings, deltas: Mapping[int, Factor], damping: float) -> Aggregated:
+def attempt(iterate: Iterate, deltas: Mapping[int, Factor], damping: float) -> Aggregated:
     """Applies the product rule with this damping; refuses changes that make the posterior improper on their own."""
-    posterior, factors = holdings.posterior, dict(holdings.factors)
+    posterior, factors = iterate.posterior, dict(iterate.factors)
     for client, delta in deltas.items():
         posterior, factors[client], proper = take(posterior, factors[client], delta, damping)
     if proper:
-        return Aggregated(holdings._replace(posterior=posterior, factors=factors), damping, 0, {})
-    alone = [k for k, delta in deltas.items() if not take(holdings.posterior, holdings.factors[k], delta, damping)[2]]
-    refusal = Refusal(Reason.IMPROPER, f"would make the posterior improper with damping {damping:.2g}")
+        return Aggregated(iterate._replace(posterior=posterior, factors=factors), damping, 0, {})
+    alone = [k for k, delta in deltas.items() if not take(iterate.posterior, iterate.factors[k], delta, damping)[2]]
+    sentence = f"would make the posterior improper with damping {damping:.2g}"
     others = {k: delta for k, delta in deltas.items() if k not in alone}
     if alone and others:
-        rest = attempt(holdings, others, damping)
-        return rest._replace(refusals=rest.refusals | dict.fromkeys(alone, refusal))
-    if not alone:
-        refusal = refusal._replace(sentence=f"{refusal.sentence} together with the others")
-    return Aggregated(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
+        rest = attempt(iterate, others, damping)
+        return rest._replace(refusals=rest.refusals | dict.fromkeys(alone, Refusal(Reason.IMPROPER, sentence)))
+    return refused(iterate, deltas, Reason.IMPROPER, sentence if alone else f"{sentence} together with the others")
 
 
 def _take(posterior: Family, factor: Factor, delta: Factor, damping: float) -> tuple[Family, Factor, Bool[Array, ""]]:

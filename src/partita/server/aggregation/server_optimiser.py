@@ -1,7 +1,5 @@
 """A server-side optimiser on the changes of the current round: exact global VI if every client answers."""
 
-import functools
-import operator
 from collections.abc import Callable, Mapping
 
 import equinox as eqx
@@ -14,8 +12,16 @@ from partita.errors import SettingsError
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.numerics.compiled import Compiled
-from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Holdings, begin
-from partita.server.refusal import Reason, Refusal
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, begin, multiplied, refused
+from partita.server.refusal import Reason
+
+IMPROPER = "would make the posterior improper at this learning rate"
+
+
+def check_rate(learning_rate: float) -> None:
+    """Raises an `InputError` unless the learning rate is positive."""
+    if not learning_rate > 0:
+        raise SettingsError(f"The learning rate must be above 0, not {learning_rate}.")
 
 
 class ServerOptimiser(Aggregation):
@@ -31,28 +37,22 @@ class ServerOptimiser(Aggregation):
     """The initial posterior; the prior if None."""
 
     def __check_init__(self) -> None:
-        if not self.learning_rate > 0:
-            raise SettingsError(f"The learning rate must be above 0, not {self.learning_rate}.")
+        check_rate(self.learning_rate)
 
-    @property
-    def keeps_product(self) -> bool:
-        return False
-
-    def init(self, prior: Family, clients: int) -> Holdings:
+    def init(self, prior: Family, clients: int) -> Iterate:
         posterior, part = begin(prior, self.start, clients)
         memory = self.optimiser(self.learning_rate).init(posterior.unconstrained())
-        return Holdings(posterior, dict.fromkeys(range(clients), part), memory)
+        return Iterate(posterior, dict.fromkeys(range(clients), part), memory)
 
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
-        changes, factors = list(deltas.values()), [holdings.factors[k] for k in deltas]
-        moved, factors, memory, proper, residual = ascend(self, holdings.posterior, factors, changes, holdings.memory)
+    def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
+        changes, factors = list(deltas.values()), [iterate.factors[k] for k in deltas]
+        moved, factors, memory, proper, residual = ascend(self, iterate.posterior, factors, changes, iterate.memory)
         if not proper:
-            refusal = Refusal(Reason.IMPROPER_STEP, "would make the posterior improper at this learning rate")
-            return Aggregated(holdings, 0.0, 0, dict.fromkeys(deltas, refusal))
-        changed = {**holdings.factors, **dict(zip(deltas, factors, strict=True))}
-        return Aggregated(Holdings(moved, changed, memory), 1.0, 0, {}, float(residual))
+            return refused(iterate, deltas, Reason.IMPROPER_STEP, IMPROPER)
+        changed = {**iterate.factors, **dict(zip(deltas, factors, strict=True))}
+        return Aggregated(Iterate(moved, changed, memory), 1.0, 0, {}, float(residual))
 
-    def log_evidence(self, prior: Family, holdings: Holdings) -> None:
+    def log_evidence(self, prior: Family, iterate: Iterate) -> None:
         """None: the factors are shares of optimiser steps, whose scales are unrelated to the evidence."""
 
 
@@ -63,7 +63,7 @@ def _ascend(
 
     The last value is the residual: KL of the undamped fixed-point step, in nats.
     """
-    total = functools.reduce(operator.mul, (delta.natural for delta in deltas))
+    total = multiplied(delta.natural for delta in deltas)
     moved, memory = optimiser_step(server.optimiser(server.learning_rate), posterior, total, memory)
     part = (Factor.of(moved) / Factor.of(posterior)) ** (1 / len(deltas))
     target = posterior * total

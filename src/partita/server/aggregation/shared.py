@@ -1,7 +1,5 @@
 """Stochastic EP's tied factor (`alg:spep`): q = p · t^M, so that memory does not grow with the number of clients."""
 
-import functools
-import operator
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -9,7 +7,7 @@ import jax.numpy as jnp
 
 from partita.families import Family
 from partita.families.factor import Factor
-from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Holdings, log_mass
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, log_mass, multiplied
 from partita.server.aggregation.product import attempt, check_damping
 
 
@@ -24,37 +22,32 @@ class Shared(Aggregation):
     def __check_init__(self) -> None:
         check_damping(self.damping)
 
-    @property
-    def keeps_product(self) -> bool:
-        return False
-
-    def init(self, prior: Family, clients: int) -> Holdings:
+    def init(self, prior: Family, clients: int) -> Iterate:
         return super().init(prior, clients)._replace(memory=Common(prior, Factor.one(prior)))
 
-    def update(self, holdings: Holdings, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
-        posterior, factors, (prior, factor) = holdings
+    def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
+        posterior, factors, (prior, factor) = iterate
         damping = 1 / len(factors) if self.damping is None else self.damping
         # a client does not know the scale of t, so its answer contains all of log Z rather than the change
-        known = Factor(posterior.one(), jnp.asarray(self.log_evidence(prior, holdings), factor.log_scale.dtype))
-        before = Holdings(posterior, dict.fromkeys(deltas, Factor.one(posterior)))
+        known = Factor(posterior.one(), jnp.asarray(self.log_evidence(prior, iterate), factor.log_scale.dtype))
+        before = Iterate(posterior, dict.fromkeys(deltas, Factor.one(posterior)))
         taken = attempt(before, {k: delta / known for k, delta in deltas.items()}, damping / len(deltas))
-        change = functools.reduce(operator.mul, taken.holdings.factors.values())
+        change = multiplied(taken.iterate.factors.values())
         factor = factor * change ** (1 / len(factors))
-        after = Holdings(taken.holdings.posterior, factors, Common(prior, factor))
-        return taken._replace(holdings=after, damping=damping if taken.damping else 0.0)
+        after = Iterate(taken.iterate.posterior, factors, Common(prior, factor))
+        return taken._replace(iterate=after, damping=damping if taken.damping else 0.0)
 
-    def log_evidence(self, prior: Family, holdings: Holdings) -> float:
+    def log_evidence(self, prior: Family, iterate: Iterate) -> float:
         """log ∫ p(θ) t(θ)^M dθ: power EP's estimate at a fixed point with homogeneous clients.
 
         Otherwise t is a geometric moving average of recent answers: the estimate is noisy, and biased if clients'
         sizes differ, since all are visited equally often.
         """
-        scale = len(holdings.factors) * float(holdings.memory.factor.log_scale)
-        return float(log_mass(holdings.posterior) - log_mass(prior)) + scale
+        scale = len(iterate.factors) * float(iterate.memory.factor.log_scale)
+        return float(log_mass(iterate.posterior) - log_mass(prior)) + scale
 
-    def with_prior(self, holdings: Holdings, change: Family) -> Holdings:
-        memory = holdings.memory._replace(prior=holdings.memory.prior * change)
-        return super().with_prior(holdings._replace(memory=memory), change)
+    def remembered(self, memory: "Common", change: Family) -> "Common":
+        return memory._replace(prior=memory.prior * change)
 
 
 class Common(NamedTuple):
