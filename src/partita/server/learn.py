@@ -1,16 +1,21 @@
 """Step ④, where hyperparameters are learned: ε moves along the gradient that clients have reported."""
 
 import dataclasses
-import math
+from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool
 
 from partita.engines.base import Engine
+from partita.families import Family
+from partita.families.factor import Factor
 from partita.hyper import values
 from partita.hyper.learning import Learning, LearningView, gain
 from partita.hyper.values import Hyper
 from partita.models import Model
+from partita.numerics.compiled import Compiled
 from partita.server.bound import free_energy
 from partita.server.method import Method
 from partita.server.state import State
@@ -40,8 +45,7 @@ def learn(
         return dataclasses.replace(state, hyper=hyper, posterior=moved.posterior, memory=moved.memory)
 
     def allowed(new: State) -> bool:
-        proper = (bool(member.is_proper()) for member in (new.current_prior, new.posterior))
-        return values.possible(new.hyper, above) and all(proper)
+        return values.possible(new.hyper, above) and bool(_both_proper(new.current_prior, new.posterior))
 
     def bound(u: Hyper) -> float:
         new = at(u)
@@ -53,8 +57,7 @@ def learn(
     moved = learning.update(view, state.learning)
     new = state if moved.u is u else at(moved.u)
     if new is not state and state.keeps_product:
-        product = math.prod((factor.natural for factor in state.factors), start=new.current_prior)
-        new = dataclasses.replace(new, posterior=product)
+        new = dataclasses.replace(new, posterior=_product(new.current_prior, state.factors))
     if not allowed(new):
         new, moved = state, moved._replace(left=gain(gradient))
     return dataclasses.replace(
@@ -73,3 +76,14 @@ def unmoved(learning: Learning, state: State) -> str:
     unknown = "was accepted, so the bound is unknown: remove these clients with `leave`"
     reason = f"no answer of {', '.join(silent)} {unknown}" if silent else learning.why_unmoved
     return f"Hyperparameters still have their initial values ({', '.join(learning.names)}): {reason}."
+
+
+def _product(prior: Family, factors: Sequence[Factor]) -> Family:
+    """p(θ | ε) · Π t_m; in NumPy, where an addition of short arrays is a hundred times as fast as in eager JAX."""
+    naturals = [factor.natural for factor in factors]
+    return jax.tree.map(lambda *leaves: jnp.asarray(sum(map(np.asarray, leaves))), prior, *naturals)
+
+
+@Compiled
+def _both_proper(prior: Family, posterior: Family) -> Bool[Array, ""]:
+    return prior.is_proper() & posterior.is_proper()

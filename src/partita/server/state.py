@@ -6,6 +6,7 @@ is stored and what becomes of it when a client joins; checkpoint, ledger and mem
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -187,10 +188,14 @@ class State:
         return dataclasses.replace(self, in_flight=in_flight, arrived=arrived)
 
 
-def fields_of(*stored: Stored) -> dict[str, Kind]:
+def fields_of(*stored: Stored) -> Mapping[str, Kind]:
     """The kinds of the fields of `State` that are stored so, by name."""
-    kinds = {field.name: field.metadata["kind"] for field in dataclasses.fields(State)}
-    return {name: kind for name, kind in kinds.items() if kind.stored in stored}
+    return {name: kind for name, kind in _kinds(State).items() if kind.stored in stored}
+
+
+@functools.cache
+def _kinds(state: type[State]) -> Mapping[str, Kind]:
+    return {field.name: field.metadata["kind"] for field in dataclasses.fields(state)}
 
 
 def layout(version: int) -> str:
