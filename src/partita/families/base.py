@@ -229,6 +229,10 @@ class Family(eqx.Module):
         ]
         return ends[0], ends[1]
 
+    def part(self, name: str) -> "Family | None":
+        """Its independent component with this name, if there is one."""
+        return None
+
     def precision_range(self, other: Self) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """The smallest and largest ratio, over all directions, of its precision to that of another, proper member."""
         raise SettingsError(

@@ -1,7 +1,6 @@
 """The normal–gamma family: coefficients and the precision of the noise around them, jointly."""
 
 import dataclasses
-import math
 from typing import NamedTuple, Self, TypedDict
 
 import jax
@@ -14,6 +13,7 @@ from partita.families.full_gaussian import FullGaussian, symmetric
 from partita.families.gamma import Gamma
 from partita.families.gamma import Moments as GammaMoments
 from partita.families.gamma import Standard as ShapeMean
+from partita.families.gaussian import LOG_2PI
 from partita.families.gaussian import Standard as MeanVariance
 from partita.families.layout import Layout
 
@@ -92,13 +92,16 @@ class NormalGamma(Family):
         rate = self.rate - self.precision_mean @ self.gaussian.mean / 2
         return Gamma(self.exponent - self.precision_mean.size / 2, rate)
 
+    def noisy_predictor(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], Float[Array, " n"], Gamma]:
+        return *self.gaussian.project(x), self.gamma
+
     def statistics(self, theta: Coefficients) -> Moments:
         beta, tau = theta["coefficients"], theta["precision"]
         return Moments(jnp.log(tau), -tau, tau * beta, -tau * jnp.outer(beta, beta) / 2)
 
     def log_normaliser(self) -> Float[Array, ""]:
         half_log_det = jnp.sum(jnp.log(jnp.diagonal(jnp.linalg.cholesky(self.precision))))
-        return self.gamma.log_normaliser() - half_log_det + self.precision_mean.size * math.log(2 * math.pi) / 2
+        return self.gamma.log_normaliser() - half_log_det + self.precision_mean.size * LOG_2PI / 2
 
     def is_proper(self) -> Bool[Array, ""]:
         return self.is_finite() & self.gaussian.is_proper() & self.gamma.is_proper()

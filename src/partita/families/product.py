@@ -24,6 +24,9 @@ class Product(Family):
     def __getitem__(self, name: str) -> Family:
         return self.components[name]
 
+    def part(self, name: str) -> Family | None:
+        return self.components.get(name)
+
     def statistics(self, theta: Theta) -> PyTree:
         return {name: family.statistics(theta[name]) for name, family in self.components.items()}
 

@@ -26,15 +26,12 @@ class Model(eqx.Module):
     expectation: eqx.AbstractVar[Expectation]
     positive: ClassVar[tuple[str, ...]] = ()
     """The names of positive leaves, such as a standard deviation; they are learned on the log scale."""
+    predicts_classes: ClassVar[bool] = False
+    """Whether the response is the probability of a class."""
 
     @abc.abstractmethod
     def log_density(self, theta: Theta, datum: PyTree) -> Float[Array, ""]:
         """The log density log p(y_n | θ) of one row."""
-
-    @property
-    def predicts_classes(self) -> bool:
-        """Whether the response is the probability of a class."""
-        return False
 
     def check(self, data: PyTree) -> None:
         """Raises an `InputError` that names the first invalid row; `data` are NumPy arrays."""

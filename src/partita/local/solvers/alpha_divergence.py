@@ -46,14 +46,11 @@ class AlphaDivergence(LBFGS):
 
     alpha: float = 0.5
     rule: GridQuadrature | MonteCarlo = GridQuadrature()
+    estimates_evidence = True
 
     def __check_init__(self) -> None:
         if isinstance(self.alpha, int | float) and not 0 < self.alpha < 1:
             raise SettingsError(f"α must be above 0 and below 1, not {self.alpha}: for α = 1 use MomentMatching.")
-
-    @property
-    def estimates_evidence(self) -> bool:
-        return True
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         return super().init(self.alpha_problem(problem), key)

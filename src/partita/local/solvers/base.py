@@ -3,7 +3,7 @@
 import abc
 import enum
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from partita.families import Family
 from partita.local.objective import Problem
+from partita.numerics.trees import where
 
 
 class Outcome(enum.IntEnum):
@@ -73,11 +74,8 @@ class Solver(eqx.Module):
     """
 
     max_steps: eqx.AbstractVar[int]
-
-    @property
-    def estimates_evidence(self) -> bool:
-        """Whether Z_q = ∫ p(θ) Π t_m(θ) dθ estimates p(y), as in power EP; `free_energy` is then the log mass of q."""
-        return False
+    estimates_evidence: ClassVar[bool] = False
+    """Whether Z_q = ∫ p(θ) Π t_m(θ) dθ estimates p(y), as in power EP; `free_energy` is then the log mass of q."""
 
     @property
     def matched_power(self) -> float | None:
@@ -161,11 +159,15 @@ def line_search(
         better = trial.is_proper() & (value >= floor)
         within = problem.within(trial)
         rose = better & within
-        chosen, value = jax.tree.map(lambda a, b: jnp.where(rose, a, b), (trial, value), (q, free_energy))
+        chosen, value = where(rose, (trial, value), (q, free_energy))
         return LineSearchResult(chosen, value, rose, index + 1, found.limited | (better & ~within)), index + 1
 
-    start = LineSearchResult(q, free_energy, jnp.asarray(False), jnp.asarray(0), jnp.asarray(False))
-    return jax.lax.while_loop(go_on, body, (start, jnp.asarray(0)))[0]
+    return jax.lax.while_loop(go_on, body, (unmoved(q, free_energy), jnp.asarray(0)))[0]
+
+
+def unmoved(q: Family, free_energy: Float[Array, ""]) -> LineSearchResult:
+    """The result of a line search that has not begun."""
+    return LineSearchResult(q, free_energy, jnp.asarray(False), jnp.asarray(0), jnp.asarray(False))
 
 
 def after(found: LineSearchResult, moved: Float[Array, ""], tolerance: float | Float[Array, ""]) -> Int[Array, ""]:

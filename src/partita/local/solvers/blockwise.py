@@ -11,6 +11,7 @@ from partita.errors import SettingsError
 from partita.families import Family
 from partita.local.objective import Problem
 from partita.local.solvers.base import Outcome, Progress, Solver
+from partita.numerics.trees import where
 
 
 class Blockwise(Solver):
@@ -48,7 +49,7 @@ class Blockwise(Solver):
             worst = jnp.where(solution.outcome == Outcome.CONVERGED, worst, solution.outcome)
         # each block's ball is around where that block began: the whole way is held within the one around the start
         within = problem.within(q)
-        q, value = jax.tree.map(lambda a, b: jnp.where(within, a, b), (q, value), (progress.q, progress.free_energy))
+        q, value = where(within, (q, value), (progress.q, progress.free_energy))
         worst = jnp.where(worst == Outcome.STEP_LIMIT, Outcome.RUNNING, worst)
         outcome = jnp.where(q.kl(progress.q) <= self.tolerance, worst, Outcome.RUNNING)
         return Progress(q, value, jnp.where(limited | ~within, Outcome.TRUST_REGION, outcome))

@@ -14,6 +14,7 @@ from partita.errors import SettingsError, unknown
 from partita.families import Family
 from partita.local.objective import Problem
 from partita.local.solvers.base import Outcome, Progress, Solver, running
+from partita.numerics.trees import where
 
 Coordinates = Literal["unconstrained", "natural"]
 Watched = Literal["free_energy", "ell"]
@@ -112,9 +113,9 @@ class Gradient(Solver):
         stopped = (outcome == Outcome.TRUST_REGION) | (outcome == Outcome.IMPROPER)
         if self._exact(problem):
             better = -negative >= best_value
-            best, best_value = _where(better, (q, -negative), (best, best_value))
-        moved = _where(stopped, memory.coordinates, moved)
-        total, highest, flat = _where(
+            best, best_value = where(better, (q, -negative), (best, best_value))
+        moved = where(stopped, memory.coordinates, moved)
+        total, highest, flat = where(
             ends, (jnp.zeros_like(total), jnp.maximum(memory.best, mean), flat), (total, memory.best, memory.flat)
         )
         memory = Memory(moved, state, order, total, highest, flat)
@@ -125,7 +126,7 @@ class Gradient(Solver):
         value = problem.free_energy(last, jax.random.split(key, 3)[2])
         if not self._exact(problem):
             return progress._replace(q=last, free_energy=value)
-        q, value = _where(value >= progress.free_energy, (last, value), (progress.q, progress.free_energy))
+        q, value = where(value >= progress.free_energy, (last, value), (progress.q, progress.free_energy))
         return progress._replace(q=q, free_energy=value)
 
     def _admissible(self, problem: Problem, moved: PyTree) -> tuple[Bool[Array, ""], Bool[Array, ""]]:
@@ -220,7 +221,7 @@ class LBFGS(Solver):
         small = new - best_value <= self.tolerance * (1 + jnp.abs(new))
         outcome = jnp.where(rose, jnp.where(small, Outcome.CONVERGED, Outcome.RUNNING), Outcome.STALLED)
         outcome = jnp.where(within, outcome, Outcome.TRUST_REGION)
-        q, new = _where(rose, (q, new), (best, best_value))
+        q, new = where(rose, (q, new), (best, best_value))
         return Progress(q, new, outcome, (moved, state))
 
 
@@ -232,7 +233,3 @@ def to_coordinates(q: Family, coordinates: Coordinates) -> PyTree:
 def from_coordinates(like: Family, values: PyTree, coordinates: Coordinates) -> Family:
     """The member with these coordinates, for derivatives in them."""
     return values if coordinates == "natural" else like.at_unconstrained(values)
-
-
-def _where(condition: Array, first: PyTree, second: PyTree) -> PyTree:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), first, second)

@@ -11,21 +11,20 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from partita.data.shard import Shard
 from partita.errors import SettingsError, check_fraction
-from partita.expectations.capabilities import LinearInTable, LinearPredictor, offered
-from partita.families import FullGaussian, Gaussian, MeanFieldGaussian
+from partita.expectations.blocks import BLOCK, Block, over_blocks
+from partita.expectations.capabilities import LinearPredictor, offered
+from partita.families import Gaussian
 from partita.families.factor import Factor
-from partita.families.gaussian import Standard
+from partita.families.gaussian import Standard, gaussian
 from partita.local.objective import Problem
 from partita.local.solvers.base import Outcome, Progress, Solution, Solver, running, single_step_outcome
-from partita.local.solvers.newton import gram, over_blocks
+from partita.local.solvers.newton import gram, linear_start
 from partita.local.solvers.power import check_power
 from partita.models import Model
-from partita.models.glm import gaussian
+from partita.numerics.trees import where
 
 Scalar = Callable[[Array], Array]
 """A function of a predictor, elementwise."""
-BLOCK = 1024
-"""Rows per block, small enough for the CPU cache."""
 LOG_DENSITY_DROP = 32.0
 """The integration limits are where the log tilted density has fallen by this much from its mode."""
 MAX_GROWTH = 1.5
@@ -58,14 +57,13 @@ class Sites(eqx.Module):
     def product(self, like: Gaussian, shard: Shard) -> Factor:
         """Π_n s_n^(w_n), over rows of these weights."""
 
-        def sums(block: Shard) -> tuple[Array, Array, Array]:
-            x, site = block.data
-            weights = block.weights
-            if isinstance(like, MeanFieldGaussian):
+        def sums(block: Block) -> tuple[Array, Array, Array]:
+            (x, site), weights = block.data, block.weights
+            if like.precision.ndim == 1:
                 return weights @ site.shift, weights @ site.precision, weights @ site.log_scale
             return (weights * site.shift) @ x, gram(x, weights * site.precision, x), weights @ site.log_scale
 
-        shift, precision, log_scale = over_blocks(sums, Shard((shard.data.x, self), shard.weights, shard.rows))
+        shift, precision, log_scale = over_blocks(sums, dataclasses.replace(shard, data=(shard.data.x, self)))
         natural = eqx.tree_at(lambda g: (g.precision_mean, g.precision), like, (shift, precision))
         return Factor(natural, log_scale)
 
@@ -175,6 +173,7 @@ class PowerEP(Solver):
     in_turn: bool = eqx.field(static=True, default=True)
     """Whether sites are updated sequentially (starting from the context if it is proper) or in parallel."""
     points: int = eqx.field(static=True, default=96)
+    estimates_evidence = True
 
     def __check_init__(self) -> None:
         check_power(self.alpha)
@@ -183,25 +182,16 @@ class PowerEP(Solver):
             raise SettingsError(f"Power EP needs at least one pass, not {self.max_steps}.")
 
     @property
-    def estimates_evidence(self) -> bool:
-        return True
-
-    @property
     def matched_power(self) -> float | None:
         """That of a client of one row."""
         return None if self.in_turn or int(self.max_steps) > 1 else float(self.alpha)
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
-        if not isinstance(problem.model, LinearInTable):
-            raise SettingsError(f"Power EP needs a generalised linear model, not {type(problem.model).__name__}.")
-        if not isinstance(problem.start, MeanFieldGaussian | FullGaussian):
-            raise SettingsError(f"Power EP needs a Gaussian family, not {type(problem.start).__name__}.")
-        q, rows = problem.start, len(problem.shard.weights)
+        q, rows = linear_start(problem, "Power EP", "use MomentMatching or AlphaDivergence"), len(problem.shard.weights)
         if self.in_turn:
-            context = gaussian(problem.context.natural)
-            q = jax.tree.map(lambda a, b: jnp.where(problem.bounded(), a, b), context, q)
+            q = where(problem.bounded(), problem.context.natural, q)
         mean = q.precision_mean
-        shape = (rows, *mean.shape) if isinstance(q, MeanFieldGaussian) else (rows,)
+        shape = (rows, *mean.shape) if q.precision.ndim == 1 else (rows,)
         sites = Sites(jnp.zeros(shape, mean.dtype), jnp.zeros(shape, mean.dtype), jnp.zeros(rows, mean.dtype))
         damping = jnp.asarray(self.damping, mean.dtype)
         far = jnp.full_like(damping, jnp.inf)
@@ -210,7 +200,7 @@ class PowerEP(Solver):
 
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         q, memory = gaussian(progress.q), progress.memory
-        weighted = Shard(problem.shard.data, problem.weight * problem.shard.weights, problem.shard.rows)
+        weighted = dataclasses.replace(problem.shard, weights=problem.weight * problem.shard.weights)
         damping = memory.damping
         cavity = self.without_share(q, memory, weighted)
         sites, proper = self.pass_over(problem.model, weighted, cavity, memory.sites, damping)
@@ -225,11 +215,10 @@ class PowerEP(Solver):
         if not self.in_turn:
             return taken
         possible = jnp.isfinite(moved)
-        found = jax.tree.map(lambda a, b: jnp.where(possible, a, b), taken, progress)
+        found = where(possible, taken, progress)
         calm = possible & (moved <= MAX_GROWTH * memory.moved)
-        after = jnp.where(
-            calm, jnp.minimum(DAMPING_RECOVERY * damping, self.damping), jnp.maximum(damping / 2, MIN_DAMPING)
-        )
+        up, down = jnp.minimum(DAMPING_RECOVERY * damping, self.damping), jnp.maximum(damping / 2, MIN_DAMPING)
+        after = jnp.where(calm, up, down)
         seen = jnp.where(calm, jnp.minimum(moved, memory.moved), jnp.inf)
         return found._replace(memory=found.memory._replace(damping=after, moved=seen))
 
@@ -243,8 +232,7 @@ class PowerEP(Solver):
     def without_share(self, q: Gaussian, memory: Memory, shard: Shard) -> Gaussian:
         """q with a fraction α of one row's equal share of the previous factor removed."""
         cavity = q / gaussian(memory.rest.natural) ** (self.alpha / jnp.sum(shard.weights))
-        proper = cavity.is_proper()
-        return jax.tree.map(lambda a, b: jnp.where(proper, a, b), cavity, q)
+        return where(cavity.is_proper(), cavity, q)
 
     def pass_over(
         self, model: Model, shard: Shard, q: Gaussian, sites: Sites, damping: float | Float[Array, ""] = 1.0
@@ -265,8 +253,7 @@ class PowerEP(Solver):
             new, proper = match(q, datum, site, alpha)
             moved = Coordinates.of(q, datum.x).without(jax.tree.map(jnp.subtract, site, new), weight)
             proper &= jnp.all(moved.variance >= 0)
-            taken = moved.lift(q, datum.x), new
-            q, site = jax.tree.map(lambda a, b: jnp.where(proper, a, b), taken, (q, site))
+            q, site = where(proper, (moved.lift(q, datum.x), new), (q, site))
             return q, (site, proper)
 
         rows = (shard.data, sites, alphas)
@@ -328,7 +315,7 @@ def tilted(
     # a row of zeros has a predictor without variance
     known, tangent = jax.jvp(slope, (mean,), (jnp.ones_like(mean),))
     certain = Tilted(log_density(mean), known, -tangent)
-    return jax.tree.map(lambda a, b: jnp.where(variance == 0, a, b), certain, found)
+    return where(variance == 0, certain, found)
 
 
 Search = tuple[Array, Array, Array, Array, Array, Array]
