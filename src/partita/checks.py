@@ -163,11 +163,8 @@ def check_schedule(schedule: Schedule, clients: int = 5, turns: int = 100) -> No
         busy[list(chosen)] = True
         under_way = np.flatnonzero(busy)
         assert len(under_way), "nobody is at work"
-        answering = (
-            under_way
-            if schedule.answers_per_step is None
-            else generator.permutation(under_way)[: schedule.answers_per_step]
-        )
+        limit = schedule.answers_per_step
+        answering = under_way if limit is None else generator.permutation(under_way)[:limit]
         age += 1
         for k in answering:
             busy[k], age[k] = False, 0

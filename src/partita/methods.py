@@ -37,6 +37,7 @@ from partita.server.schedules import Asynchronous, Order, RandomSubset, Schedule
 
 Optimiser = Callable[..., optax.GradientTransformation]
 _NEWTON = Newton()
+_CAVITY = Cavity()
 _SCHEDULES: Mapping[str, Schedule] = {
     "sequential": Sequential(),
     "synchronous": Synchronous(),
@@ -65,9 +66,7 @@ def _method(
     solver: Solver,
     schedule: Schedule,
     aggregation: Aggregation,
-    context: Context | None = None,
-    start: Family | None = None,
-    passes: int | None = None,
+    context: Context = _CAVITY,
     learn: Sequence[str] = (),
     how: How = "coordinate",
     learning: Learning | None = None,
@@ -78,9 +77,7 @@ def _method(
         raise SettingsError(f"Hyperparameters to learn are a list of names, without other learning, not {learn!r}.")
     if learn:
         learning = learning_by_name(how, tuple(learn))
-    return Method(
-        solver, schedule, aggregation, context or Cavity(), start=start, passes=passes, learning=learning, **common
-    )
+    return Method(solver, schedule, aggregation, context, learning=learning, **common)
 
 
 def sequential(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Key
 
 from partita.errors import SettingsError
-from partita.families.base import Family, floating, positive
+from partita.families.base import Remembering, floating, positive
 from partita.families.full_gaussian import FullGaussian, symmetric
 from partita.families.gamma import Gamma
 from partita.families.gamma import Moments as GammaMoments
@@ -41,7 +41,7 @@ class Standard(NamedTuple):
     gamma: ShapeMean
 
 
-class NormalGamma(Family):
+class NormalGamma(Remembering):
     """β | τ ~ N(m, Λ⁻¹/τ) and τ ~ Gamma(a, b): conjugate to linear regression with noise of unknown precision τ.
 
     θ is a dict with `coefficients` β and `precision` τ. With statistics T(θ) = (log τ, −τ, τβ, −½τββᵀ) the natural
@@ -66,10 +66,8 @@ class NormalGamma(Family):
             raise SettingsError(
                 f"A mean of shape {mean.shape} and a covariance of shape {covariance.shape} do not match."
             )
-        gamma = Gamma.from_shape_rate(
-            positive(shape, "shape of a normal–gamma").astype(mean.dtype),
-            positive(rate, "rate of a normal–gamma").astype(mean.dtype),
-        )
+        shape, rate = positive(shape, "shape of a normal–gamma"), positive(rate, "rate of a normal–gamma")
+        gamma = Gamma.from_shape_rate(shape.astype(mean.dtype), rate.astype(mean.dtype))
         return cls.joined(FullGaussian.from_mean_covariance(mean, covariance), gamma)
 
     @classmethod
@@ -118,17 +116,11 @@ class NormalGamma(Family):
     def standard(self) -> Standard:
         return Standard(self.gaussian.standard(), self.gamma.standard())
 
-    def with_standard(self, standard: Standard) -> Self:
-        return self.at_standard(standard).plain()
-
     def at_standard(self, standard: Standard) -> Self:
         return self._made_of(self.gaussian.at_standard(standard.gaussian), self.gamma.at_standard(standard.gamma))
 
     def unconstrained(self) -> tuple:
         return self.gaussian.unconstrained(), self.gamma.unconstrained()
-
-    def with_unconstrained(self, unconstrained: tuple) -> Self:
-        return self.at_unconstrained(unconstrained).plain()
 
     def at_unconstrained(self, unconstrained: tuple) -> Self:
         gaussian, gamma = unconstrained

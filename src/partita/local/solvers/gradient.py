@@ -76,14 +76,8 @@ class Gradient(Solver):
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         coordinates = to_coordinates(problem.start, self.coordinates)
         low = jnp.asarray(-jnp.inf, jax.tree.leaves(problem.start)[0].dtype)
-        memory = Memory(
-            coordinates,
-            self.optimiser(self.learning_rate).init(coordinates),
-            jnp.arange(len(problem.shard.weights)),
-            jnp.zeros_like(low),
-            low,
-            jnp.asarray(0),
-        )
+        state, order = self.optimiser(self.learning_rate).init(coordinates), jnp.arange(len(problem.shard.weights))
+        memory = Memory(coordinates, state, order, jnp.zeros_like(low), low, jnp.asarray(0))
         return Progress(problem.start, low, running(), memory)
 
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
@@ -94,7 +88,7 @@ class Gradient(Solver):
         batch = eqx.tree_at(lambda p: p.shard, problem, shard)
 
         def loss(coordinates: PyTree) -> tuple[Float[Array, ""], tuple[Family, Float[Array, ""]]]:
-            q = problem.restrict(from_coordinates(problem.start, coordinates, self.coordinates))
+            q = self._member(problem, coordinates)
             ell = batch.ell(q, step_key)
             return -(ell + problem.negative_divergence(q)), (q.plain(), ell)
 
@@ -108,26 +102,23 @@ class Gradient(Solver):
         ends, mean = (index + 1) % window == 0, total / window
         flat = jnp.where(mean - memory.best < self.tolerance, memory.flat + 1, 0)
         outcome = jnp.where(ends & (flat >= self.patience), Outcome.CONVERGED, Outcome.RUNNING)
-        outcome = jnp.where(within, outcome, Outcome.TRUST_REGION)
-        outcome = jnp.where(proper, outcome, Outcome.IMPROPER)
-        stopped = (outcome == Outcome.TRUST_REGION) | (outcome == Outcome.IMPROPER)
+        outcome = jnp.where(proper, jnp.where(within, outcome, Outcome.TRUST_REGION), Outcome.IMPROPER)
         if self._exact(problem):
-            better = -negative >= best_value
-            best, best_value = where(better, (q, -negative), (best, best_value))
-        moved = where(stopped, memory.coordinates, moved)
-        total, highest, flat = where(
-            ends, (jnp.zeros_like(total), jnp.maximum(memory.best, mean), flat), (total, memory.best, memory.flat)
-        )
-        memory = Memory(moved, state, order, total, highest, flat)
-        return Progress(best, best_value, outcome, memory)
+            best, best_value = where(-negative >= best_value, (q, -negative), (best, best_value))
+        moved = where(proper & within, moved, memory.coordinates)
+        ended = jnp.zeros_like(total), jnp.maximum(memory.best, mean), flat
+        watched = where(ends, ended, (total, memory.best, memory.flat))
+        return Progress(best, best_value, outcome, Memory(moved, state, order, *watched))
 
     def finish(self, problem: Problem, progress: Progress, key: Key[Array, ""]) -> Progress:
-        last = problem.restrict(from_coordinates(problem.start, progress.memory.coordinates, self.coordinates)).plain()
-        value = problem.free_energy(last, jax.random.split(key, 3)[2])
-        if not self._exact(problem):
-            return progress._replace(q=last, free_energy=value)
-        q, value = where(value >= progress.free_energy, (last, value), (progress.q, progress.free_energy))
+        q = self._member(problem, progress.memory.coordinates).plain()
+        value = problem.free_energy(q, jax.random.split(key, 3)[2])
+        if self._exact(problem):
+            q, value = where(value >= progress.free_energy, (q, value), (progress.q, progress.free_energy))
         return progress._replace(q=q, free_energy=value)
+
+    def _member(self, problem: Problem, coordinates: PyTree) -> Family:
+        return problem.restrict(from_coordinates(problem.start, coordinates, self.coordinates))
 
     def _admissible(self, problem: Problem, moved: PyTree) -> tuple[Bool[Array, ""], Bool[Array, ""]]:
         """Whether the coordinates are those of a proper member, and whether it is in the trust region.
@@ -135,15 +126,13 @@ class Gradient(Solver):
         Unconstrained ones are proper if finite, unless leaves are cut from others that they depend on; and the region
         bounds improper contexts only: so neither is worked out at every step.
         """
-
-        def member() -> Family:
-            return problem.restrict(from_coordinates(problem.start, moved, self.coordinates))
-
         if self.coordinates == "natural" or problem.is_split():
-            proper = member().is_proper()
+            proper = self._member(problem, moved).is_proper()
         else:
             proper = jnp.isfinite(sum(jnp.sum(leaf) for leaf in jax.tree.leaves(moved)))
-        within = jax.lax.cond(problem.bounded(), lambda: jnp.asarray(True), lambda: problem.within(member()))
+        within = jax.lax.cond(
+            problem.bounded(), lambda: jnp.asarray(True), lambda: problem.within(self._member(problem, moved))
+        )
         return proper, within
 
     def _exact(self, problem: Problem) -> bool:
@@ -198,9 +187,8 @@ class LBFGS(Solver):
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         coordinates = problem.start.unconstrained()
-        start = problem.free_energy(problem.start, key)
         state = optax.lbfgs(memory_size=self.memory).init(coordinates)
-        return Progress(problem.start, start, running(), (coordinates, state))
+        return super().init(problem, key)._replace(memory=(coordinates, state))
 
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         best, best_value, _, (coordinates, state) = progress

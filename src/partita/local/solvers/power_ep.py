@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
@@ -23,7 +23,8 @@ from partita.local.solvers.power import check_power
 from partita.models import Model
 from partita.numerics.trees import where
 
-Scalar = Callable[[Array], Array]
+Number: TypeAlias = Float[Array, ""]
+Scalar: TypeAlias = Callable[[Array], Array]
 """A function of a predictor, elementwise."""
 LOG_DENSITY_DROP = 32.0
 """The integration limits are where the log tilted density has fallen by this much from its mode."""
@@ -71,9 +72,9 @@ class Sites(eqx.Module):
 class Coordinates(NamedTuple):
     """Means and variances of the coordinates u that one row's site is in, and f's direction in them."""
 
-    mean: Float[Array, ""] | Float[Array, " d"]
-    variance: Float[Array, ""] | Float[Array, " d"]
-    direction: Float[Array, ""] | Float[Array, " d"]
+    mean: Number | Float[Array, " d"]
+    variance: Number | Float[Array, " d"]
+    direction: Number | Float[Array, " d"]
 
     @classmethod
     def of(cls, q: Standard, x: Float[Array, " d"]) -> "Coordinates":
@@ -96,17 +97,17 @@ class Coordinates(NamedTuple):
             variance + jnp.outer(slope, slope) * (self.variance - spread),
         )
 
-    def without(self, site: Sites, alpha: Float[Array, ""]) -> "Coordinates":
+    def without(self, site: Sites, alpha: Number) -> "Coordinates":
         """The cavity q / s^α; its variances are not positive where it is improper."""
         left = 1 - alpha * site.precision * self.variance
         mean = (self.mean - alpha * site.shift * self.variance) / left
         return Coordinates(mean, self.variance / left, self.direction)
 
-    def predictor(self) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    def predictor(self) -> tuple[Number, Number]:
         """Mean and variance of f."""
         return jnp.sum(self.direction * self.mean), jnp.sum(jnp.square(self.direction) * self.variance)
 
-    def matched(self, tilted: "Tilted", alpha: Float[Array, ""]) -> tuple[Sites, Bool[Array, ""]]:
+    def matched(self, tilted: "Tilted", alpha: Number) -> tuple[Sites, Bool[Array, ""]]:
         """The site that gives cavity · s^α the tilted density's moments and mass, and whether there is one.
 
         Everything is divided by α beforehand: α → 0 is the fixed point's ∇_μ ell (`prop:pep-fp`), to rounding.
@@ -126,11 +127,11 @@ class Coordinates(NamedTuple):
 class Tilted(NamedTuple):
     """log Z of a row, with Z = E[p(y | f)^α], and its derivatives in the cavity's mean, all divided by α."""
 
-    log_mass: Float[Array, ""]
+    log_mass: Number
     """log Z."""
-    slope: Float[Array, ""]
+    slope: Number
     """∂ log Z."""
-    curvature: Float[Array, ""]
+    curvature: Number
     """−∂² log Z."""
 
 
@@ -143,10 +144,10 @@ class Memory(NamedTuple):
 
     It decays with the damping, and disappears after one undamped pass.
     """
-    damping: Float[Array, ""]
-    last: Float[Array, ""]
+    damping: Number
+    last: Number
     """KL of the last pass if it were undamped, in nats."""
-    moved: Float[Array, ""]
+    moved: Number
     """The smallest such KL since ρ was last halved."""
     skipped: Int[Array, ""]
     """The number of rows skipped in the last pass because no proper site was found."""
@@ -235,7 +236,7 @@ class PowerEP(Solver):
         return where(cavity.is_proper(), cavity, q)
 
     def pass_over(
-        self, model: Model, shard: Shard, q: Gaussian, sites: Sites, damping: float | Float[Array, ""] = 1.0
+        self, model: Model, shard: Shard, q: Gaussian, sites: Sites, damping: float | Number = 1.0
     ) -> tuple[Sites, Bool[Array, " n"]]:
         """Every row's new site, or its old one if the new one is improper, and whether it is proper.
 
@@ -243,7 +244,7 @@ class PowerEP(Solver):
         """
         alphas = self.alpha * jnp.where(shard.weights > 0, jnp.minimum(shard.weights, 1), 1)
 
-        def match(q: Standard, datum: PyTree, site: Sites, alpha: Float[Array, ""]) -> tuple[Sites, Bool[Array, ""]]:
+        def match(q: Standard, datum: PyTree, site: Sites, alpha: Number) -> tuple[Sites, Bool[Array, ""]]:
             cavity = Coordinates.of(q, datum.x).without(site, alpha)
             new, proper = cavity.matched(tilted(model, datum, *cavity.predictor(), alpha, self.points), alpha)
             return jax.tree.map(lambda a, b: jnp.where(proper, b + damping * (a - b), b), new, site), proper
@@ -264,14 +265,7 @@ class PowerEP(Solver):
         return jax.lax.map(lambda row: match(q.standard(), *row), rows, batch_size=BLOCK)
 
 
-def tilted(
-    model: Model,
-    datum: PyTree,
-    mean: Float[Array, ""],
-    variance: Float[Array, ""],
-    alpha: Float[Array, ""],
-    points: int,
-) -> Tilted:
+def tilted(model: Model, datum: PyTree, mean: Number, variance: Number, alpha: Number, points: int) -> Tilted:
     """The tilted density N(f; mean, variance) · p(y | f)^α of a row, integrated by the trapezoidal rule.
 
     For a smooth integrand that vanishes at both limits the error is exponentially small. Unlike Gauss–Hermite nodes on
@@ -322,7 +316,7 @@ Search = tuple[Array, Array, Array, Array, Array, Array]
 """The state of the mode search: position, bracket (low, high), last step, last gain, and iteration."""
 
 
-def mode(slope: Scalar, mean: Float[Array, ""], reach: Float[Array, ""]) -> Float[Array, ""]:
+def mode(slope: Scalar, mean: Number, reach: Number) -> Number:
     """Solves f = mean + reach · slope(f), where `slope` is the derivative of a concave function.
 
     Newton steps while they halve and stay in the bracket; otherwise bisection in arcsinh, which handles large values
@@ -352,7 +346,7 @@ def mode(slope: Scalar, mean: Float[Array, ""], reach: Float[Array, ""]) -> Floa
     return jax.lax.while_loop(go_on, narrow, start)[0]
 
 
-def ends(height: Scalar, mode: Float[Array, ""], reach: Float[Array, ""]) -> Float[Array, "2"]:
+def ends(height: Scalar, mode: Number, reach: Number) -> Float[Array, "2"]:
     """The points on either side of the mode where a concave function has fallen by about `LOG_DENSITY_DROP`.
 
     Newton steps from outside, combined with bisection towards the mode.
