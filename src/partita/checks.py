@@ -41,7 +41,9 @@ def check_family(q: Family, other: Family) -> None:
     _near(_distance(q**2 / q, q), 0, 1e-12, "q² / q is not q")
     factor = q / q**2
     # where θ is bounded, as probabilities are, 1/q may be proper: then 1 is, which lies between q and 1/q
-    assert _normalisable(q.one()) or not factor.is_proper(), "1/q is said to be proper"
+    one = q.one()
+    bounded = one.is_proper() and np.isfinite(one.log_normaliser())
+    assert bounded or not factor.is_proper(), "1/q is said to be proper"
     finite = bool(np.isfinite(factor.log_normaliser()))
     assert bool(factor.is_proper()) == finite, "1/q is proper and its A not finite, or the reverse"
     assert str(factor), "an improper factor does not print"
@@ -90,8 +92,8 @@ def check_family(q: Family, other: Family) -> None:
     log_probs = jax.jit(jax.vmap(q.log_prob))(draws)
     error = abs(log_probs.mean() + q.entropy()) / (log_probs.std() / np.sqrt(len(log_probs)) + 1e-12)
     assert error < 5.5, f"E[−log q] is not the entropy ({error:.1f} standard errors off)"
-    one = jax.tree.map(lambda leaf: leaf[0], draws)
-    trees = [jax.tree.structure(draw) for draw in (one, q.sample(jax.random.key(0)))]
+    first = jax.tree.map(lambda leaf: leaf[0], draws)
+    trees = [jax.tree.structure(draw) for draw in (first, q.sample(jax.random.key(0)))]
     assert trees[0] == trees[1], "one draw has another shape"
 
 
@@ -256,10 +258,6 @@ def bound(method: Method, model: Model, prior: Family, parts: Partition) -> Loca
     engine = LocalEngine(parts)
     engine.bind(method.recipe(model), prior)
     return engine
-
-
-def _normalisable(q: Family) -> bool:
-    return bool(q.is_proper()) and bool(np.isfinite(q.log_normaliser()))
 
 
 def _double(q: Family) -> None:

@@ -9,21 +9,13 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from partita.errors import SettingsError
-from partita.expectations.base import Derivatives, Expectation
-from partita.expectations.capabilities import (
-    ClosedForm,
-    ClosedPredictor,
-    Density,
-    DiscreteLatent,
-    LinearPredictor,
-    Rows,
-    offered,
-)
+from partita.expectations.base import Density, Derivatives, Expectation, Rows
+from partita.expectations.capabilities import ClosedForm, ClosedPredictor, DiscreteLatent, LinearPredictor, offered
 from partita.families import Family
 from partita.families.base import Theta
 from partita.families.capabilities import Spreading
 
-MAX_GRID_DIMENSIONS = 3
+MAX_DIMENSIONS = 3
 """The largest number of parameters for a grid."""
 
 
@@ -58,9 +50,7 @@ class Assignments(Expectation):
     bounds = True
 
     def rows(self, model: Density, q: Family, data: PyTree, key: Key[Array, ""]) -> Rows:
-        latent = offered(
-            model, DiscreteLatent, "discrete latent variable", "use the expectation Analytic or MonteCarlo"
-        )
+        latent = offered(model, DiscreteLatent, "discrete latent variable", "use Analytic or MonteCarlo")
         return jax.nn.logsumexp(latent.expected_joint_log_densities(q, data), axis=1)
 
 
@@ -118,10 +108,8 @@ class GridQuadrature(Expectation):
         sampler = q.sampler()
         if not isinstance(sampler, Spreading):
             raise SettingsError(f"A grid needs a Gaussian, not a {type(q).__name__}: use MonteCarlo.")
-        if (size := sum(leaf.size for leaf in jax.tree.leaves(sampler.mean))) > MAX_GRID_DIMENSIONS:
-            raise SettingsError(
-                f"A grid supports at most {MAX_GRID_DIMENSIONS} parameters, not {size}: use MonteCarlo."
-            )
+        if (size := sum(leaf.size for leaf in jax.tree.leaves(sampler.mean))) > MAX_DIMENSIONS:
+            raise SettingsError(f"A grid supports at most {MAX_DIMENSIONS} parameters, not {size}: use MonteCarlo.")
         nodes, masses = _rule(self.points)
         grid = np.stack(np.meshgrid(*[nodes] * size, indexing="ij"), axis=-1).reshape(-1, size)
         sums = functools.reduce(np.add.outer, [np.log(masses)] * size).reshape(-1)

@@ -118,7 +118,8 @@ class LocalReparameterisation(Sampled):
         return jax.tree.map(jnp.add, total, term(noise(pairs), shared)) if single else total
 
 
-Wanted = tuple[Density, Family, Rows]
+OfBlock: TypeAlias = Callable[[Block, Key[Array, ""]], PyTree]
+Wanted: TypeAlias = tuple[Density, Family, Rows]
 """The differentiable arguments: the model's parameters, q, and the row weights."""
 
 
@@ -171,13 +172,7 @@ def _scaled_gradient(gradient: PyTree, outer: Float[Array, ""], *_: Any) -> PyTr
     return jax.tree.map(lambda leaf: leaf * outer, gradient)
 
 
-def _by_blocks(
-    function: Callable[[Block, Key[Array, ""]], PyTree],
-    size: int | None,
-    data: PyTree,
-    weights: Rows,
-    key: Key[Array, ""],
-) -> PyTree:
+def _by_blocks(function: OfBlock, size: int | None, data: PyTree, weights: Rows, key: Key[Array, ""]) -> PyTree:
     """The sum of a function over equal blocks of at most so many rows, each with a key of its own."""
     count = len(weights)
     blocks = 1 if size is None else -(-count // size)

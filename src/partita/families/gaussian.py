@@ -88,9 +88,9 @@ class IndependentSampler(eqx.Module):
     sd: PyTree[Float[Array, "..."]]
 
     def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Theta:
-        leaves, treedef = jax.tree.flatten(self.mean)
-        keys = jax.tree.unflatten(treedef, list(jax.random.split(key, len(leaves))))
-        noise = jax.tree.map(lambda m, k: standard_normal(k, shape + m.shape, m.dtype), self.mean, keys)
+        noise = jax.tree.map(
+            lambda m, k: standard_normal(k, shape + m.shape, m.dtype), self.mean, _keys(key, self.mean)
+        )
         return jax.tree.map(lambda m, s, e: m + s * e, self.mean, self.sd, noise)
 
     def spread(self, noise: Float[Array, "s d"]) -> Theta:
@@ -125,13 +125,10 @@ class MeanFieldGaussian(Gaussian):
 
         From a wide q a network's gradients are mostly noise (`sec:experiments:fmnist`).
         """
-        leaves, treedef = jax.tree.flatten(zeros_of(like))
-        keys = jax.random.split(jax.random.key(seed), len(leaves))
-        means = [
-            jax.random.uniform(key, leaf.shape, leaf.dtype, -spread, spread)
-            for key, leaf in zip(keys, leaves, strict=True)
-        ]
-        return cls.from_mean_sd(jax.tree.unflatten(treedef, means), math.sqrt(variance))
+        zeros = zeros_of(like)
+        keys = _keys(jax.random.key(seed), zeros)
+        means = jax.tree.map(lambda m, k: jax.random.uniform(k, m.shape, m.dtype, -spread, spread), zeros, keys)
+        return cls.from_mean_sd(means, math.sqrt(variance))
 
     @property
     def mean(self) -> Theta:
@@ -202,13 +199,11 @@ class MeanFieldGaussian(Gaussian):
         def shift(m: Array, b: Array, p: Array, mean: bool, precision: bool) -> Array:
             return (b if precision else b - p * m) if mean else jnp.zeros_like(b)
 
-        def tightening(m: Array, v: Array, b: Array, p: Array, mean: bool, precision: bool) -> Array:
+        def tighten(m: Array, v: Array, b: Array, p: Array, mean: bool, precision: bool) -> Array:
             return (p if mean else p - 2 * m * b / (v + 2 * m**2)) if precision else jnp.zeros_like(p)
 
         ways = direction.precision_mean, direction.precision, free.precision_mean, free.precision
-        return type(self)(
-            jax.tree.map(shift, self.mean, *ways), jax.tree.map(tightening, self.mean, self.variance, *ways)
-        )
+        return type(self)(jax.tree.map(shift, self.mean, *ways), jax.tree.map(tighten, self.mean, self.variance, *ways))
 
     def entropy(self) -> Float[Array, ""]:
         return _total(lambda p: (1 + LOG_2PI - jnp.log(p)) / 2, self.precision)
@@ -222,6 +217,12 @@ class MeanFieldGaussian(Gaussian):
     def project(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         check_vector(self.precision)
         return x @ self.mean, jnp.sum(jnp.square(x) * self.variance, axis=-1)
+
+
+def _keys(key: Key[Array, ""], tree: PyTree) -> PyTree:
+    """A key for every leaf."""
+    leaves, treedef = jax.tree.flatten(tree)
+    return jax.tree.unflatten(treedef, list(jax.random.split(key, len(leaves))))
 
 
 def _total(function: Callable[..., Array], *trees: PyTree) -> Float[Array, ""]:
@@ -238,10 +239,7 @@ def zeros_of(like: Theta | int) -> Theta:
 
 
 def gaussian(
-    q: Family,
-    who: str = "A linear predictor",
-    instead: str = "use the expectation MonteCarlo",
-    error: type[InputError] = DataError,
+    q: Family, who: str = "A linear predictor", instead: str = "use MonteCarlo", error: type[InputError] = DataError
 ) -> Gaussian:
     """q if it is Gaussian; otherwise raises an `InputError` with who needs it, and what to use instead."""
     if not isinstance(q, Projected):

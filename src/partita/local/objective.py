@@ -48,9 +48,8 @@ class Problem(eqx.Module):
         """The candidate with the fixed leaves reset to those of `start`."""
         if self.free is None:
             return candidate
-        return jax.tree.map(
-            lambda free, a, b: a if free else b, self._freedom(self.free), candidate.plain(), self.start
-        )
+        free = self._freedom(self.free)
+        return jax.tree.map(lambda kept, a, b: a if kept else b, free, candidate.plain(), self.start)
 
     def is_split(self) -> bool:
         """Whether leaves are free while others stay that are not independent of them: see `Family.restricted`."""

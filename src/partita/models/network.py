@@ -1,6 +1,7 @@
 """Multi-layer networks with ReLU units, for classification and regression."""
 
 import abc
+import itertools
 from typing import ClassVar, NamedTuple
 
 import equinox as eqx
@@ -41,10 +42,8 @@ class Network(Model):
 
     def template(self) -> Theta:
         """A θ of zeros, to build a prior on."""
-        return tuple(
-            {"bias": jnp.zeros(m), "weight": jnp.zeros((m, n))}
-            for n, m in zip(self.widths[:-1], self.widths[1:], strict=True)
-        )
+        sizes = itertools.pairwise(self.widths)
+        return tuple({"bias": jnp.zeros(m), "weight": jnp.zeros((m, n))} for n, m in sizes)
 
     def outputs(self, theta: Theta, x: Float[Array, "n d"]) -> Float[Array, "n c"]:
         """The last layer's outputs at θ."""

@@ -116,11 +116,8 @@ def mean_and_scale(q: Gaussian, problem: Problem, memory: Memory) -> tuple[Path,
             spread = jnp.diag(jnp.sum(jnp.square(low) * rows.variance.astype(jnp.float32)[:, None], axis=0))
         else:
             spread = gram(low, rows.variance, low) * correlation
-        return first, (
-            gram(low, rows.mean_mean, low),
-            gram(low, rows.mean_variance, by_sd),
-            gram(by_sd, rows.variance_variance, by_sd) + 2 * spread,
-        )
+        across, within = gram(low, rows.mean_variance, by_sd), gram(by_sd, rows.variance_variance, by_sd) + 2 * spread
+        return first, (gram(low, rows.mean_mean, low), across, within)
 
     def gradient(by_mean: Array, by_sd: Array) -> Float[Array, " p"]:
         by_mean = by_mean + context.precision_mean - times(context.precision, mean)

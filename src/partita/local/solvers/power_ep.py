@@ -92,10 +92,8 @@ class Coordinates(NamedTuple):
         before = variance @ x
         spread = jnp.where(x @ before > 0, x @ before, 1)
         slope = before / spread
-        return Standard(
-            mean + slope * (self.mean - x @ mean),
-            variance + jnp.outer(slope, slope) * (self.variance - spread),
-        )
+        moved = mean + slope * (self.mean - x @ mean)
+        return Standard(moved, variance + jnp.outer(slope, slope) * (self.variance - spread))
 
     def without(self, site: Sites, alpha: Number) -> "Coordinates":
         """The cavity q / s^α; its variances are not positive where it is improper."""
