@@ -139,8 +139,7 @@ def check_solver(solver: Solver, model: Model, prior: Family, data: PyTree, star
     before = problem.free_energy(start, key)
     solution = jax.jit(solver.solve)(problem, key)
     assert solution.q.is_proper(), "the solver ended at an improper member"
-    outcome = Outcome(int(solution.outcome))
-    assert outcome is not Outcome.RUNNING, "the solver gives no reason why it stopped"
+    assert int(solution.outcome) != Outcome.RUNNING, "the solver gives no reason why it stopped"
     assert 1 <= int(solution.steps) <= solver.max_steps, "the number of steps is not from 1 to max_steps"
     if model.expectation.deterministic:
         ratio = problem.free_energy(solution.q, key) / solution.free_energy

@@ -80,9 +80,8 @@ def sequential(
     factors of clients that have not answered yet are estimated during the first pass.
     """
     product = server.Backtracking(damping, monitor_free_energy=True) if backtracking else server.Damped(damping)
-    return _method(
-        solver, Sequential(order), server.Anticipating(product) if anticipating else product, start=start, **common
-    )
+    aggregation = server.Anticipating(product) if anticipating else product
+    return _method(solver, Sequential(order), aggregation, start=start, **common)
 
 
 def synchronous(
@@ -124,9 +123,8 @@ def power_ep(
         raise unknown("schedule", schedule, _SCHEDULES)
     if damping is None and schedule == "sequential":
         damping = 1.0
-    return _method(
-        PowerEP(alpha=alpha, max_steps=passes), _SCHEDULES[schedule], server.Damped(damping), start=start, **common
-    )
+    solver = PowerEP(alpha=alpha, max_steps=passes)
+    return _method(solver, _SCHEDULES[schedule], server.Damped(damping), start=start, **common)
 
 
 def expectation_propagation(
@@ -145,9 +143,8 @@ def double_loop(alpha: float = 0.5, points: int = 20, **common: Unpack[Common]) 
 
     For any model of up to three parameters; moments are computed on a grid of `points` nodes per parameter.
     """
-    return _method(
-        MomentMatching(alpha=alpha, rule=GridQuadrature(points)), Synchronous(), server.DoubleLoop(alpha), **common
-    )
+    solver = MomentMatching(alpha=alpha, rule=GridQuadrature(points))
+    return _method(solver, Synchronous(), server.DoubleLoop(alpha), **common)
 
 
 def snep(

@@ -23,7 +23,6 @@ class Density(Protocol):
         """The log density log p(y_n | θ) of one row."""
 
 
-@runtime_checkable
 class Predictor(Protocol):
     """Rows that depend on θ through a scalar predictor f_n, which is Gaussian under q."""
 

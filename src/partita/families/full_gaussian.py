@@ -108,8 +108,7 @@ class FullGaussian(Gaussian):
 
     def unconstrained(self) -> Unconstrained:
         lower = jnp.linalg.cholesky(self.covariance)
-        logs = jnp.diag(jnp.log(jnp.diagonal(lower)))
-        return Unconstrained(self._vector_mean(), jnp.tril(lower, -1) + logs)
+        return Unconstrained(self._vector_mean(), jnp.tril(lower, -1) + jnp.diag(jnp.log(jnp.diagonal(lower))))
 
     def with_unconstrained(self, unconstrained: Unconstrained) -> Self:
         mean, log_sd = unconstrained
@@ -122,8 +121,7 @@ class FullGaussian(Gaussian):
         return Moments(mean, -(jnp.outer(mean, mean) + self.covariance) / 2)
 
     def with_mean_parameters(self, mean: Moments) -> Self:
-        covariance = -2 * mean.second - jnp.outer(mean.first, mean.first)
-        return self.with_standard(Standard(mean.first, covariance))
+        return self.with_standard(Standard(mean.first, -2 * mean.second - jnp.outer(mean.first, mean.first)))
 
     def pull_back(self, gradient: Standard) -> Self:
         curvature = -(gradient.variance + gradient.variance.T)

@@ -88,14 +88,12 @@ class IndependentSampler(eqx.Module):
     sd: PyTree[Float[Array, "..."]]
 
     def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Theta:
-        noise = jax.tree.map(
-            lambda m, k: standard_normal(k, shape + m.shape, m.dtype), self.mean, _keys(key, self.mean)
-        )
+        keys = _keys(key, self.mean)
+        noise = jax.tree.map(lambda m, k: standard_normal(k, shape + m.shape, m.dtype), self.mean, keys)
         return jax.tree.map(lambda m, s, e: m + s * e, self.mean, self.sd, noise)
 
     def spread(self, noise: Float[Array, "s d"]) -> Theta:
-        each = Layout.of(self.mean).unravel(noise)
-        return jax.tree.map(lambda m, s, e: m + s * e, self.mean, self.sd, each)
+        return jax.tree.map(lambda m, s, e: m + s * e, self.mean, self.sd, Layout.of(self.mean).unravel(noise))
 
 
 class MeanFieldGaussian(Gaussian):
@@ -149,8 +147,7 @@ class MeanFieldGaussian(Gaussian):
         return _total(lambda b, p: b**2 / (2 * p) - jnp.log(p) / 2 + LOG_2PI / 2, self.precision_mean, self.precision)
 
     def is_proper(self) -> Bool[Array, ""]:
-        positive = [jnp.all(p > 0) for p in jax.tree.leaves(self.precision)]
-        return self.is_finite() & jnp.all(jnp.array(positive))
+        return self.is_finite() & jnp.all(jnp.array([jnp.all(p > 0) for p in jax.tree.leaves(self.precision)]))
 
     def precision_range(self, other: Self) -> tuple[Float[Array, ""], Float[Array, ""]]:
         ratios = jax.tree.leaves(jax.tree.map(jnp.divide, self.precision, other.precision))

@@ -62,10 +62,9 @@ class NormalGamma(Remembering):
         """The member with this mean m, covariance Λ⁻¹ where the precision is 1, and this gamma for the precision."""
         mean = floating(mean)
         covariance = jnp.asarray(covariance, mean.dtype)
-        if mean.ndim != 1 or covariance.shape != (mean.size, mean.size):
-            raise SettingsError(
-                f"A mean of shape {mean.shape} and a covariance of shape {covariance.shape} do not match."
-            )
+        square = covariance.shape
+        if mean.ndim != 1 or square != (mean.size, mean.size):
+            raise SettingsError(f"A mean of shape {mean.shape} and a covariance of shape {square} do not match.")
         shape, rate = positive(shape, "shape of a normal–gamma"), positive(rate, "rate of a normal–gamma")
         gamma = Gamma.from_shape_rate(shape.astype(mean.dtype), rate.astype(mean.dtype))
         return cls.joined(FullGaussian.from_mean_covariance(mean, covariance), gamma)
@@ -74,8 +73,7 @@ class NormalGamma(Remembering):
     def joined(cls, gaussian: FullGaussian, gamma: Gamma) -> Self:
         """The member with this gamma for τ, and this Gaussian for β given τ = 1."""
         shift, precision = gaussian.precision_mean, gaussian.precision
-        rate = gamma.rate + shift @ gaussian.mean / 2
-        return cls(gamma.exponent + shift.size / 2, rate, shift, precision)
+        return cls(gamma.exponent + shift.size / 2, gamma.rate + shift @ gaussian.mean / 2, shift, precision)
 
     @property
     def gaussian(self) -> FullGaussian:

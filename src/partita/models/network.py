@@ -42,8 +42,8 @@ class Network(Model):
 
     def template(self) -> Theta:
         """A θ of zeros, to build a prior on."""
-        sizes = itertools.pairwise(self.widths)
-        return tuple({"bias": jnp.zeros(m), "weight": jnp.zeros((m, n))} for n, m in sizes)
+        layers = itertools.pairwise(self.widths)
+        return tuple({"bias": jnp.zeros(m), "weight": jnp.zeros((m, n))} for n, m in layers)
 
     def outputs(self, theta: Theta, x: Float[Array, "n d"]) -> Float[Array, "n c"]:
         """The last layer's outputs at θ."""

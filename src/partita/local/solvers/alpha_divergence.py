@@ -32,8 +32,7 @@ class AlphaProblem(Problem):
             context = inner(self.context.natural, q.statistics(one)) + self.context.log_scale
             return self.weight * (self.shard.weights @ rows) + context - q.log_prob(one)
 
-        ratios = jax.lax.map(log_ratio, theta)
-        return jax.nn.logsumexp(log_masses + self.alpha * ratios) / self.alpha
+        return jax.nn.logsumexp(log_masses + self.alpha * jax.lax.map(log_ratio, theta)) / self.alpha
 
 
 class AlphaDivergence(LBFGS):

@@ -1,5 +1,6 @@
 """Gradient ascent with any optax optimiser, and L-BFGS (`sec:optim:offtheshelf`)."""
 
+import functools
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -126,14 +127,12 @@ class Gradient(Solver):
         Unconstrained ones are proper if finite, unless leaves are cut from others that they depend on; and the region
         bounds improper contexts only: so neither is worked out at every step.
         """
+        member = functools.partial(self._member, problem, moved)
         if self.coordinates == "natural" or problem.is_split():
-            proper = self._member(problem, moved).is_proper()
+            proper = member().is_proper()
         else:
             proper = jnp.isfinite(sum(jnp.sum(leaf) for leaf in jax.tree.leaves(moved)))
-        within = jax.lax.cond(
-            problem.bounded(), lambda: jnp.asarray(True), lambda: problem.within(self._member(problem, moved))
-        )
-        return proper, within
+        return proper, jax.lax.cond(problem.bounded(), lambda: jnp.asarray(True), lambda: problem.within(member()))
 
     def _exact(self, problem: Problem) -> bool:
         all_rows = self._size(problem.shard) == len(problem.shard.weights)
@@ -194,8 +193,7 @@ class LBFGS(Solver):
         best, best_value, _, (coordinates, state) = progress
 
         def loss(trial: PyTree) -> Float[Array, ""]:
-            q = problem.restrict(problem.start.at_unconstrained(trial))
-            value = -problem.free_energy(q, key)
+            value = -problem.free_energy(problem.restrict(problem.start.at_unconstrained(trial)), key)
             return jnp.where(jnp.isfinite(value), value, jnp.inf)
 
         optimiser = optax.lbfgs(memory_size=self.memory)

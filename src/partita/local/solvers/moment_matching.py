@@ -86,15 +86,13 @@ class MomentMatching(Solver):
         If a grid has not converged, the tilted density may have no moments.
         """
         start, alpha = Factor.of(problem.start), self.power(problem)
-        said = start / problem.context
-        mass = Factor(progress.q.one(), progress.free_energy - alpha * said.log_scale)
+        mass = Factor(progress.q.one(), progress.free_energy - alpha * (start / problem.context).log_scale)
         whole = start * (self.towards(problem.start, progress.memory) * mass) ** (1 / alpha)
         lost = jnp.asarray(self.rule.deterministic) & (progress.outcome == Outcome.RUNNING)
         outcome = jnp.where(lost, Outcome.NO_MOMENTS, progress.outcome)
         if not self.rule.deterministic:
             outcome = single_step_outcome(self.max_steps, outcome)
-        found = outcome != Outcome.NO_MOMENTS
-        whole = where(found, whole, start)
+        whole = where(outcome != Outcome.NO_MOMENTS, whole, start)
         log_mass = jnp.where(whole.natural.is_proper(), whole.natural.log_normaliser() + whole.log_scale, 0)
         return Progress(whole.natural, log_mass, outcome)
 

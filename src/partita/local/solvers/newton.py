@@ -60,8 +60,7 @@ class Newton(Solver):
         mean, spread = q.project(problem.shard.data.x)
 
         def tight() -> LineSearchResult:
-            narrow = jnp.full_like(spread, 1e-4)
-            laplace = with_precision(q, optimal_precision(q, problem, mean, narrow))
+            laplace = with_precision(q, optimal_precision(q, problem, mean, jnp.full_like(spread, 1e-4)))
             return line_search(problem, q, progress.free_energy, lambda _: laplace, 1, key)
 
         found = jax.lax.cond(jnp.mean(spread) > 1, tight, lambda: unmoved(q, progress.free_energy))
@@ -178,8 +177,7 @@ def scales(q: Gaussian) -> tuple[Float[Array, " d"], Float[Array, " d"], Float[A
 
 def with_precision(q: Gaussian, precision: Array) -> Gaussian:
     """q with another precision around the same mean."""
-    shift = times(precision, q.standard().mean)
-    return eqx.tree_at(lambda g: (g.precision_mean, g.precision), q, (shift, precision))
+    return dataclasses.replace(q, precision_mean=times(precision, q.standard().mean), precision=precision)
 
 
 def times(precision: Array, vector: Float[Array, " d"]) -> Float[Array, " d"]:

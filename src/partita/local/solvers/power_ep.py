@@ -65,8 +65,7 @@ class Sites(eqx.Module):
             return (weights * site.shift) @ x, gram(x, weights * site.precision, x), weights @ site.log_scale
 
         shift, precision, log_scale = over_blocks(sums, dataclasses.replace(shard, data=(shard.data.x, self)))
-        natural = eqx.tree_at(lambda g: (g.precision_mean, g.precision), like, (shift, precision))
-        return Factor(natural, log_scale)
+        return Factor(dataclasses.replace(like, precision_mean=shift, precision=precision), log_scale)
 
 
 class Coordinates(NamedTuple):
@@ -306,8 +305,7 @@ def tilted(model: Model, datum: PyTree, mean: Number, variance: Number, alpha: N
     found = jax.tree.map(lambda leaf: jnp.where(seen, leaf, jnp.nan), found)
     # a row of zeros has a predictor without variance
     known, tangent = jax.jvp(slope, (mean,), (jnp.ones_like(mean),))
-    certain = Tilted(log_density(mean), known, -tangent)
-    return where(variance == 0, certain, found)
+    return where(variance == 0, Tilted(log_density(mean), known, -tangent), found)
 
 
 Search = tuple[Array, Array, Array, Array, Array, Array]
