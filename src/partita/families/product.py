@@ -2,6 +2,7 @@
 
 import functools
 import operator
+from collections.abc import Callable
 from typing import Any, Self
 
 import jax
@@ -10,21 +11,6 @@ from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from partita.errors import SettingsError
 from partita.families.base import Family, Theta
-
-
-def _values(method: str) -> Any:
-    """A method that gives what the components' own give, by their names."""
-    return lambda self, *parts: self.by_name(method, *parts)
-
-
-def _members(method: str) -> Any:
-    """A method that gives the product of what the components' own give."""
-    return lambda self, *parts: type(self)(self.by_name(method, *parts))
-
-
-def _total(method: str) -> Any:
-    """A method that gives the sum of what the components' own give."""
-    return lambda self, *parts: functools.reduce(operator.add, self.by_name(method, *parts).values())
 
 
 class Product(Family):
@@ -40,30 +26,14 @@ class Product(Family):
     def __getitem__(self, name: str) -> Family:
         return self.components[name]
 
-    def by_name(self, method: str, *parts: PyTree) -> dict[str, Any]:
-        """What a method of the components gives, each with its part of the arguments."""
-        named = self.components.items()
-        return {name: getattr(family, method)(*(part[name] for part in parts)) for name, family in named}
-
     def part(self, name: str) -> Family | None:
         return self.components.get(name)
 
-    statistics = _values("statistics")
-    standard = _values("standard")
-    unconstrained = _values("unconstrained")
-    mean_parameters = _values("mean_parameters")
-    with_standard = _members("with_standard")
-    at_standard = _members("at_standard")
-    with_unconstrained = _members("with_unconstrained")
-    at_unconstrained = _members("at_unconstrained")
-    plain = _members("plain")
-    with_mean_parameters = _members("with_mean_parameters")
-    pull_back = _members("pull_back")
-    restricted = _members("restricted")
-    symmetrised = _members("symmetrised")
-    log_normaliser = _total("log_normaliser")
-    entropy = _total("entropy")
-    kl = _total("kl")
+    def statistics(self, theta: Theta) -> PyTree:
+        return {name: family.statistics(theta[name]) for name, family in self.components.items()}
+
+    def log_normaliser(self) -> Float[Array, ""]:
+        return self._total(lambda family: family.log_normaliser())
 
     def is_proper(self) -> Bool[Array, ""]:
         return jnp.all(jnp.array([family.is_proper() for family in self.components.values()]))
@@ -73,12 +43,55 @@ class Product(Family):
         named = sorted(self.components.items())
         return {name: family.sample(k, shape) for k, (name, family) in zip(keys, named, strict=True)}
 
+    def standard(self) -> PyTree:
+        return {name: family.standard() for name, family in self.components.items()}
+
+    def with_standard(self, standard: PyTree) -> Self:
+        return self._map(lambda family, value: family.with_standard(value), standard)
+
+    def at_standard(self, standard: PyTree) -> Self:
+        return self._map(lambda family, value: family.at_standard(value), standard)
+
+    def unconstrained(self) -> PyTree:
+        return {name: family.unconstrained() for name, family in self.components.items()}
+
+    def with_unconstrained(self, unconstrained: PyTree) -> Self:
+        return self._map(lambda family, value: family.with_unconstrained(value), unconstrained)
+
+    def at_unconstrained(self, unconstrained: PyTree) -> Self:
+        return self._map(lambda family, value: family.at_unconstrained(value), unconstrained)
+
+    def plain(self) -> Self:
+        return type(self)({name: family.plain() for name, family in self.components.items()})
+
+    def mean_parameters(self) -> PyTree:
+        return {name: family.mean_parameters() for name, family in self.components.items()}
+
+    def with_mean_parameters(self, mean: PyTree) -> Self:
+        return self._map(lambda family, value: family.with_mean_parameters(value), mean)
+
+    def pull_back(self, gradient: PyTree) -> Self:
+        return self._map(lambda family, value: family.pull_back(value), gradient)
+
     def is_split(self, free: Self) -> bool:
         return any(family.is_split(free[name]) for name, family in self.components.items())
 
+    def restricted(self, direction: Self, free: Self) -> Self:
+        parts = self.components.items()
+        return type(self)({name: family.restricted(direction[name], free[name]) for name, family in parts})
+
+    def entropy(self) -> Float[Array, ""]:
+        return self._total(lambda family: family.entropy())
+
+    def kl(self, other: Self) -> Float[Array, ""]:
+        return functools.reduce(operator.add, [family.kl(other[name]) for name, family in self.components.items()])
+
     def precision_range(self, other: Self) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        lows, highs = zip(*self.by_name("precision_range", other).values(), strict=True)
-        return jnp.min(jnp.array(lows)), jnp.max(jnp.array(highs))
+        ranges = [family.precision_range(other[name]) for name, family in self.components.items()]
+        return jnp.min(jnp.array([low for low, _ in ranges])), jnp.max(jnp.array([high for _, high in ranges]))
+
+    def symmetrised(self) -> Self:
+        return type(self)({name: family.symmetrised() for name, family in self.components.items()})
 
     def has_scale(self) -> bool:
         return any(family.has_scale() for family in self.components.values())
@@ -87,15 +100,20 @@ class Product(Family):
         """Components without a scale, such as a gamma, are unchanged."""
         if not self.has_scale():
             return super().stretched(scale)
-        parts = self.components.items()
-        return type(self)({name: part.stretched(scale[name]) if part.has_scale() else part for name, part in parts})
+        return self._map(lambda family, value: family.stretched(value) if family.has_scale() else family, scale)
 
     def moments(self) -> tuple[Theta, Theta]:
-        return _unzipped({name: family.moments() for name, family in self.components.items()})
+        return self._pair(lambda family: family.moments())
 
     def interval(self, mass: float = 0.95) -> tuple[Theta, Theta]:
-        return _unzipped({name: family.interval(mass) for name, family in self.components.items()})
+        return self._pair(lambda family: family.interval(mass))
 
+    def _map(self, function: Callable[[Any, PyTree], Family], values: PyTree) -> Self:
+        return type(self)({name: function(family, values[name]) for name, family in self.components.items()})
 
-def _unzipped(pairs: dict[str, tuple[Theta, Theta]]) -> tuple[Theta, Theta]:
-    return {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}
+    def _pair(self, function: Callable[[Family], tuple[Theta, Theta]]) -> tuple[Theta, Theta]:
+        pairs = {name: function(family) for name, family in self.components.items()}
+        return {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}
+
+    def _total(self, function: Callable[[Family], Float[Array, ""]]) -> Float[Array, ""]:
+        return functools.reduce(operator.add, map(function, self.components.values()))
