@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Bool, Float, Key, PyTree
 
 from partita.errors import SettingsError
+from partita.numerics.trees import all_finite
 
 Theta: TypeAlias = Any
 """One value of the parameters, or a batch of values."""
@@ -260,7 +261,7 @@ class Family(eqx.Module):
 
     def is_finite(self) -> Bool[Array, ""]:
         """Whether every natural parameter is a finite number."""
-        return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(self)]))
+        return all_finite(self)
 
     def size(self) -> int:
         """The number of natural parameters."""

@@ -14,6 +14,7 @@ from partita.local.objective import Problem
 from partita.local.solvers import Outcome, Solver
 from partita.models import Model
 from partita.numerics.compiled import Compiled
+from partita.numerics.trees import all_finite
 
 RESIDUAL_UNDEFINED = (Outcome.TRUST_REGION, Outcome.IMPROPER, Outcome.NO_MOMENTS)
 """Solver outcomes after which a small residual does not indicate a fixed point."""
@@ -133,9 +134,7 @@ def _answer(
     delta = Factor(scaled.natural, jnp.where(proper, scaled.log_scale + solution.log_mass, 0))
     held_back = jnp.isin(solution.outcome, jnp.array(RESIDUAL_UNDEFINED)) | ~proper
     value, gradient = jax.value_and_grad(ell)(hyper) if hyper else (ell(hyper), hyper)
-    scalars = jnp.stack([delta.log_scale, solution.free_energy])
-    numbers = [jnp.all(jnp.isfinite(leaf)) for leaf in (scalars, *jax.tree.leaves(gradient))]
-    finite = delta.natural.is_finite() & jnp.all(jnp.array(numbers))
+    finite = all_finite((delta, solution.free_energy, gradient))
     residual = jnp.where(held_back, jnp.inf, jnp.maximum(solution.q.kl(q), solution.left))
     solved = (solution.steps, solution.outcome, jnp.asarray(solution.skipped))
     return Reply(delta, Info(value, solution.free_energy, residual, *solved, finite), gradient)

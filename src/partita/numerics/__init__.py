@@ -1,1 +1,1 @@
-"""Compilation, random numbers, and choices between pytrees."""
+"""Compilation, random numbers, and pytrees."""

@@ -1,8 +1,13 @@
-"""Choices between pytrees."""
+"""Pytrees as a whole: choices between them, and whether they are finite."""
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
+
+
+def all_finite(tree: PyTree) -> Bool[Array, ""]:
+    """Whether every number in every leaf is finite."""
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
 
 
 def where(condition: Bool[Array, ""], first: PyTree, second: PyTree) -> PyTree:

@@ -21,7 +21,7 @@ from partita.local.solvers.base import Outcome, Progress, Solution, Solver, runn
 from partita.local.solvers.newton import gram, linear_start
 from partita.local.solvers.power import check_power
 from partita.models import Model
-from partita.numerics.trees import where
+from partita.numerics.trees import all_finite, where
 
 Number: TypeAlias = Float[Array, ""]
 Scalar: TypeAlias = Callable[[Array], Array]
@@ -117,8 +117,7 @@ class Coordinates(NamedTuple):
         exponent = shift * self.mean - precision * self.mean**2 / 2 + alpha * self.variance * shift**2 / 2
         mass = jnp.sum(exponent / (1 + growth) - jnp.log1p(growth) / (2 * alpha))
         site = Sites(shift, precision, tilted.log_mass - mass)
-        finite = jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(site)])
-        return site, jnp.all(left > 0) & jnp.all(self.variance >= 0) & jnp.all(finite)
+        return site, jnp.all(left > 0) & jnp.all(self.variance >= 0) & all_finite(site)
 
 
 class Tilted(NamedTuple):
