@@ -41,7 +41,9 @@ def check_family(q: Family, other: Family) -> None:
     _near(_distance(q**2 / q, q), 0, 1e-12, "q² / q is not q")
     factor = q / q**2
     # where θ is bounded, as probabilities are, 1/q may be proper: then 1 is, which lies between q and 1/q
-    assert _normalisable(q.one()) or not factor.is_proper(), "1/q is said to be proper"
+    one = q.one()
+    bounded = one.is_proper() and np.isfinite(one.log_normaliser())
+    assert bounded or not factor.is_proper(), "1/q is said to be proper"
     finite = bool(np.isfinite(factor.log_normaliser()))
     assert bool(factor.is_proper()) == finite, "1/q is proper and its A not finite, or the reverse"
     assert str(factor), "an improper factor does not print"
@@ -90,8 +92,8 @@ def check_family(q: Family, other: Family) -> None:
     log_probs = jax.jit(jax.vmap(q.log_prob))(draws)
     error = abs(log_probs.mean() + q.entropy()) / (log_probs.std() / np.sqrt(len(log_probs)) + 1e-12)
     assert error < 5.5, f"E[−log q] is not the entropy ({error:.1f} standard errors off)"
-    one = jax.tree.map(lambda leaf: leaf[0], draws)
-    trees = [jax.tree.structure(draw) for draw in (one, q.sample(jax.random.key(0)))]
+    first = jax.tree.map(lambda leaf: leaf[0], draws)
+    trees = [jax.tree.structure(draw) for draw in (first, q.sample(jax.random.key(0)))]
     assert trees[0] == trees[1], "one draw has another shape"
 
 
@@ -137,8 +139,7 @@ def check_solver(solver: Solver, model: Model, prior: Family, data: PyTree, star
     before = problem.free_energy(start, key)
     solution = jax.jit(solver.solve)(problem, key)
     assert solution.q.is_proper(), "the solver ended at an improper member"
-    outcome = Outcome(int(solution.outcome))
-    assert outcome is not Outcome.RUNNING, "the solver gives no reason why it stopped"
+    assert int(solution.outcome) != Outcome.RUNNING, "the solver gives no reason why it stopped"
     assert 1 <= int(solution.steps) <= solver.max_steps, "the number of steps is not from 1 to max_steps"
     if model.expectation.deterministic:
         ratio = problem.free_energy(solution.q, key) / solution.free_energy
@@ -163,11 +164,8 @@ def check_schedule(schedule: Schedule, clients: int = 5, turns: int = 100) -> No
         busy[list(chosen)] = True
         under_way = np.flatnonzero(busy)
         assert len(under_way), "nobody is at work"
-        answering = (
-            under_way
-            if schedule.answers_per_step is None
-            else generator.permutation(under_way)[: schedule.answers_per_step]
-        )
+        limit = schedule.answers_per_step
+        answering = under_way if limit is None else generator.permutation(under_way)[:limit]
         age += 1
         for k in answering:
             busy[k], age[k] = False, 0
@@ -259,10 +257,6 @@ def bound(method: Method, model: Model, prior: Family, parts: Partition) -> Loca
     engine = LocalEngine(parts)
     engine.bind(method.recipe(model), prior)
     return engine
-
-
-def _normalisable(q: Family) -> bool:
-    return bool(q.is_proper()) and bool(np.isfinite(q.log_normaliser()))
 
 
 def _double(q: Family) -> None:

@@ -5,7 +5,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
 import optax
 
@@ -17,31 +17,17 @@ from partita.hyper.learning import How, Learning, learning_by_name
 from partita.local.context import Cavity, Context, NoDeletion, Prior, Proximal, SplitPrior
 from partita.local.solvers import MomentMatching, NaturalGradient, Newton, PowerEP, Solver
 from partita.models import Model
-from partita.server.aggregation import (
-    Aggregation,
-    Anticipating,
-    Averaging,
-    Backtracking,
-    Damped,
-    DoubleLoop,
-    Incremental,
-    Mean,
-    ServerOptimiser,
-    Shared,
-    StochasticLoop,
-    agile_adam,
-)
+from partita.server import aggregation as server
 from partita.server.method import Method
 from partita.server.run import Result, run
 from partita.server.schedules import Asynchronous, Order, RandomSubset, Schedule, Sequential, Synchronous
 
-Optimiser = Callable[..., optax.GradientTransformation]
+Optimiser: TypeAlias = Callable[..., optax.GradientTransformation]
+Turns: TypeAlias = Literal["sequential", "synchronous", "asynchronous"]
+Start: TypeAlias = Family | None
 _NEWTON = Newton()
-_SCHEDULES: Mapping[str, Schedule] = {
-    "sequential": Sequential(),
-    "synchronous": Synchronous(),
-    "asynchronous": Asynchronous(),
-}
+_CAVITY = Cavity()
+_SCHEDULES = {"sequential": Sequential(), "synchronous": Synchronous(), "asynchronous": Asynchronous()}
 
 
 class Common(TypedDict, total=False):
@@ -64,10 +50,8 @@ class Common(TypedDict, total=False):
 def _method(
     solver: Solver,
     schedule: Schedule,
-    aggregation: Aggregation,
-    context: Context | None = None,
-    start: Family | None = None,
-    passes: int | None = None,
+    aggregation: server.Aggregation,
+    context: Context = _CAVITY,
     learn: Sequence[str] = (),
     how: How = "coordinate",
     learning: Learning | None = None,
@@ -78,9 +62,7 @@ def _method(
         raise SettingsError(f"Hyperparameters to learn are a list of names, without other learning, not {learn!r}.")
     if learn:
         learning = learning_by_name(how, tuple(learn))
-    return Method(
-        solver, schedule, aggregation, context or Cavity(), start=start, passes=passes, learning=learning, **common
-    )
+    return Method(solver, schedule, aggregation, context, learning=learning, **common)
 
 
 def sequential(
@@ -89,7 +71,7 @@ def sequential(
     damping: float | None = 1.0,
     backtracking: bool = False,
     anticipating: bool = False,
-    start: Family | None = None,
+    start: Start = None,
     **common: Unpack[Common],
 ) -> Method:
     """Sequential PVI (`sec:pvi:pvi_flavours`): one client at a time, by default undamped.
@@ -97,38 +79,39 @@ def sequential(
     With `backtracking` the damping is halved until the free energy does not fall; with `anticipating` the missing
     factors of clients that have not answered yet are estimated during the first pass.
     """
-    product = Backtracking(damping, monitor_free_energy=True) if backtracking else Damped(damping)
-    return _method(solver, Sequential(order), Anticipating(product) if anticipating else product, start=start, **common)
+    product = server.Backtracking(damping, monitor_free_energy=True) if backtracking else server.Damped(damping)
+    aggregation = server.Anticipating(product) if anticipating else product
+    return _method(solver, Sequential(order), aggregation, start=start, **common)
 
 
 def synchronous(
     solver: Solver = _NEWTON,
     damping: float | None = None,
     backtracking: bool = False,
-    start: Family | None = None,
+    start: Start = None,
     **common: Unpack[Common],
 ) -> Method:
     """Synchronous PVI (`sec:pvi:pvi_flavours`): all clients in parallel, by default with damping 1/M.
 
     With `backtracking` the damping is halved until the free energy does not fall.
     """
-    product = Backtracking(damping, monitor_free_energy=True) if backtracking else Damped(damping)
+    product = server.Backtracking(damping, monitor_free_energy=True) if backtracking else server.Damped(damping)
     return _method(solver, Synchronous(), product, start=start, **common)
 
 
 def asynchronous(
-    solver: Solver = _NEWTON, damping: float | None = None, start: Family | None = None, **common: Unpack[Common]
+    solver: Solver = _NEWTON, damping: float | None = None, start: Start = None, **common: Unpack[Common]
 ) -> Method:
     """Asynchronous PVI (`sec:pvi:pvi_flavours`): each answer is aggregated on arrival, by default with damping 1/M."""
-    return _method(solver, Asynchronous(), Damped(damping), start=start, **common)
+    return _method(solver, Asynchronous(), server.Damped(damping), start=start, **common)
 
 
 def power_ep(
     alpha: float = 0.5,
-    schedule: Literal["sequential", "synchronous", "asynchronous"] = "sequential",
+    schedule: Turns = "sequential",
     damping: float | None = None,
     passes: int = 100,
-    start: Family | None = None,
+    start: Start = None,
     **common: Unpack[Common],
 ) -> Method:
     """Power EP (`alg:pep`) of a generalised linear model, with a site for every row.
@@ -140,14 +123,15 @@ def power_ep(
         raise unknown("schedule", schedule, _SCHEDULES)
     if damping is None and schedule == "sequential":
         damping = 1.0
-    return _method(PowerEP(alpha=alpha, max_steps=passes), _SCHEDULES[schedule], Damped(damping), start=start, **common)
+    solver = PowerEP(alpha=alpha, max_steps=passes)
+    return _method(solver, _SCHEDULES[schedule], server.Damped(damping), start=start, **common)
 
 
 def expectation_propagation(
-    schedule: Literal["sequential", "synchronous", "asynchronous"] = "sequential",
+    schedule: Turns = "sequential",
     damping: float | None = None,
     passes: int = 100,
-    start: Family | None = None,
+    start: Start = None,
     **common: Unpack[Common],
 ) -> Method:
     """Expectation propagation (Minka 2001): power EP with α = 1."""
@@ -159,7 +143,8 @@ def double_loop(alpha: float = 0.5, points: int = 20, **common: Unpack[Common]) 
 
     For any model of up to three parameters; moments are computed on a grid of `points` nodes per parameter.
     """
-    return _method(MomentMatching(alpha=alpha, rule=GridQuadrature(points)), Synchronous(), DoubleLoop(alpha), **common)
+    solver = MomentMatching(alpha=alpha, rule=GridQuadrature(points))
+    return _method(solver, Synchronous(), server.DoubleLoop(alpha), **common)
 
 
 def snep(
@@ -177,7 +162,7 @@ def snep(
     """
     solver = MomentMatching(alpha=alpha, rule=MonteCarlo(samples), max_steps=1)
     schedule = Synchronous() if participants is None else RandomSubset(participants)
-    return _method(solver, schedule, StochasticLoop(alpha, step, outer), **common)
+    return _method(solver, schedule, server.StochasticLoop(alpha, step, outer), **common)
 
 
 def stochastic_power_ep(
@@ -186,7 +171,7 @@ def stochastic_power_ep(
     order: Order = "random",
     participants: int = 1,
     rows: bool = True,
-    start: Family | None = None,
+    start: Start = None,
     **common: Unpack[Common],
 ) -> Method:
     """Stochastic power EP (`alg:spep`; Li et al. 2015): one tied factor for all clients, damped by ρ (1/M if None).
@@ -197,44 +182,41 @@ def stochastic_power_ep(
     """
     solver = PowerEP(alpha=alpha, max_steps=1, in_turn=False) if rows else MomentMatching(alpha=alpha)
     schedule = Sequential(order) if participants == 1 else RandomSubset(participants)
-    return _method(solver, schedule, Shared(damping), Prior(rescaled=True), start=start, **common)
+    return _method(solver, schedule, server.Shared(damping), Prior(rescaled=True), start=start, **common)
 
 
 def global_vi(
-    optimiser: Optimiser = optax.adam,
-    learning_rate: float = 1e-2,
-    start: Family | None = None,
-    **common: Unpack[Common],
+    optimiser: Optimiser = optax.adam, learning_rate: float = 1e-2, start: Start = None, **common: Unpack[Common]
 ) -> Method:
     """Global VI without pooling rows (`prop:local-global-fp`, Ashman et al. 2022): a round is one optimiser step.
 
     Clients reply with one undamped fixed-point change; their sum is ∇_μ F, and the server takes the step. The iterates
     are those of the optimiser on pooled rows, whatever the number of clients.
     """
-    return _method(NaturalGradient(), Synchronous(), ServerOptimiser(optimiser, learning_rate, start), **common)
+    return _method(NaturalGradient(), Synchronous(), server.ServerOptimiser(optimiser, learning_rate, start), **common)
 
 
 def stochastic_global_vi(
     optimiser: Optimiser = optax.adam,
     learning_rate: float = 1e-2,
     order: Order = "random",
-    start: Family | None = None,
+    start: Start = None,
     **common: Unpack[Common],
 ) -> Method:
     """Stochastic global VI (`sec:experiments`, `eq:stoch-global`; Hoffman et al. 2013): a step on one client's rows.
 
     They are weighted by N/N_k. The gradient is biased if clients' sizes differ, since all are visited equally often.
     """
-    server = ServerOptimiser(optimiser, learning_rate, start)
-    return _method(NaturalGradient(), Sequential(order), server, Prior(rescaled=True), **common)
+    steps = server.ServerOptimiser(optimiser, learning_rate, start)
+    return _method(NaturalGradient(), Sequential(order), steps, Prior(rescaled=True), **common)
 
 
 def incremental_vi(
-    optimiser: Optimiser = agile_adam,
+    optimiser: Optimiser = server.agile_adam,
     learning_rate: float = 1e-3,
     gain: float = 0.5,
     participants: int = 1,
-    start: Family | None = None,
+    start: Start = None,
     **common: Unpack[Common],
 ) -> Method:
     """Incremental global VI: a server-side optimiser on the sum of all clients' last gradients (SAG/SAGA).
@@ -243,37 +225,35 @@ def incremental_vi(
     VI and avoids its noise and bias with many heterogeneous clients; see `Incremental`.
     """
     schedule = Sequential("random") if participants == 1 else RandomSubset(participants)
-    return _method(NaturalGradient(), schedule, Incremental(optimiser, learning_rate, gain, start), **common)
+    return _method(NaturalGradient(), schedule, server.Incremental(optimiser, learning_rate, gain, start), **common)
 
 
-def bcm_same(solver: Solver = _NEWTON, start: Family | None = None, **common: Unpack[Common]) -> Method:
+def bcm_same(solver: Solver = _NEWTON, start: Start = None, **common: Unpack[Common]) -> Method:
     """The Bayesian committee machine in which every client has the whole prior (`sec:experiments`; Tresp 2000).
 
     One round of undamped synchronous PVI.
     """
-    return _method(solver, Synchronous(), Damped(), Prior(), start=start, passes=1, **common)
+    return _method(solver, Synchronous(), server.Damped(), Prior(), start=start, passes=1, **common)
 
 
-def bcm_split(solver: Solver = _NEWTON, start: Family | None = None, **common: Unpack[Common]) -> Method:
+def bcm_split(solver: Solver = _NEWTON, start: Start = None, **common: Unpack[Common]) -> Method:
     """The Bayesian committee machine in which a client has the share p^(N_k/N) of the prior (`sec:experiments`)."""
-    return _method(solver, Synchronous(), Damped(), SplitPrior(), start=start, passes=1, **common)
+    return _method(solver, Synchronous(), server.Damped(), SplitPrior(), start=start, passes=1, **common)
 
 
-def vcl(
-    solver: Solver = _NEWTON, order: Order = "fixed", start: Family | None = None, **common: Unpack[Common]
-) -> Method:
+def vcl(solver: Solver = _NEWTON, order: Order = "fixed", start: Start = None, **common: Unpack[Common]) -> Method:
     """Variational continual learning (`eq:vcl_objective`; Nguyen et al. 2018): one pass of sequential PVI."""
-    return _method(solver, Sequential(order), Damped(), NoDeletion(), start=start, passes=1, **common)
+    return _method(solver, Sequential(order), server.Damped(), NoDeletion(), start=start, passes=1, **common)
 
 
 def streaming_vb(
-    solver: Solver = _NEWTON, order: Order = "fixed", start: Family | None = None, **common: Unpack[Common]
+    solver: Solver = _NEWTON, order: Order = "fixed", start: Start = None, **common: Unpack[Common]
 ) -> Method:
     """Streaming VB (`sec:experiments`; Broderick et al. 2013): sequential PVI without the deletion step.
 
     Clients that are visited again count their rows again.
     """
-    return _method(solver, Sequential(order), Damped(), NoDeletion(), start=start, **common)
+    return _method(solver, Sequential(order), server.Damped(), NoDeletion(), start=start, **common)
 
 
 def bayesian_admm(
@@ -282,8 +262,8 @@ def bayesian_admm(
     mixing: float | None = None,
     step: float = 1.0,
     participants: int | None = None,
-    over: Mean = "all",
-    start: Family | None = None,
+    over: server.Mean = "all",
+    start: Start = None,
     **common: Unpack[Common],
 ) -> Method:
     """Bayesian ADMM (Möllenhoff et al. 2025): a KL penalty keeps clients close to the average of their answers.
@@ -292,7 +272,7 @@ def bayesian_admm(
     round `participants` random clients answer, or all. `start` is the server's initial posterior.
     """
     schedule = Synchronous() if participants is None else RandomSubset(participants)
-    return _method(solver, schedule, Averaging(penalty, mixing, step, over, start), Proximal(penalty), **common)
+    return _method(solver, schedule, server.Averaging(penalty, mixing, step, over, start), Proximal(penalty), **common)
 
 
 NAMED: Mapping[str, Callable[..., Method]] = {

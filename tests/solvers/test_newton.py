@@ -14,9 +14,9 @@ from partita import (
     PoissonRegression,
     Product,
 )
+from partita.expectations.blocks import over_blocks
 from partita.families.factor import Factor
 from partita.local.solvers import Outcome
-from partita.local.solvers.newton import over_blocks
 from support.small_problems import FAMILIES, KEY, X, Y, problem, scipy_optimum, solve
 
 both_families = pytest.mark.parametrize("family", FAMILIES)

@@ -1,7 +1,7 @@
 """How is E_q[log p(y | θ)] computed? Each member gives the expected log density of every row."""
 
 import abc
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -9,60 +9,46 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
 from partita.errors import SettingsError
-from partita.expectations.capabilities import Density
+from partita.expectations.capabilities import Density, Rows
 from partita.families import Family
 
 
 class Derivatives(NamedTuple):
     """Derivatives of each row's expected log density in the mean and the variance of its predictor."""
 
-    mean: Float[Array, " n"]
-    variance: Float[Array, " n"]
-    mean_mean: Float[Array, " n"]
-    mean_variance: Float[Array, " n"]
-    variance_variance: Float[Array, " n"]
+    mean: Rows
+    variance: Rows
+    mean_mean: Rows
+    mean_variance: Rows
+    variance_variance: Rows
 
 
 class Expectation(eqx.Module):
     """A rule for E_q[log p(y_n | θ)], row by row."""
 
+    deterministic: ClassVar[bool] = True
+    """Whether the answer does not depend on the key."""
+    draws_predictors: ClassVar[bool] = False
+    """Whether it draws each row's predictor instead of θ; predictions then do as well."""
+    bounds: ClassVar[bool] = False
+    """Whether it is a lower bound on the expectation, rather than the expectation itself."""
+
     @abc.abstractmethod
-    def rows(self, model: Density, q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
+    def rows(self, model: Density, q: Family, data: PyTree, key: Key[Array, ""]) -> Rows:
         """The expected log density of each row; `key` is used by the stochastic members only."""
 
-    def total(
-        self, model: Density, q: Family, data: PyTree, weights: Float[Array, " n"], key: Key[Array, ""]
-    ) -> Float[Array, ""]:
+    def total(self, model: Density, q: Family, data: PyTree, weights: Rows, key: Key[Array, ""]) -> Float[Array, ""]:
         """The weighted sum of the rows' expected log densities."""
         return weights @ self.rows(model, q, data, key)
 
-    @property
-    def deterministic(self) -> bool:
-        """Whether the answer does not depend on the key."""
-        return True
-
-    @property
-    def draws_predictors(self) -> bool:
-        """Whether it draws each row's predictor instead of θ; predictions then do as well."""
-        return False
-
-    @property
-    def bounds(self) -> bool:
-        """Whether it is a lower bound on the expectation, rather than the expectation itself."""
-        return False
-
-    def at_predictor(
-        self, model: Density, mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
-    ) -> Float[Array, " n"]:
+    def at_predictor(self, model: Density, mean: Rows, variance: Rows, data: PyTree) -> Rows:
         """The same, given mean and variance of each row's Gaussian linear predictor."""
         raise SettingsError(
             f"{type(self).__name__} does not work on the linear predictor: "
             "use GaussHermite, or Analytic where there is a closed form."
         )
 
-    def derivatives(
-        self, model: Density, mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
-    ) -> Derivatives:
+    def derivatives(self, model: Density, mean: Rows, variance: Rows, data: PyTree) -> Derivatives:
         """First and second derivatives of `at_predictor`, row by row."""
 
         def slopes(mean: Array, variance: Array) -> tuple[Array, Array]:

@@ -3,13 +3,16 @@
 A model offers a capability by having its methods; there is nothing to register, and no stub that raises.
 """
 
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from jaxtyping import Array, Float, PyTree
 
 from partita.errors import SettingsError
 from partita.families import Family
 from partita.families.base import Theta
+
+Rows: TypeAlias = Float[Array, " n"]
+"""A number for each row."""
 
 
 @runtime_checkable
@@ -18,20 +21,21 @@ class Density(Protocol):
 
     def log_density(self, theta: Theta, datum: PyTree) -> Float[Array, ""]:
         """The log density log p(y_n | θ) of one row."""
-        ...
+
+
+class Predictor(Protocol):
+    """Rows that depend on θ through a scalar predictor f_n, which is Gaussian under q."""
+
+    def predictor(self, q: Family, data: PyTree) -> tuple[Rows, Rows]:
+        """Mean and variance under q of each row's predictor."""
 
 
 @runtime_checkable
-class LinearPredictor(Protocol):
-    """Rows that depend on θ through a scalar predictor f_n, which is Gaussian under q."""
+class LinearPredictor(Predictor, Protocol):
+    """The density of a row given such a predictor."""
 
-    def predictor(self, q: Family, data: PyTree) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
-        """Mean and variance under q of each row's predictor."""
-        ...
-
-    def log_density_at(self, predictor: Array, data: PyTree) -> Float[Array, " n"]:
+    def log_density_at(self, predictor: Array, data: PyTree) -> Rows:
         """Every row's log p(y_n | f_n), given the predictors f; scalar predictors may have more axes behind."""
-        ...
 
 
 @runtime_checkable
@@ -40,31 +44,22 @@ class LinearInTable(LinearPredictor, Protocol):
 
     def log_link_density(self, f: Array, y: Array) -> Array:
         """The log density log p(y | f), elementwise."""
-        ...
 
 
 @runtime_checkable
-class ClosedPredictor(Protocol):
+class ClosedPredictor(Predictor, Protocol):
     """A closed form of the expectation for a Gaussian predictor."""
 
-    def predictor(self, q: Family, data: PyTree) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
-        """Mean and variance under q of each row's predictor."""
-        ...
-
-    def expected_log_density(
-        self, mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
-    ) -> Float[Array, " n"]:
+    def expected_log_density(self, mean: Rows, variance: Rows, data: PyTree) -> Rows:
         """E[log p(y_n | f_n)] in closed form for f_n ~ N(mean_n, variance_n)."""
-        ...
 
 
 @runtime_checkable
 class ClosedForm(Protocol):
     """A closed form of the expectation under q."""
 
-    def expected_log_densities(self, q: Family, data: PyTree) -> Float[Array, " n"]:
+    def expected_log_densities(self, q: Family, data: PyTree) -> Rows:
         """E_q[log p(y_n | θ)] of each row in closed form."""
-        ...
 
 
 @runtime_checkable
@@ -73,7 +68,6 @@ class DiscreteLatent(Protocol):
 
     def expected_joint_log_densities(self, q: Family, data: PyTree) -> Float[Array, "n k"]:
         """E_q[log p(y_n, z_n = k | θ)] of each row and each value of its latent variable."""
-        ...
 
 
 @runtime_checkable
@@ -82,46 +76,39 @@ class LocalDraws(Protocol):
 
     def shared(self, q: Family, data: PyTree) -> PyTree[Float[Array, "..."]]:
         """What all draws of the predictors share, such as means and variances."""
-        ...
 
     def noise_shape(self, shared: PyTree) -> tuple[int, ...]:
         """The shape of the standard normal noise that one draw of all predictors takes."""
-        ...
 
     def predictor_at(self, shared: PyTree, noise: Array) -> Array:
         """A draw of every row's predictor under q, independent across rows."""
-        ...
 
-    def log_density_at(self, predictor: Array, data: PyTree) -> Float[Array, " n"]:
+    def log_density_at(self, predictor: Array, data: PyTree) -> Rows:
         """Every row's log p(y_n | f_n), given the predictors f."""
-        ...
 
 
 @runtime_checkable
 class Response(Protocol):
     """A response to predict."""
 
-    def response(self, theta: Theta, x: Float[Array, "n d"]) -> Float[Array, " n"] | Float[Array, "n c"]:
+    def response(self, theta: Theta, x: Float[Array, "n d"]) -> Rows | Float[Array, "n c"]:
         """E[y | θ, x] of each row; class probabilities where y is a class."""
-        ...
 
 
 @runtime_checkable
 class LocalResponse(Protocol):
     """A response to predict, given predictors that can be drawn row by row."""
 
-    def response_at(self, predictor: Array) -> Float[Array, " n"] | Float[Array, "n c"]:
+    def response_at(self, predictor: Array) -> Rows | Float[Array, "n c"]:
         """E[y | f] of each row, given the predictors f."""
-        ...
 
 
 @runtime_checkable
 class ClosedResponse(Protocol):
     """A closed form of the prediction."""
 
-    def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Float[Array, " n"]:
+    def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Rows:
         """E_q E[y | θ, x], exactly or by a documented closed-form approximation."""
-        ...
 
 
 @runtime_checkable
@@ -130,7 +117,6 @@ class Template(Protocol):
 
     def template(self) -> Theta:
         """A θ of zeros, to build a prior on."""
-        ...
 
 
 Capability = TypeVar("Capability")

@@ -9,19 +9,13 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from partita.errors import SettingsError
-from partita.expectations.base import Derivatives, Expectation
-from partita.expectations.capabilities import (
-    ClosedForm,
-    ClosedPredictor,
-    Density,
-    DiscreteLatent,
-    LinearPredictor,
-    offered,
-)
-from partita.families import Family, Gaussian
+from partita.expectations.base import Density, Derivatives, Expectation, Rows
+from partita.expectations.capabilities import ClosedForm, ClosedPredictor, DiscreteLatent, LinearPredictor, offered
+from partita.families import Family
 from partita.families.base import Theta
+from partita.families.capabilities import Spreading
 
-MAX_GRID_DIMENSIONS = 3
+MAX_DIMENSIONS = 3
 """The largest number of parameters for a grid."""
 
 
@@ -36,14 +30,12 @@ def _linear(model: Density) -> LinearPredictor:
 class Analytic(Expectation):
     """A closed form that the model supplies."""
 
-    def rows(self, model: Density, q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
+    def rows(self, model: Density, q: Family, data: PyTree, key: Key[Array, ""]) -> Rows:
         if isinstance(model, ClosedForm):
             return model.expected_log_densities(q, data)
         return self.at_predictor(model, *_closed(model).predictor(q, data), data)
 
-    def at_predictor(
-        self, model: Density, mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
-    ) -> Float[Array, " n"]:
+    def at_predictor(self, model: Density, mean: Rows, variance: Rows, data: PyTree) -> Rows:
         return _closed(model).expected_log_density(mean, variance, data)
 
 
@@ -55,14 +47,10 @@ class Assignments(Expectation):
     factor of the expected statistics: the latent variables never leave the client, and nothing is kept between visits.
     """
 
-    @property
-    def bounds(self) -> bool:
-        return True
+    bounds = True
 
-    def rows(self, model: Density, q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
-        latent = offered(
-            model, DiscreteLatent, "discrete latent variable", "use the expectation Analytic or MonteCarlo"
-        )
+    def rows(self, model: Density, q: Family, data: PyTree, key: Key[Array, ""]) -> Rows:
+        latent = offered(model, DiscreteLatent, "discrete latent variable", "use Analytic or MonteCarlo")
         return jax.nn.logsumexp(latent.expected_joint_log_densities(q, data), axis=1)
 
 
@@ -75,22 +63,16 @@ class GaussHermite(Expectation):
 
     points: int = eqx.field(static=True, default=20)
 
-    def rows(self, model: Density, q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
+    def rows(self, model: Density, q: Family, data: PyTree, key: Key[Array, ""]) -> Rows:
         return self.at_predictor(model, *_linear(model).predictor(q, data), data)
 
-    def at_predictor(
-        self, model: Density, mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
-    ) -> Float[Array, " n"]:
-        nodes, masses = self._nodes(mean.dtype)
-        grid = mean[:, None] + root(variance)[:, None] * nodes
+    def at_predictor(self, model: Density, mean: Rows, variance: Rows, data: PyTree) -> Rows:
+        grid, _, masses = self._grid(mean, variance)
         return jnp.sum(_linear(model).log_density_at(grid, data) * masses, axis=1)
 
-    def derivatives(
-        self, model: Density, mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree
-    ) -> Derivatives:
+    def derivatives(self, model: Density, mean: Rows, variance: Rows, data: PyTree) -> Derivatives:
         """From the derivatives of log p(y | f) at the nodes, which is cheaper than differentiating the sum twice."""
-        nodes, masses = self._nodes(mean.dtype)
-        grid = mean[:, None] + root(variance)[:, None] * nodes
+        grid, nodes, masses = self._grid(mean, variance)
 
         def slope(f: Array) -> Array:
             return jax.jvp(lambda g: _linear(model).log_density_at(g, data), (f,), (jnp.ones_like(f),))[1]
@@ -105,9 +87,10 @@ class GaussHermite(Expectation):
         mean_variance = mean_sd / (2 * root(positive))
         return Derivatives(by_mean, by_variance, mean_mean, mean_variance, (sd_sd - 2 * by_variance) / (4 * positive))
 
-    def _nodes(self, dtype: np.dtype) -> tuple[Array, Array]:
-        nodes, masses = np.polynomial.hermite_e.hermegauss(self.points)
-        return jnp.asarray(nodes, dtype), jnp.asarray(masses / masses.sum(), dtype)
+    def _grid(self, mean: Rows, variance: Rows) -> tuple[Float[Array, "n s"], Float[Array, " s"], Float[Array, " s"]]:
+        """Values of each row's predictor, the nodes that they belong to, and their masses."""
+        nodes, masses = (jnp.asarray(each, mean.dtype) for each in _rule(self.points))
+        return mean[:, None] + root(variance)[:, None] * nodes, nodes, masses
 
 
 class GridQuadrature(Expectation):
@@ -115,29 +98,32 @@ class GridQuadrature(Expectation):
 
     points: int = eqx.field(static=True, default=20)
 
-    def rows(self, model: Density, q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
+    def rows(self, model: Density, q: Family, data: PyTree, key: Key[Array, ""]) -> Rows:
         each_row = jax.vmap(model.log_density, in_axes=(None, 0))
         theta, log_masses = self.nodes(q, key)
         return jnp.exp(log_masses) @ jax.vmap(lambda one: each_row(one, data))(theta)
 
     def nodes(self, q: Family, key: Key[Array, ""]) -> tuple[Theta, Float[Array, " s"]]:
         """Quadrature nodes for q, and their log weights."""
-        if not isinstance(q, Gaussian):
+        sampler = q.sampler()
+        if not isinstance(sampler, Spreading):
             raise SettingsError(f"A grid needs a Gaussian, not a {type(q).__name__}: use MonteCarlo.")
-        size = sum(leaf.size for leaf in jax.tree.leaves(q.precision_mean))
-        if size > MAX_GRID_DIMENSIONS:
-            raise SettingsError(
-                f"A grid supports at most {MAX_GRID_DIMENSIONS} parameters, not {size}: use MonteCarlo."
-            )
-        nodes, masses = np.polynomial.hermite_e.hermegauss(self.points)
+        if (size := sum(leaf.size for leaf in jax.tree.leaves(sampler.mean))) > MAX_DIMENSIONS:
+            raise SettingsError(f"A grid supports at most {MAX_DIMENSIONS} parameters, not {size}: use MonteCarlo.")
+        nodes, masses = _rule(self.points)
         grid = np.stack(np.meshgrid(*[nodes] * size, indexing="ij"), axis=-1).reshape(-1, size)
-        log_masses = np.log(masses / masses.sum())
-        sums = functools.reduce(np.add.outer, [log_masses] * size).reshape(-1)
+        sums = functools.reduce(np.add.outer, [np.log(masses)] * size).reshape(-1)
         dtype = jax.tree.leaves(q)[0].dtype
-        return q.sampler().spread(jnp.asarray(grid, dtype)), jnp.asarray(sums, dtype)
+        return sampler.spread(jnp.asarray(grid, dtype)), jnp.asarray(sums, dtype)
 
 
-def root(variance: Float[Array, " n"]) -> Float[Array, " n"]:
+def _rule(points: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes of the Gauss–Hermite rule for N(0, 1), and their masses."""
+    nodes, masses = np.polynomial.hermite_e.hermegauss(points)
+    return nodes, masses / masses.sum()
+
+
+def root(variance: Rows) -> Rows:
     """√variance with a finite derivative at 0 (for rows of zeros)."""
     positive = variance > 0
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1)), 0)

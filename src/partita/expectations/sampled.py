@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, ClassVar, TypeAlias
 
 import equinox as eqx
 import jax
@@ -10,15 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
+from partita.data.shard import Shard
 from partita.errors import SettingsError
 from partita.expectations.base import Expectation
-from partita.expectations.capabilities import Density, LocalDraws, offered
+from partita.expectations.blocks import BLOCK, Block, over_blocks, sum_of
+from partita.expectations.capabilities import Density, LocalDraws, Rows, offered
 from partita.families import Family
 from partita.families.base import Sampler, Theta
 from partita.numerics.noise import standard_normal
 
-BLOCK = 1024
-"""The largest number of rows per block, small enough for the CPU cache."""
+Term: TypeAlias = Callable[[Array, PyTree], PyTree]
+"""A function of noise and of what all draws share."""
 
 
 class Sampled(Expectation):
@@ -28,43 +30,33 @@ class Sampled(Expectation):
     """
 
     samples: eqx.AbstractVar[int]
+    deterministic = False
+    block: ClassVar[int | None] = None
+    """The largest number of rows per block; None if draws are shared by all rows."""
 
     def __check_init__(self) -> None:
         if self.samples < 1:
             raise SettingsError(f"The number of samples must be at least 1, not {self.samples}.")
-
-    @property
-    def deterministic(self) -> bool:
-        return False
-
-    @property
-    @abc.abstractmethod
-    def block(self) -> int | None:
-        """The largest number of rows per block; None if draws are shared by all rows."""
 
     @abc.abstractmethod
     def shared(self, model: Density, q: Family, data: PyTree) -> PyTree:
         """Precomputes what all draws have in common."""
 
     @abc.abstractmethod
-    def densities(self, model: Density, shared: PyTree, noise: Array, data: PyTree) -> Float[Array, " n"]:
+    def densities(self, model: Density, shared: PyTree, noise: Array, data: PyTree) -> Rows:
         """Every row's log density at one draw."""
 
     @abc.abstractmethod
-    def sum(
-        self, term: Callable[[Array, PyTree], PyTree], model: Density, shared: PyTree, key: Key[Array, ""]
-    ) -> PyTree:
+    def sum(self, term: Term, model: Density, shared: PyTree, key: Key[Array, ""]) -> PyTree:
         """The sum of a function of noise and precomputed values over all draws."""
 
-    def rows(self, model: Density, q: Family, data: PyTree, key: Key[Array, ""]) -> Float[Array, " n"]:
-        def term(noise: Array, shared: PyTree) -> Float[Array, " n"]:
+    def rows(self, model: Density, q: Family, data: PyTree, key: Key[Array, ""]) -> Rows:
+        def term(noise: Array, shared: PyTree) -> Rows:
             return self.densities(model, shared, noise, data)
 
         return self.sum(term, model, self.shared(model, q, data), key) / self.samples
 
-    def total(
-        self, model: Density, q: Family, data: PyTree, weights: Float[Array, " n"], key: Key[Array, ""]
-    ) -> Float[Array, ""]:
+    def total(self, model: Density, q: Family, data: PyTree, weights: Rows, key: Key[Array, ""]) -> Float[Array, ""]:
         return _total((model, q, weights), self, data, key) / self.samples
 
 
@@ -73,20 +65,14 @@ class MonteCarlo(Sampled):
 
     samples: int = eqx.field(static=True, default=10)
 
-    @property
-    def block(self) -> int | None:
-        return None
-
     def shared(self, model: Density, q: Family, data: PyTree) -> Sampler:
         return q.sampler()
 
-    def densities(self, model: Density, shared: Sampler, noise: Key[Array, ""], data: PyTree) -> Float[Array, " n"]:
+    def densities(self, model: Density, shared: Sampler, noise: Key[Array, ""], data: PyTree) -> Rows:
         return jax.vmap(model.log_density, in_axes=(None, 0))(shared.sample(noise), data)
 
-    def sum(
-        self, term: Callable[[Array, PyTree], PyTree], model: Density, shared: Sampler, key: Key[Array, ""]
-    ) -> PyTree:
-        return _sum(lambda index: term(jax.random.fold_in(key, index), shared), self.samples)
+    def sum(self, term: Term, model: Density, shared: Sampler, key: Key[Array, ""]) -> PyTree:
+        return sum_of(lambda index: term(jax.random.fold_in(key, index), shared), self.samples)
 
     def nodes(self, q: Family, key: Key[Array, ""]) -> tuple[Theta, Float[Array, " s"]]:
         """Draws of θ, and the logarithms of their equal masses."""
@@ -105,25 +91,17 @@ class LocalReparameterisation(Sampled):
     """
 
     samples: int = eqx.field(static=True, default=10)
-
-    @property
-    def draws_predictors(self) -> bool:
-        return True
-
-    @property
-    def block(self) -> int | None:
-        return BLOCK
+    draws_predictors = True
+    block = BLOCK
 
     def shared(self, model: Density, q: Family, data: PyTree) -> PyTree:
         return _local(model).shared(q, data)
 
-    def densities(self, model: Density, shared: PyTree, noise: Array, data: PyTree) -> Float[Array, " n"]:
+    def densities(self, model: Density, shared: PyTree, noise: Array, data: PyTree) -> Rows:
         local = _local(model)
         return local.log_density_at(local.predictor_at(shared, noise), data)
 
-    def sum(
-        self, term: Callable[[Array, PyTree], PyTree], model: Density, shared: PyTree, key: Key[Array, ""]
-    ) -> PyTree:
+    def sum(self, term: Term, model: Density, shared: PyTree, key: Key[Array, ""]) -> PyTree:
         shape, dtype = _local(model).noise_shape(shared), jax.tree.leaves(shared)[0].dtype
 
         def noise(index: int | Int[Array, ""]) -> Array:
@@ -136,11 +114,12 @@ class LocalReparameterisation(Sampled):
         pairs, single = divmod(self.samples, 2)
         if not pairs:
             return term(noise(0), shared)
-        total = _sum(pair, pairs)
+        total = sum_of(pair, pairs)
         return jax.tree.map(jnp.add, total, term(noise(pairs), shared)) if single else total
 
 
-Wanted = tuple[Density, Family, Float[Array, " n"]]
+OfBlock: TypeAlias = Callable[[Block, Key[Array, ""]], PyTree]
+Wanted: TypeAlias = tuple[Density, Family, Rows]
 """The differentiable arguments: the model's parameters, q, and the row weights."""
 
 
@@ -152,13 +131,11 @@ def _total(wanted: Wanted, expectation: Sampled, data: PyTree, key: Key[Array, "
     """
     model, q, weights = wanted
 
-    def block(part: Block) -> PyTree:
-        rows, weights, fresh, _, key = part
-
+    def block(part: Block, key: Key[Array, ""]) -> PyTree:
         def density(noise: Array, shared: PyTree) -> Float[Array, ""]:
-            return (weights * fresh) @ expectation.densities(model, shared, noise, rows)
+            return part.weights @ expectation.densities(model, shared, noise, part.data)
 
-        return expectation.sum(density, model, expectation.shared(model, q, rows), key)
+        return expectation.sum(density, model, expectation.shared(model, q, part.data), key)
 
     return _by_blocks(block, expectation.block, data, weights, key)
 
@@ -171,77 +148,36 @@ def _total_and_gradient(
     numbers, rest = eqx.partition(model, eqx.is_inexact_array)
     nowhere = jnp.zeros_like(weights)
 
-    def block(part: Block) -> PyTree:
-        rows, weights, fresh, start, key = part
+    def block(part: Block, key: Key[Array, ""]) -> PyTree:
+        rows = part.data
 
         def density(everything: PyTree, noise: Array) -> Float[Array, ""]:
             numbers, shared, weights = everything
-            model = eqx.combine(numbers, rest)
-            return (weights * fresh) @ expectation.densities(model, shared, noise, rows)
+            return weights @ expectation.densities(eqx.combine(numbers, rest), shared, noise, rows)
 
         def both(noise: Array, shared: PyTree) -> PyTree:
-            return jax.value_and_grad(density)((numbers, shared, weights), noise)
+            return jax.value_and_grad(density)((numbers, shared, part.weights), noise)
 
         shared, pull = jax.vjp(lambda numbers, q: expectation.shared(eqx.combine(numbers, rest), q, rows), numbers, q)
         value, (by_numbers, by_shared, by_weights) = expectation.sum(both, model, shared, key)
         through = pull(by_shared)
-        placed = jax.lax.dynamic_update_slice(nowhere, by_weights, (start,))
+        placed = jax.lax.dynamic_update_slice(nowhere, jnp.where(part.fresh, by_weights, 0), (part.start,))
         return value, (jax.tree.map(jnp.add, by_numbers, through[0]), through[1], placed)
 
     return _by_blocks(block, expectation.block, data, weights, key)
 
 
 @_total.def_bwd
-def _scaled_gradient(
-    gradient: PyTree,
-    outer: Float[Array, ""],
-    perturbed: PyTree,
-    wanted: Wanted,
-    expectation: Sampled,
-    data: PyTree,
-    key: Key[Array, ""],
-) -> PyTree:
+def _scaled_gradient(gradient: PyTree, outer: Float[Array, ""], *_: Any) -> PyTree:
     return jax.tree.map(lambda leaf: leaf * outer, gradient)
 
 
-class Block(NamedTuple):
-    """Some of the rows."""
-
-    rows: PyTree
-    weights: Float[Array, " b"]
-    fresh: Float[Array, " b"]
-    """1 for rows that count in this block, 0 for rows that overlap the previous block."""
-    start: Int[Array, ""]
-    """Where the block begins among all rows."""
-    key: Key[Array, ""]
-
-
-def _by_blocks(
-    function: Callable[[Block], PyTree],
-    size: int | None,
-    data: PyTree,
-    weights: Float[Array, " n"],
-    key: Key[Array, ""],
-) -> PyTree:
-    """The sum of a function over blocks of at most so many rows; the last block overlaps the one before."""
+def _by_blocks(function: OfBlock, size: int | None, data: PyTree, weights: Rows, key: Key[Array, ""]) -> PyTree:
+    """The sum of a function over equal blocks of at most so many rows, each with a key of its own."""
     count = len(weights)
     blocks = 1 if size is None else -(-count // size)
-    if blocks == 1:
-        return function(Block(data, weights, jnp.ones_like(weights), jnp.asarray(0), key))
-    each = -(-count // blocks)
 
-    def part(index: int | Int[Array, ""]) -> PyTree:
-        start = jnp.minimum(index * each, count - each)
-        rows, some = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, each), (data, weights))
-        fresh = (start + jnp.arange(each) >= index * each).astype(weights.dtype)
-        return function(Block(rows, some, fresh, start, jax.random.fold_in(key, index)))
+    def part(block: Block) -> PyTree:
+        return function(block, key if blocks == 1 else jax.random.fold_in(key, block.place))
 
-    return _sum(part, blocks)
-
-
-def _sum(term: Callable[[int | Int[Array, ""]], PyTree], count: int) -> PyTree:
-    """The sum of term(0), …, term(count − 1), one after the other."""
-    if count == 1:
-        return term(0)
-    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(term, jnp.asarray(0)))
-    return jax.lax.fori_loop(0, count, lambda index, total: jax.tree.map(jnp.add, total, term(index)), zero)
+    return over_blocks(part, Shard(data, weights, jnp.asarray(count)), -(-count // blocks))

@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Bool, Float, Key, PyTree
 
 from partita.errors import SettingsError
+from partita.numerics.trees import all_finite
 
 Theta: TypeAlias = Any
 """One value of the parameters, or a batch of values."""
@@ -103,14 +104,13 @@ class Family(eqx.Module):
     def with_mean_parameters(self, mean: Mean) -> Self:
         """The member with mean parameters μ: the maximiser of ⟨η, μ⟩ − A(η), by Newton's method from this member."""
         target = _ravel(mean)
-        _, unravel = ravel_pytree(self.plain())
+        start, unravel = ravel_pytree(self.plain())
+        precision, far = jnp.finfo(start.dtype).eps, jnp.array(jnp.inf, start.dtype)
 
         def excess(eta: Float[Array, " p"]) -> Float[Array, ""]:
             return unravel(eta).log_normaliser() - eta @ target
 
-        def newton(
-            carry: tuple[Float[Array, " p"], Float[Array, ""], Any],
-        ) -> tuple[Float[Array, " p"], Float[Array, ""], Any]:
+        def newton(carry: tuple[Array, Array, Any]) -> tuple[Array, Array, Any]:
             eta, _, steps = carry
             gradient = jax.grad(excess)(eta)
             direction = jnp.linalg.solve(jax.hessian(excess)(eta), gradient)
@@ -122,13 +122,7 @@ class Family(eqx.Module):
             scale = jax.lax.while_loop(lambda s: ~falls(s) & (s > 1e-12), lambda s: s / 2, jnp.ones((), eta.dtype))
             return eta - scale * direction, gradient @ direction, steps + 1
 
-        start = _ravel(self.plain())
-        precision = jnp.finfo(start.dtype).eps
-        eta, _, _ = jax.lax.while_loop(
-            lambda carry: (carry[1] > precision**2) & (carry[2] < 100),
-            newton,
-            (start, jnp.array(jnp.inf, start.dtype), 0),
-        )
+        eta, _, _ = jax.lax.while_loop(lambda c: (c[1] > precision**2) & (c[2] < 100), newton, (start, far, 0))
         return unravel(eta)
 
     def pull_back(self, gradient: PyTree) -> Self:
@@ -224,16 +218,19 @@ class Family(eqx.Module):
     def interval(self, mass: float = 0.95) -> tuple[Theta, Theta]:
         """Ends of the central interval of each parameter; by default from 10,000 draws with a fixed key."""
         draws = self.sample(jax.random.key(0), (10_000,))
-        ends = [
-            jax.tree.map(lambda d, p=p: jnp.quantile(d, p, axis=0), draws) for p in ((1 - mass) / 2, (1 + mass) / 2)
-        ]
-        return ends[0], ends[1]
+
+        def end(share: float) -> Theta:
+            return jax.tree.map(lambda d: jnp.quantile(d, share, axis=0), draws)
+
+        return end((1 - mass) / 2), end((1 + mass) / 2)
+
+    def part(self, name: str) -> "Family | None":
+        """Its independent component with this name, if there is one."""
+        return None
 
     def precision_range(self, other: Self) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """The smallest and largest ratio, over all directions, of its precision to that of another, proper member."""
-        raise SettingsError(
-            f"A {type(self).__name__} has no directional precision: use only the KL bounds of Admission."
-        )
+        raise SettingsError(f"A {type(self).__name__} has no directional precision: use only Admission's KL bounds.")
 
     def has_scale(self) -> bool:
         """Whether `stretched` is supported for at least some of its coordinates."""
@@ -264,7 +261,7 @@ class Family(eqx.Module):
 
     def is_finite(self) -> Bool[Array, ""]:
         """Whether every natural parameter is a finite number."""
-        return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(self)]))
+        return all_finite(self)
 
     def size(self) -> int:
         """The number of natural parameters."""
@@ -280,18 +277,25 @@ class Family(eqx.Module):
         return jax.tree.map(lambda leaf: leaf * exponent, self.plain())
 
     def __str__(self) -> str:
-        leaves = jax.tree.leaves(self)
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(self)):
             return repr(self)
-        kind = "proper" if self.is_proper() else "improper"
-        kind = kind if self.is_finite() else "non-finite"
-        paths = jax.tree_util.tree_leaves_with_path(self)
+        kind = "non-finite" if not self.is_finite() else "proper" if self.is_proper() else "improper"
         lines = [
             f"  {jax.tree_util.keystr(path).lstrip('.')} {tuple(leaf.shape)}: from {leaf.min():.4g} to {leaf.max():.4g}"
-            for path, leaf in paths
+            for path, leaf in jax.tree_util.tree_leaves_with_path(self)
             if leaf.size
         ]
         return "\n".join([f"{type(self).__name__}, {kind}, {self.size()} natural parameters", *lines])
+
+
+class Remembering(Family):
+    """A family whose members `at_standard` hold what they were made of, in fields that `plain` leaves out."""
+
+    def with_standard(self, standard: PyTree) -> Self:
+        return self.at_standard(standard).plain()
+
+    def with_unconstrained(self, unconstrained: PyTree) -> Self:
+        return self.at_unconstrained(unconstrained).plain()
 
 
 def inner(natural: PyTree, mean: Mean) -> Float[Array, ""]:
@@ -329,10 +333,9 @@ def _same(first: Any, second: Any) -> tuple[Any, Any]:
             "use one family for prior and factors."
         )
     first, second = first.plain(), second.plain()
-    shapes = [[leaf.shape for leaf in jax.tree.leaves(family)] for family in (first, second)]
-    trees: list[Any] = [jax.tree.structure(family) for family in (first, second)]
-    if shapes[0] != shapes[1] or trees[0] != trees[1]:
-        raise SettingsError(
-            f"Two {type(first).__name__} members of different shape cannot be combined: {shapes[0]} and {shapes[1]}."
-        )
+    mine, theirs = ([leaf.shape for leaf in jax.tree.leaves(member)] for member in (first, second))
+    trees: list[Any] = [jax.tree.structure(member) for member in (first, second)]
+    if mine != theirs or trees[0] != trees[1]:
+        kind = type(first).__name__
+        raise SettingsError(f"Two {kind} members of different shape cannot be combined: {mine} and {theirs}.")
     return first, second

@@ -57,8 +57,7 @@ def _template(node: Mapping[str, Any]) -> Any:
     if kind == "dict":
         return {name: _template(part) for name, part in value.items()}
     if kind in ("tuple", "list"):
-        parts = [_template(part) for part in value]
-        return tuple(parts) if kind == "tuple" else parts
+        return (tuple if kind == "tuple" else list)(_template(part) for part in value)
     if kind == "none":
         return None
     return jnp.zeros(tuple(value), dict(rest)["dtype"])

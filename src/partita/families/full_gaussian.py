@@ -1,6 +1,5 @@
 """Gaussians with full covariance."""
 
-import math
 from typing import Self
 
 import equinox as eqx
@@ -10,21 +9,11 @@ import jax.scipy as jsp
 from jaxtyping import Array, Bool, Float, Key
 
 from partita.families.base import Theta, floating
-from partita.families.gaussian import (
-    Gaussian,
-    GaussianSampler,
-    Moments,
-    Standard,
-    Unconstrained,
-    check_vector,
-    zeros_of,
-)
+from partita.families.gaussian import LOG_2PI, Gaussian, Moments, Standard, Unconstrained, check_vector, zeros_of
 from partita.families.layout import Layout
 
-_LOG_2PI = math.log(2 * math.pi)
 
-
-class CorrelatedSampler(GaussianSampler):
+class CorrelatedSampler(eqx.Module):
     """Draws of a Gaussian with full covariance, given a Cholesky factor of its precision."""
 
     mean: Float[Array, " d"]
@@ -88,7 +77,7 @@ class FullGaussian(Gaussian):
 
     def log_normaliser(self) -> Float[Array, ""]:
         half_log_det = jnp.sum(jnp.log(jnp.diagonal(self._cholesky())))
-        return self.precision_mean @ self._vector_mean() / 2 - half_log_det + self.precision_mean.size * _LOG_2PI / 2
+        return self.precision_mean @ self._vector_mean() / 2 - half_log_det + self.precision_mean.size * LOG_2PI / 2
 
     def precision_range(self, other: Self) -> tuple[Float[Array, ""], Float[Array, ""]]:
         half = jsp.linalg.solve_triangular(other._cholesky(), self.precision, lower=True)
@@ -119,8 +108,7 @@ class FullGaussian(Gaussian):
 
     def unconstrained(self) -> Unconstrained:
         lower = jnp.linalg.cholesky(self.covariance)
-        logs = jnp.diag(jnp.log(jnp.diagonal(lower)))
-        return Unconstrained(self._vector_mean(), jnp.tril(lower, -1) + logs)
+        return Unconstrained(self._vector_mean(), jnp.tril(lower, -1) + jnp.diag(jnp.log(jnp.diagonal(lower))))
 
     def with_unconstrained(self, unconstrained: Unconstrained) -> Self:
         mean, log_sd = unconstrained
@@ -133,8 +121,7 @@ class FullGaussian(Gaussian):
         return Moments(mean, -(jnp.outer(mean, mean) + self.covariance) / 2)
 
     def with_mean_parameters(self, mean: Moments) -> Self:
-        covariance = -2 * mean.second - jnp.outer(mean.first, mean.first)
-        return self.with_standard(Standard(mean.first, covariance))
+        return self.with_standard(Standard(mean.first, -2 * mean.second - jnp.outer(mean.first, mean.first)))
 
     def pull_back(self, gradient: Standard) -> Self:
         curvature = -(gradient.variance + gradient.variance.T)
@@ -160,7 +147,7 @@ class FullGaussian(Gaussian):
         return type(self)(jnp.zeros_like(eta), pull - both - both.T, self.layout)
 
     def entropy(self) -> Float[Array, ""]:
-        return self.precision_mean.size * (1 + _LOG_2PI) / 2 - jnp.sum(jnp.log(jnp.diagonal(self._cholesky())))
+        return self.precision_mean.size * (1 + LOG_2PI) / 2 - jnp.sum(jnp.log(jnp.diagonal(self._cholesky())))
 
     def kl(self, other: Self) -> Float[Array, ""]:
         mine, theirs = self._cholesky(), other._cholesky()

@@ -8,7 +8,7 @@ import jax.scipy as jsp
 from jaxtyping import Array, ArrayLike, Bool, Float, Key
 
 from partita.errors import SettingsError
-from partita.families.base import Family, positive
+from partita.families.base import Remembering, positive
 from partita.families.stirling import LOG_ROOT_2PI, fisher_excess, log_excess, log_gap, remainder, remainder_slope
 
 
@@ -33,7 +33,7 @@ class Unconstrained(NamedTuple):
     log_mean: Float[Array, "..."]
 
 
-class Gamma(Family):
+class Gamma(Remembering):
     """Independent gammas θ^(shape − 1) exp(−rate · θ), one per element of an array of any shape.
 
     Natural parameters are `exponent` = shape − 1 and `rate`, with statistics T(θ) = (log θ, −θ).
@@ -89,18 +89,12 @@ class Gamma(Family):
     def standard(self) -> Standard:
         return Standard(self.shape, self.mean)
 
-    def with_standard(self, standard: Standard) -> Self:
-        return self.at_standard(standard).plain()
-
     def at_standard(self, standard: Standard) -> Self:
         shape, mean = standard
         return type(self)(shape - 1, shape / mean, known_mean=mean)
 
     def unconstrained(self) -> Unconstrained:
         return Unconstrained(jnp.log(self.shape), jnp.log(self.mean))
-
-    def with_unconstrained(self, unconstrained: Unconstrained) -> Self:
-        return self.at_unconstrained(unconstrained).plain()
 
     def at_unconstrained(self, unconstrained: Unconstrained) -> Self:
         return self.at_standard(Standard(jnp.exp(unconstrained.log_shape), jnp.exp(unconstrained.log_mean)))

@@ -3,7 +3,7 @@
 import abc
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import equinox as eqx
 import jax
@@ -12,12 +12,13 @@ import jax.scipy as jsp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
-from partita.errors import SettingsError
+from partita.errors import DataError, InputError, SettingsError
 from partita.families.base import Family, Theta, floating
+from partita.families.capabilities import Projected, Spreading
 from partita.families.layout import Layout
 from partita.numerics.noise import standard_normal
 
-_LOG_2PI = math.log(2 * math.pi)
+LOG_2PI = math.log(2 * math.pi)
 
 
 class Moments(NamedTuple):
@@ -39,18 +40,6 @@ class Unconstrained(NamedTuple):
 
     mean: PyTree
     log_sd: PyTree
-
-
-class GaussianSampler(eqx.Module):
-    """A sampler of a Gaussian, given its mean and a square root of its covariance."""
-
-    @abc.abstractmethod
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Theta:
-        """Draws of θ with leading axes `shape`."""
-
-    @abc.abstractmethod
-    def spread(self, noise: Float[Array, "s d"]) -> Theta:
-        """The values of θ, along a leading axis, with these standardised, raveled coordinates."""
 
 
 class Gaussian(Family):
@@ -77,7 +66,7 @@ class Gaussian(Family):
         """Mean and variance of the linear predictor xᵀθ of each row."""
 
     @abc.abstractmethod
-    def sampler(self) -> GaussianSampler: ...
+    def sampler(self) -> Spreading: ...
 
     def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Theta:
         return self.sampler().sample(key, shape)
@@ -92,22 +81,19 @@ class Gaussian(Family):
         return low, jax.tree.map(lambda m, s: m + width * s, mean, sd)
 
 
-class IndependentSampler(GaussianSampler):
+class IndependentSampler(eqx.Module):
     """Draws of independent Gaussians."""
 
     mean: PyTree[Float[Array, "..."]]
     sd: PyTree[Float[Array, "..."]]
 
     def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Theta:
-        leaves, treedef = jax.tree.flatten(self.mean)
-        keys = jax.tree.unflatten(treedef, list(jax.random.split(key, len(leaves))))
-        return jax.tree.map(
-            lambda m, s, k: m + s * standard_normal(k, shape + m.shape, m.dtype), self.mean, self.sd, keys
-        )
+        keys = _keys(key, self.mean)
+        noise = jax.tree.map(lambda m, k: standard_normal(k, shape + m.shape, m.dtype), self.mean, keys)
+        return jax.tree.map(lambda m, s, e: m + s * e, self.mean, self.sd, noise)
 
     def spread(self, noise: Float[Array, "s d"]) -> Theta:
-        each = Layout.of(self.mean).unravel(noise)
-        return jax.tree.map(lambda m, s, e: m + s * e, self.mean, self.sd, each)
+        return jax.tree.map(lambda m, s, e: m + s * e, self.mean, self.sd, Layout.of(self.mean).unravel(noise))
 
 
 class MeanFieldGaussian(Gaussian):
@@ -137,13 +123,10 @@ class MeanFieldGaussian(Gaussian):
 
         From a wide q a network's gradients are mostly noise (`sec:experiments:fmnist`).
         """
-        leaves, treedef = jax.tree.flatten(zeros_of(like))
-        keys = jax.random.split(jax.random.key(seed), len(leaves))
-        means = [
-            jax.random.uniform(key, leaf.shape, leaf.dtype, -spread, spread)
-            for key, leaf in zip(keys, leaves, strict=True)
-        ]
-        return cls.from_mean_sd(jax.tree.unflatten(treedef, means), math.sqrt(variance))
+        zeros = zeros_of(like)
+        keys = _keys(jax.random.key(seed), zeros)
+        means = jax.tree.map(lambda m, k: jax.random.uniform(k, m.shape, m.dtype, -spread, spread), zeros, keys)
+        return cls.from_mean_sd(means, math.sqrt(variance))
 
     @property
     def mean(self) -> Theta:
@@ -161,11 +144,10 @@ class MeanFieldGaussian(Gaussian):
         return Moments(theta, jax.tree.map(lambda t: -(t**2) / 2, theta))
 
     def log_normaliser(self) -> Float[Array, ""]:
-        return _total(lambda b, p: b**2 / (2 * p) - jnp.log(p) / 2 + _LOG_2PI / 2, self.precision_mean, self.precision)
+        return _total(lambda b, p: b**2 / (2 * p) - jnp.log(p) / 2 + LOG_2PI / 2, self.precision_mean, self.precision)
 
     def is_proper(self) -> Bool[Array, ""]:
-        positive = [jnp.all(p > 0) for p in jax.tree.leaves(self.precision)]
-        return self.is_finite() & jnp.all(jnp.array(positive))
+        return self.is_finite() & jnp.all(jnp.array([jnp.all(p > 0) for p in jax.tree.leaves(self.precision)]))
 
     def precision_range(self, other: Self) -> tuple[Float[Array, ""], Float[Array, ""]]:
         ratios = jax.tree.leaves(jax.tree.map(jnp.divide, self.precision, other.precision))
@@ -214,16 +196,14 @@ class MeanFieldGaussian(Gaussian):
         def shift(m: Array, b: Array, p: Array, mean: bool, precision: bool) -> Array:
             return (b if precision else b - p * m) if mean else jnp.zeros_like(b)
 
-        def tightening(m: Array, v: Array, b: Array, p: Array, mean: bool, precision: bool) -> Array:
+        def tighten(m: Array, v: Array, b: Array, p: Array, mean: bool, precision: bool) -> Array:
             return (p if mean else p - 2 * m * b / (v + 2 * m**2)) if precision else jnp.zeros_like(p)
 
         ways = direction.precision_mean, direction.precision, free.precision_mean, free.precision
-        return type(self)(
-            jax.tree.map(shift, self.mean, *ways), jax.tree.map(tightening, self.mean, self.variance, *ways)
-        )
+        return type(self)(jax.tree.map(shift, self.mean, *ways), jax.tree.map(tighten, self.mean, self.variance, *ways))
 
     def entropy(self) -> Float[Array, ""]:
-        return _total(lambda p: (1 + _LOG_2PI - jnp.log(p)) / 2, self.precision)
+        return _total(lambda p: (1 + LOG_2PI - jnp.log(p)) / 2, self.precision)
 
     def kl(self, other: Self) -> Float[Array, ""]:
         def one_parameter(m: Array, p: Array, n: Array, r: Array) -> Array:
@@ -234,6 +214,12 @@ class MeanFieldGaussian(Gaussian):
     def project(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         check_vector(self.precision)
         return x @ self.mean, jnp.sum(jnp.square(x) * self.variance, axis=-1)
+
+
+def _keys(key: Key[Array, ""], tree: PyTree) -> PyTree:
+    """A key for every leaf."""
+    leaves, treedef = jax.tree.flatten(tree)
+    return jax.tree.unflatten(treedef, list(jax.random.split(key, len(leaves))))
 
 
 def _total(function: Callable[..., Array], *trees: PyTree) -> Float[Array, ""]:
@@ -247,6 +233,15 @@ def zeros_of(like: Theta | int) -> Theta:
     if isinstance(like, int | np.integer):
         return jnp.zeros(int(like))
     return jax.tree.map(lambda leaf: jnp.zeros_like(floating(leaf)), like)
+
+
+def gaussian(
+    q: Family, who: str = "A linear predictor", instead: str = "use MonteCarlo", error: type[InputError] = DataError
+) -> Gaussian:
+    """q if it is Gaussian; otherwise raises an `InputError` with who needs it, and what to use instead."""
+    if not isinstance(q, Projected):
+        raise error(f"{who} needs a Gaussian family, not {type(q).__name__}: {instead}.")
+    return cast(Gaussian, q)
 
 
 def check_vector(theta: Theta) -> None:

@@ -1,5 +1,6 @@
 """Where the leaves of θ are in one vector."""
 
+import itertools
 import math
 from typing import Self
 
@@ -23,18 +24,11 @@ class Layout(eqx.Module):
         return cls(treedef, tuple(jnp.shape(leaf) for leaf in leaves))
 
     def ravel(self, theta: Theta) -> Float[Array, "... d"]:
-        leaves = [
-            jnp.reshape(leaf, (*leaf.shape[: leaf.ndim - len(shape)], -1))
-            for leaf, shape in zip(jax.tree.leaves(theta), self.shapes, strict=True)
-        ]
+        pairs = zip(jax.tree.leaves(theta), self.shapes, strict=True)
+        leaves = [jnp.reshape(leaf, (*leaf.shape[: leaf.ndim - len(shape)], -1)) for leaf, shape in pairs]
         return jnp.concatenate(leaves, axis=-1)
 
     def unravel(self, vector: Float[Array, "... d"]) -> Theta:
-        ends = [0]
-        for shape in self.shapes:
-            ends.append(ends[-1] + math.prod(shape))
-        leaves = [
-            jnp.reshape(vector[..., start:end], vector.shape[:-1] + shape)
-            for start, end, shape in zip(ends[:-1], ends[1:], self.shapes, strict=True)
-        ]
-        return jax.tree.unflatten(self.treedef, leaves)
+        ends = itertools.accumulate(math.prod(shape) for shape in self.shapes)
+        parts = zip(jnp.split(vector, list(ends)[:-1], axis=-1), self.shapes, strict=True)
+        return jax.tree.unflatten(self.treedef, [part.reshape(vector.shape[:-1] + shape) for part, shape in parts])

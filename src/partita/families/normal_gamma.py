@@ -1,7 +1,6 @@
 """The normal–gamma family: coefficients and the precision of the noise around them, jointly."""
 
 import dataclasses
-import math
 from typing import NamedTuple, Self, TypedDict
 
 import jax
@@ -9,11 +8,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Key
 
 from partita.errors import SettingsError
-from partita.families.base import Family, floating, positive
+from partita.families.base import Remembering, floating, positive
 from partita.families.full_gaussian import FullGaussian, symmetric
 from partita.families.gamma import Gamma
 from partita.families.gamma import Moments as GammaMoments
 from partita.families.gamma import Standard as ShapeMean
+from partita.families.gaussian import LOG_2PI
 from partita.families.gaussian import Standard as MeanVariance
 from partita.families.layout import Layout
 
@@ -41,7 +41,7 @@ class Standard(NamedTuple):
     gamma: ShapeMean
 
 
-class NormalGamma(Family):
+class NormalGamma(Remembering):
     """β | τ ~ N(m, Λ⁻¹/τ) and τ ~ Gamma(a, b): conjugate to linear regression with noise of unknown precision τ.
 
     θ is a dict with `coefficients` β and `precision` τ. With statistics T(θ) = (log τ, −τ, τβ, −½τββᵀ) the natural
@@ -62,22 +62,18 @@ class NormalGamma(Family):
         """The member with this mean m, covariance Λ⁻¹ where the precision is 1, and this gamma for the precision."""
         mean = floating(mean)
         covariance = jnp.asarray(covariance, mean.dtype)
-        if mean.ndim != 1 or covariance.shape != (mean.size, mean.size):
-            raise SettingsError(
-                f"A mean of shape {mean.shape} and a covariance of shape {covariance.shape} do not match."
-            )
-        gamma = Gamma.from_shape_rate(
-            positive(shape, "shape of a normal–gamma").astype(mean.dtype),
-            positive(rate, "rate of a normal–gamma").astype(mean.dtype),
-        )
+        square = covariance.shape
+        if mean.ndim != 1 or square != (mean.size, mean.size):
+            raise SettingsError(f"A mean of shape {mean.shape} and a covariance of shape {square} do not match.")
+        shape, rate = positive(shape, "shape of a normal–gamma"), positive(rate, "rate of a normal–gamma")
+        gamma = Gamma.from_shape_rate(shape.astype(mean.dtype), rate.astype(mean.dtype))
         return cls.joined(FullGaussian.from_mean_covariance(mean, covariance), gamma)
 
     @classmethod
     def joined(cls, gaussian: FullGaussian, gamma: Gamma) -> Self:
         """The member with this gamma for τ, and this Gaussian for β given τ = 1."""
         shift, precision = gaussian.precision_mean, gaussian.precision
-        rate = gamma.rate + shift @ gaussian.mean / 2
-        return cls(gamma.exponent + shift.size / 2, rate, shift, precision)
+        return cls(gamma.exponent + shift.size / 2, gamma.rate + shift @ gaussian.mean / 2, shift, precision)
 
     @property
     def gaussian(self) -> FullGaussian:
@@ -92,13 +88,16 @@ class NormalGamma(Family):
         rate = self.rate - self.precision_mean @ self.gaussian.mean / 2
         return Gamma(self.exponent - self.precision_mean.size / 2, rate)
 
+    def noisy_predictor(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], Float[Array, " n"], Gamma]:
+        return *self.gaussian.project(x), self.gamma
+
     def statistics(self, theta: Coefficients) -> Moments:
         beta, tau = theta["coefficients"], theta["precision"]
         return Moments(jnp.log(tau), -tau, tau * beta, -tau * jnp.outer(beta, beta) / 2)
 
     def log_normaliser(self) -> Float[Array, ""]:
         half_log_det = jnp.sum(jnp.log(jnp.diagonal(jnp.linalg.cholesky(self.precision))))
-        return self.gamma.log_normaliser() - half_log_det + self.precision_mean.size * math.log(2 * math.pi) / 2
+        return self.gamma.log_normaliser() - half_log_det + self.precision_mean.size * LOG_2PI / 2
 
     def is_proper(self) -> Bool[Array, ""]:
         return self.is_finite() & self.gaussian.is_proper() & self.gamma.is_proper()
@@ -115,17 +114,11 @@ class NormalGamma(Family):
     def standard(self) -> Standard:
         return Standard(self.gaussian.standard(), self.gamma.standard())
 
-    def with_standard(self, standard: Standard) -> Self:
-        return self.at_standard(standard).plain()
-
     def at_standard(self, standard: Standard) -> Self:
         return self._made_of(self.gaussian.at_standard(standard.gaussian), self.gamma.at_standard(standard.gamma))
 
     def unconstrained(self) -> tuple:
         return self.gaussian.unconstrained(), self.gamma.unconstrained()
-
-    def with_unconstrained(self, unconstrained: tuple) -> Self:
-        return self.at_unconstrained(unconstrained).plain()
 
     def at_unconstrained(self, unconstrained: tuple) -> Self:
         gaussian, gamma = unconstrained

@@ -1,5 +1,7 @@
 """A product of named families: independent groups of parameters, each with its own family."""
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -23,6 +25,9 @@ class Product(Family):
 
     def __getitem__(self, name: str) -> Family:
         return self.components[name]
+
+    def part(self, name: str) -> Family | None:
+        return self.components.get(name)
 
     def statistics(self, theta: Theta) -> PyTree:
         return {name: family.statistics(theta[name]) for name, family in self.components.items()}
@@ -72,16 +77,14 @@ class Product(Family):
         return any(family.is_split(free[name]) for name, family in self.components.items())
 
     def restricted(self, direction: Self, free: Self) -> Self:
-        return type(self)(
-            {name: family.restricted(direction[name], free[name]) for name, family in self.components.items()}
-        )
+        parts = self.components.items()
+        return type(self)({name: family.restricted(direction[name], free[name]) for name, family in parts})
 
     def entropy(self) -> Float[Array, ""]:
         return self._total(lambda family: family.entropy())
 
     def kl(self, other: Self) -> Float[Array, ""]:
-        terms = [family.kl(other.components[name]) for name, family in self.components.items()]
-        return sum(terms[1:], start=terms[0])
+        return functools.reduce(operator.add, [family.kl(other[name]) for name, family in self.components.items()])
 
     def precision_range(self, other: Self) -> tuple[Float[Array, ""], Float[Array, ""]]:
         ranges = [family.precision_range(other[name]) for name, family in self.components.items()]
@@ -113,5 +116,4 @@ class Product(Family):
         return {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}
 
     def _total(self, function: Callable[[Family], Float[Array, ""]]) -> Float[Array, ""]:
-        terms = [function(family) for family in self.components.values()]
-        return sum(terms[1:], start=terms[0])
+        return functools.reduce(operator.add, map(function, self.components.values()))

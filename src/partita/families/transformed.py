@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Self
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from partita.errors import SettingsError
-from partita.families.base import Family, Mean, Theta
+from partita.families.base import Family, Mean, Remembering, Theta
 
 
-class Transformed(Family):
+class Transformed(Remembering):
     """The distribution of θ = g(u), elementwise and monotone, with the statistics T(u(θ)) of u's family.
 
     The base measure is 1 in θ: the density of u is exp⟨η, T(u)⟩ |dθ/du|, so the Jacobian |dθ/du| (`stretch`) must be a
@@ -69,17 +69,11 @@ class Transformed(Family):
     def standard(self) -> PyTree:
         return self.original.standard()
 
-    def with_standard(self, standard: PyTree) -> Self:
-        return self.at_standard(standard).plain()
-
     def at_standard(self, standard: PyTree) -> Self:
         return self._made_of(self.natural.at_standard(standard))
 
     def unconstrained(self) -> PyTree:
         return self.original.unconstrained()
-
-    def with_unconstrained(self, unconstrained: PyTree) -> Self:
-        return self.at_unconstrained(unconstrained).plain()
 
     def at_unconstrained(self, unconstrained: PyTree) -> Self:
         return self._made_of(self.natural.at_unconstrained(unconstrained))

@@ -21,6 +21,7 @@ from partita.local.objective import Problem
 from partita.local.solvers import Outcome, Solver
 from partita.models import Model
 from partita.numerics.compiled import Compiled
+from partita.numerics.trees import all_finite
 
 RESIDUAL_UNDEFINED = (Outcome.TRUST_REGION, Outcome.IMPROPER, Outcome.NO_MOMENTS)
 """Solver outcomes after which a small residual does not indicate a fixed point."""
@@ -133,30 +134,19 @@ def client_update(
 def _assign(recipe: Recipe, prior: Family, q: Family, factor: Factor, share: float, hyper: Hyper) -> VisitSpec:
     """Computes context, weight, baseline and start of a visit."""
     prior = prior_given(prior, hyper)
-    context, start = recipe.context, recipe.start
-    dtype = jax.tree.leaves(q)[0].dtype
+    context, start, dtype = recipe.context, recipe.start, jax.tree.leaves(q)[0].dtype
     fraction = jnp.asarray(share, dtype)
+    given = (prior, q, factor, fraction)
     if start is not None:
         pairs = zip(jax.tree.leaves(q), jax.tree.leaves(prior), strict=True)
         untouched = jnp.all(jnp.array([jnp.all(a == b) for a, b in pairs])) | recipe.restart
         start = jax.tree.map(lambda a, b: jnp.where(untouched, a.astype(b.dtype), b), start, q)
-    return VisitSpec(
-        context(prior, q, factor, fraction),
-        context.weight(fraction) / recipe.temperature,
-        context.baseline(prior, q, factor, fraction),
-        start,
-        jnp.asarray(recipe.trust_region, dtype),
-    )
+    weight, region = context.weight(fraction) / recipe.temperature, jnp.asarray(recipe.trust_region, dtype)
+    return VisitSpec(context(*given), weight, context.baseline(*given), start, region)
 
 
 def _answer(
-    model: Model,
-    solver: Solver,
-    assignment: VisitSpec,
-    q: Family,
-    shard: Shard,
-    key: Key[Array, ""],
-    hyper: Hyper,
+    model: Model, solver: Solver, assignment: VisitSpec, q: Family, shard: Shard, key: Key[Array, ""], hyper: Hyper
 ) -> Reply:
     """Solves the client's problem and forms its reply.
 
@@ -176,19 +166,10 @@ def _answer(
     delta = Factor(scaled.natural, jnp.where(proper, scaled.log_scale + solution.log_mass, 0))
     held_back = jnp.isin(solution.outcome, jnp.array(RESIDUAL_UNDEFINED)) | ~proper
     value, gradient = jax.value_and_grad(ell)(hyper) if hyper else (ell(hyper), hyper)
-    scalars = jnp.stack([delta.log_scale, solution.free_energy])
-    numbers = [jnp.all(jnp.isfinite(leaf)) for leaf in (scalars, *jax.tree.leaves(gradient))]
-    finite = delta.natural.is_finite() & jnp.all(jnp.array(numbers))
-    info = Info(
-        ell=value,
-        free_energy=solution.free_energy,
-        residual=jnp.where(held_back, jnp.inf, jnp.maximum(solution.q.kl(q), solution.left)),
-        steps=solution.steps,
-        outcome=solution.outcome,
-        skipped=jnp.asarray(solution.skipped),
-        finite=finite,
-    )
-    return Reply(delta, info, gradient)
+    finite = all_finite((delta, solution.free_energy, gradient))
+    residual = jnp.where(held_back, jnp.inf, jnp.maximum(solution.q.kl(q), solution.left))
+    solved = (solution.steps, solution.outcome, jnp.asarray(solution.skipped))
+    return Reply(delta, Info(value, solution.free_energy, residual, *solved, finite), gradient)
 
 
 assign = Compiled(_assign)

@@ -1,6 +1,7 @@
 """Against what is a client's answer formed? Together with the weight w this is all that tells methods apart."""
 
 import abc
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -13,10 +14,8 @@ from partita.families.factor import Factor
 class Context(eqx.Module):
     """The distribution that takes the prior's place in a client's objective; with the weight w it defines a method."""
 
-    @property
-    def repeats(self) -> bool:
-        """Whether a client's rows are counted again at every visit."""
-        return False
+    repeats: ClassVar[bool] = False
+    """Whether a client's rows are counted again at every visit."""
 
     @abc.abstractmethod
     def __call__(self, prior: Family, q: Family, factor: Factor, share: Float[Array, ""]) -> Factor:
@@ -41,9 +40,7 @@ class Cavity(Context):
 class NoDeletion(Context):
     """q, without the deletion step: variational continual learning, online and streaming VB (`eq:vcl_objective`)."""
 
-    @property
-    def repeats(self) -> bool:
-        return True
+    repeats = True
 
     def __call__(self, prior: Family, q: Family, factor: Factor, share: Float[Array, ""]) -> Factor:
         return Factor.of(q)

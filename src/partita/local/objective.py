@@ -48,11 +48,8 @@ class Problem(eqx.Module):
         """The candidate with the fixed leaves reset to those of `start`."""
         if self.free is None:
             return candidate
-        leaves, treedef = jax.tree.flatten(candidate.plain())
-        fixed = jax.tree.leaves(self.start)
-        return jax.tree.unflatten(
-            treedef, [a if free else b for a, b, free in zip(leaves, fixed, self.free, strict=True)]
-        )
+        free = self._freedom(self.free)
+        return jax.tree.map(lambda kept, a, b: a if kept else b, free, candidate.plain(), self.start)
 
     def is_split(self) -> bool:
         """Whether leaves are free while others stay that are not independent of them: see `Family.restricted`."""

@@ -26,15 +26,12 @@ class Model(eqx.Module):
     expectation: eqx.AbstractVar[Expectation]
     positive: ClassVar[tuple[str, ...]] = ()
     """The names of positive leaves, such as a standard deviation; they are learned on the log scale."""
+    predicts_classes: ClassVar[bool] = False
+    """Whether the response is the probability of a class."""
 
     @abc.abstractmethod
     def log_density(self, theta: Theta, datum: PyTree) -> Float[Array, ""]:
         """The log density log p(y_n | θ) of one row."""
-
-    @property
-    def predicts_classes(self) -> bool:
-        """Whether the response is the probability of a class."""
-        return False
 
     def check(self, data: PyTree) -> None:
         """Raises an `InputError` that names the first invalid row; `data` are NumPy arrays."""
@@ -68,10 +65,9 @@ def check_table(table: PyTree) -> None:
     """Raises an `InputError` unless `table` is a finite matrix x and a vector y with as many rows."""
     if not isinstance(table, Table):
         raise DataError("the data are not a Table(x, y): pass partita.Table(x, y)")
-    if np.ndim(table.x) != 2 or np.ndim(table.y) != 1 or len(table.x) != len(table.y):
-        raise DataError(
-            f"x has shape {np.shape(table.x)} and y {np.shape(table.y)}: give a matrix and a vector with as many rows"
-        )
+    x, y = np.shape(table.x), np.shape(table.y)
+    if len(x) != 2 or len(y) != 1 or x[0] != y[0]:
+        raise DataError(f"x has shape {x} and y {y}: give a matrix and a vector with as many rows")
     check_finite(table)
 
 

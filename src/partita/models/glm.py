@@ -11,9 +11,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from partita.data.table import Table
-from partita.errors import DataError
 from partita.expectations import Analytic, Expectation, GaussHermite, root
-from partita.families import Family, Gaussian
+from partita.expectations.capabilities import Rows
+from partita.families import Family
+from partita.families.gaussian import gaussian
 from partita.models.base import Model, check_table, check_values
 
 
@@ -37,25 +38,23 @@ class GeneralisedLinear(Model):
     def log_density_at(self, predictor: Float[Array, "n ..."], data: Table) -> Float[Array, "n ..."]:
         return self.log_link_density(predictor, data.y.reshape(-1, *(1,) * (predictor.ndim - 1)))
 
-    def predictor(self, q: Family, data: Table) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    def predictor(self, q: Family, data: Table) -> tuple[Rows, Rows]:
         return gaussian(q).project(data.x)
 
-    def shared(self, q: Family, data: Table) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    def shared(self, q: Family, data: Table) -> tuple[Rows, Rows]:
         mean, variance = self.predictor(q, data)
         return mean, root(variance)
 
-    def noise_shape(self, shared: tuple[Float[Array, " n"], Float[Array, " n"]]) -> tuple[int, ...]:
+    def noise_shape(self, shared: tuple[Rows, Rows]) -> tuple[int, ...]:
         return shared[0].shape
 
-    def predictor_at(
-        self, shared: tuple[Float[Array, " n"], Float[Array, " n"]], noise: Float[Array, " n"]
-    ) -> Float[Array, " n"]:
+    def predictor_at(self, shared: tuple[Rows, Rows], noise: Rows) -> Rows:
         return shared[0] + shared[1] * noise
 
-    def response_at(self, predictor: Float[Array, " n"]) -> Float[Array, " n"]:
+    def response_at(self, predictor: Rows) -> Rows:
         return self.mean_response(predictor)
 
-    def response(self, theta: Float[Array, " d"], x: Float[Array, "n d"]) -> Float[Array, " n"]:
+    def response(self, theta: Float[Array, " d"], x: Float[Array, "n d"]) -> Rows:
         return self.mean_response(x @ theta)
 
 
@@ -69,12 +68,12 @@ class BinaryRegression(GeneralisedLinear):
     """The slope of the link. It is not identifiable if the prior's scale is learned as well."""
     positive: ClassVar[tuple[str, ...]] = ("slope",)
 
-    @property
-    def predicts_classes(self) -> bool:
-        return True
+    predicts_classes = True
 
     def check(self, data: Table) -> None:
-        check_binary(data)
+        super().check(data)
+        y = np.asarray(data.y)
+        check_values(y, (y == 0) | (y == 1), "labels are 0 or 1")
 
     def steep(self, f: Array) -> Array:
         """slope · f."""
@@ -90,7 +89,7 @@ class LogisticRegression(BinaryRegression):
     def mean_response(self, f: Array) -> Array:
         return jax.nn.sigmoid(self.steep(f))
 
-    def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Float[Array, " n"]:
+    def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Rows:
         """The probit approximation σ(m / √(1 + πv/8)) (Spiegelhalter and Lauritzen); the paper prints π for π/8."""
         mean, variance = gaussian(q).project(x)
         return jax.nn.sigmoid(self.steep(mean) / jnp.sqrt(1 + jnp.pi * self.steep(self.steep(variance)) / 8))
@@ -105,7 +104,7 @@ class ProbitRegression(BinaryRegression):
     def mean_response(self, f: Array) -> Array:
         return jsp.special.ndtr(self.steep(f))
 
-    def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Float[Array, " n"]:
+    def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Rows:
         mean, variance = gaussian(q).project(x)
         return jsp.special.ndtr(self.steep(mean) / jnp.sqrt(1 + self.steep(self.steep(variance))))
 
@@ -116,22 +115,20 @@ class PoissonRegression(GeneralisedLinear):
     expectation: Expectation = Analytic()
 
     def check(self, data: Table) -> None:
-        check_table(data)
+        super().check(data)
         y = np.asarray(data.y)
         check_values(y, (y >= 0) & (y == np.round(y)), "counts are whole numbers from 0 up")
 
     def log_link_density(self, f: Array, y: Array) -> Array:
         return y * f - jnp.exp(f) - jsp.special.gammaln(y + 1)
 
-    def expected_log_density(
-        self, mean: Float[Array, " n"], variance: Float[Array, " n"], data: Table
-    ) -> Float[Array, " n"]:
+    def expected_log_density(self, mean: Rows, variance: Rows, data: Table) -> Rows:
         return data.y * mean - jnp.exp(mean + variance / 2) - jsp.special.gammaln(data.y + 1)
 
     def mean_response(self, f: Array) -> Array:
         return jnp.exp(f)
 
-    def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Float[Array, " n"]:
+    def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Rows:
         mean, variance = gaussian(q).project(x)
         return jnp.exp(mean + variance / 2)
 
@@ -150,15 +147,13 @@ class LinearRegression(GeneralisedLinear):
     def log_link_density(self, f: Array, y: Array) -> Array:
         return jsp.stats.norm.logpdf(y, f, self.noise.astype(f.dtype))
 
-    def expected_log_density(
-        self, mean: Float[Array, " n"], variance: Float[Array, " n"], data: Table
-    ) -> Float[Array, " n"]:
+    def expected_log_density(self, mean: Rows, variance: Rows, data: Table) -> Rows:
         return self.log_link_density(mean, data.y) - variance / (2 * self.noise.astype(variance.dtype) ** 2)
 
     def mean_response(self, f: Array) -> Array:
         return f
 
-    def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Float[Array, " n"]:
+    def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Rows:
         return gaussian(q).project(x)[0]
 
 
@@ -171,19 +166,3 @@ def softplus(f: Array) -> Array:
 @softplus.defjvp
 def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     return softplus(primals[0]), jax.nn.sigmoid(primals[0]) * tangents[0]
-
-
-def gaussian(q: Family) -> Gaussian:
-    """q if it is Gaussian; otherwise raises an `InputError`."""
-    if not isinstance(q, Gaussian):
-        raise DataError(
-            f"A linear predictor needs a Gaussian family, not {type(q).__name__}: use the expectation MonteCarlo."
-        )
-    return q
-
-
-def check_binary(data: Table) -> None:
-    """Raises an `InputError` unless every response is 0 or 1."""
-    check_table(data)
-    y = np.asarray(data.y)
-    check_values(y, (y == 0) | (y == 1), "labels are 0 or 1")

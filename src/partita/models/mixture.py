@@ -10,7 +10,8 @@ from jaxtyping import Array, Float
 
 from partita.errors import DataError
 from partita.expectations import Assignments, Expectation
-from partita.families import Dirichlet, Family, Gamma, Gaussian, Product
+from partita.families import Family
+from partita.families.capabilities import Positive, Probabilities, Projected
 from partita.models.base import Model, check_finite
 
 
@@ -41,9 +42,10 @@ class GaussianMixture(Model):
         return jax.nn.logsumexp(jnp.log(theta["weights"]) + jnp.sum(each, axis=-1))
 
     def expected_joint_log_densities(self, q: Family, data: Float[Array, "n d"]) -> Float[Array, "n k"]:
-        parts = q.components if isinstance(q, Product) else {}
-        weights, means, precisions = (parts.get(name) for name in ("weights", "means", "precisions"))
-        if not (isinstance(weights, Dirichlet) and isinstance(means, Gaussian) and isinstance(precisions, Gamma)):
+        weights, means, precisions = q.part("weights"), q.part("means"), q.part("precisions")
+        if not (
+            isinstance(weights, Probabilities) and isinstance(means, Projected) and isinstance(precisions, Positive)
+        ):
             raise DataError(
                 "A mixture needs a Product of a Dirichlet named weights, a Gaussian named means and a Gamma named "
                 "precisions: use another expectation, such as MonteCarlo, with other families."

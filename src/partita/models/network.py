@@ -1,6 +1,7 @@
 """Multi-layer networks with ReLU units, for classification and regression."""
 
 import abc
+import itertools
 from typing import ClassVar, NamedTuple
 
 import equinox as eqx
@@ -13,8 +14,9 @@ from jaxtyping import Array, Float
 from partita.data.table import Table
 from partita.errors import DataError
 from partita.expectations import Expectation, LocalReparameterisation
-from partita.families import Family, MeanFieldGaussian
+from partita.families import Family
 from partita.families.base import Theta
+from partita.families.capabilities import IndependentGaussian
 from partita.models.base import Model, check_table, check_values
 
 
@@ -40,10 +42,8 @@ class Network(Model):
 
     def template(self) -> Theta:
         """A θ of zeros, to build a prior on."""
-        return tuple(
-            {"bias": jnp.zeros(m), "weight": jnp.zeros((m, n))}
-            for n, m in zip(self.widths[:-1], self.widths[1:], strict=True)
-        )
+        layers = itertools.pairwise(self.widths)
+        return tuple({"bias": jnp.zeros(m), "weight": jnp.zeros((m, n))} for n, m in layers)
 
     def outputs(self, theta: Theta, x: Float[Array, "n d"]) -> Float[Array, "n c"]:
         """The last layer's outputs at θ."""
@@ -63,9 +63,9 @@ class Network(Model):
         return self.log_output_density(predictor, data.y)
 
     def shared(self, q: Family, data: Table) -> Shared:
-        if not isinstance(q, MeanFieldGaussian):
+        if not isinstance(q, IndependentGaussian):
             raise DataError("Local reparameterisation of a network needs a mean-field Gaussian: use MonteCarlo.")
-        (mean, *means), (variance, *variances) = q.mean, q.variance
+        (mean, *means), (variance, *variances) = q.standard()
         centre = data.x @ mean["weight"].T + mean["bias"]
         spread = jnp.sqrt(jnp.square(data.x) @ variance["weight"].T + variance["bias"])
         later = jax.tree.map(jnp.transpose, tuple(zip(means, variances, strict=True)))
@@ -94,9 +94,7 @@ class NetworkClassifier(Network):
     widths: tuple[int, ...] = eqx.field(static=True, converter=tuple)
     expectation: Expectation = eqx.field(default=LocalReparameterisation(), kw_only=True)
 
-    @property
-    def predicts_classes(self) -> bool:
-        return True
+    predicts_classes = True
 
     def check(self, data: Table) -> None:
         super().check(data)

@@ -9,7 +9,8 @@ from jaxtyping import Array, Float
 from partita.data.table import Table
 from partita.errors import DataError
 from partita.expectations import Analytic, Expectation
-from partita.families import Family, Gamma, Gaussian, NormalGamma, Product
+from partita.families import Family
+from partita.families.capabilities import NoisyPredictor, Positive, Projected
 from partita.families.normal_gamma import Coefficients
 from partita.models.base import Model, check_table
 
@@ -21,7 +22,7 @@ class Residual(NamedTuple):
     """E[xᵀβ]."""
     spread: Float[Array, " n"]
     """E[τ var(xᵀβ | τ)]."""
-    precision: Gamma
+    precision: Positive
 
 
 class UnknownNoiseRegression(Model):
@@ -53,11 +54,10 @@ class UnknownNoiseRegression(Model):
 
 def residual(q: Family, x: Float[Array, "n d"]) -> Residual:
     """These moments for all rows, for a joint or an independent distribution of coefficients and precision."""
-    if isinstance(q, NormalGamma):
-        return Residual(*q.gaussian.project(x), q.gamma)
-    parts = q.components if isinstance(q, Product) else {}
-    coefficients, precision = parts.get("coefficients"), parts.get("precision")
-    if not (isinstance(coefficients, Gaussian) and isinstance(precision, Gamma) and precision.rate.ndim == 0):
+    if isinstance(q, NoisyPredictor):
+        return Residual(*q.noisy_predictor(x))
+    coefficients, precision = q.part("coefficients"), q.part("precision")
+    if not (isinstance(coefficients, Projected) and isinstance(precision, Positive) and precision.mean.ndim == 0):
         raise DataError(
             "Regression with unknown noise needs a NormalGamma, or a Product of a Gaussian named coefficients and a "
             "scalar Gamma named precision: use another expectation, such as MonteCarlo, with other families."

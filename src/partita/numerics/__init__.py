@@ -1,1 +1,1 @@
-"""Compilation, and random numbers."""
+"""Compilation, random numbers, and pytrees."""

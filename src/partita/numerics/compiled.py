@@ -38,7 +38,6 @@ class Compiled(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         assert not kwargs, "compiled functions take positional arguments"
         leaves, treedef = jax.tree.flatten(args)
-        numbers = [eqx.is_array_like(leaf) for leaf in leaves]
-        traced = [leaf for leaf, number in zip(leaves, numbers, strict=True) if number]
-        fixed = tuple(_TRACED if number else leaf for leaf, number in zip(leaves, numbers, strict=True))
+        fixed = tuple(_TRACED if eqx.is_array_like(leaf) else leaf for leaf in leaves)
+        traced = [leaf for leaf, held in zip(leaves, fixed, strict=True) if held is _TRACED]
         return self._compiled(traced, (fixed, treedef))

@@ -32,8 +32,7 @@ class AlphaProblem(Problem):
             context = inner(self.context.natural, q.statistics(one)) + self.context.log_scale
             return self.weight * (self.shard.weights @ rows) + context - q.log_prob(one)
 
-        ratios = jax.lax.map(log_ratio, theta)
-        return jax.nn.logsumexp(log_masses + self.alpha * ratios) / self.alpha
+        return jax.nn.logsumexp(log_masses + self.alpha * jax.lax.map(log_ratio, theta)) / self.alpha
 
 
 class AlphaDivergence(LBFGS):
@@ -46,14 +45,11 @@ class AlphaDivergence(LBFGS):
 
     alpha: float = 0.5
     rule: GridQuadrature | MonteCarlo = GridQuadrature()
+    estimates_evidence = True
 
     def __check_init__(self) -> None:
         if isinstance(self.alpha, int | float) and not 0 < self.alpha < 1:
             raise SettingsError(f"α must be above 0 and below 1, not {self.alpha}: for α = 1 use MomentMatching.")
-
-    @property
-    def estimates_evidence(self) -> bool:
-        return True
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         return super().init(self.alpha_problem(problem), key)

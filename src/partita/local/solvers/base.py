@@ -3,7 +3,7 @@
 import abc
 import enum
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from partita.families import Family
 from partita.local.objective import Problem
+from partita.numerics.trees import where
 
 
 class Outcome(enum.IntEnum):
@@ -73,11 +74,8 @@ class Solver(eqx.Module):
     """
 
     max_steps: eqx.AbstractVar[int]
-
-    @property
-    def estimates_evidence(self) -> bool:
-        """Whether Z_q = ∫ p(θ) Π t_m(θ) dθ estimates p(y), as in power EP; `free_energy` is then the log mass of q."""
-        return False
+    estimates_evidence: ClassVar[bool] = False
+    """Whether Z_q = ∫ p(θ) Π t_m(θ) dθ estimates p(y), as in power EP; `free_energy` is then the log mass of q."""
 
     @property
     def matched_power(self) -> float | None:
@@ -110,7 +108,7 @@ class Solver(eqx.Module):
             return (carry[0].outcome == Outcome.RUNNING) & (carry[1] < self.max_steps)
 
         def body(carry: tuple[Progress, Int[Array, ""]]) -> tuple[Progress, Int[Array, ""]]:
-            return self.step(problem, carry[0], carry[1], key), carry[1] + 1
+            return self.step(problem, *carry, key), carry[1] + 1
 
         progress, steps = jax.lax.while_loop(go_on, body, (self.init(problem, key), jnp.asarray(0)))
         progress = self.finish(problem, progress, key)
@@ -135,13 +133,12 @@ class LineSearchResult(NamedTuple):
     """Whether a better candidate was rejected only because it left the trust region."""
 
 
+Candidate: TypeAlias = Callable[[Int[Array, ""]], Family]
+"""The member to try, given how many were tried before."""
+
+
 def line_search(
-    problem: Problem,
-    q: Family,
-    free_energy: Float[Array, ""],
-    candidate: Callable[[Int[Array, ""]], Family],
-    trials: int,
-    key: Key[Array, ""],
+    problem: Problem, q: Family, free_energy: Float[Array, ""], candidate: Candidate, trials: int, key: Key[Array, ""]
 ) -> LineSearchResult:
     """Line search: tries `candidate(0)`, `candidate(1)`, … until one is proper, in the trust region, and not below q.
 
@@ -151,21 +148,21 @@ def line_search(
     terms = 1 + jnp.abs(free_energy) + jnp.abs(problem.context.log_scale)
     floor = free_energy - 8 * jnp.finfo(free_energy.dtype).eps * terms
 
-    def go_on(carry: tuple[LineSearchResult, Int[Array, ""]]) -> Bool[Array, ""]:
-        return ~carry[0].rose & (carry[1] < trials)
-
-    def body(carry: tuple[LineSearchResult, Int[Array, ""]]) -> tuple[LineSearchResult, Int[Array, ""]]:
-        found, index = carry
-        trial = problem.restrict(candidate(index))
+    def body(found: LineSearchResult) -> LineSearchResult:
+        trial = problem.restrict(candidate(found.trials))
         value = problem.free_energy(trial, key)
         better = trial.is_proper() & (value >= floor)
         within = problem.within(trial)
         rose = better & within
-        chosen, value = jax.tree.map(lambda a, b: jnp.where(rose, a, b), (trial, value), (q, free_energy))
-        return LineSearchResult(chosen, value, rose, index + 1, found.limited | (better & ~within)), index + 1
+        chosen, value = where(rose, (trial, value), (q, free_energy))
+        return LineSearchResult(chosen, value, rose, found.trials + 1, found.limited | (better & ~within))
 
-    start = LineSearchResult(q, free_energy, jnp.asarray(False), jnp.asarray(0), jnp.asarray(False))
-    return jax.lax.while_loop(go_on, body, (start, jnp.asarray(0)))[0]
+    return jax.lax.while_loop(lambda found: ~found.rose & (found.trials < trials), body, unmoved(q, free_energy))
+
+
+def unmoved(q: Family, free_energy: Float[Array, ""]) -> LineSearchResult:
+    """The result of a line search that has not begun."""
+    return LineSearchResult(q, free_energy, jnp.asarray(False), jnp.asarray(0), jnp.asarray(False))
 
 
 def after(found: LineSearchResult, moved: Float[Array, ""], tolerance: float | Float[Array, ""]) -> Int[Array, ""]:

@@ -11,6 +11,7 @@ from partita.errors import SettingsError
 from partita.families import Family
 from partita.local.objective import Problem
 from partita.local.solvers.base import Outcome, Progress, Solver
+from partita.numerics.trees import where
 
 
 class Blockwise(Solver):
@@ -24,9 +25,7 @@ class Blockwise(Solver):
     """
 
     solver: Solver
-    blocks: tuple[tuple[str, ...], ...] = eqx.field(
-        static=True, converter=lambda blocks: tuple(tuple(block) for block in blocks)
-    )
+    blocks: tuple[tuple[str, ...], ...] = eqx.field(static=True, converter=lambda blocks: tuple(map(tuple, blocks)))
     max_steps: int = eqx.field(default=20, kw_only=True)
     """How many sweeps."""
     tolerance: float = eqx.field(default=1e-10, kw_only=True)
@@ -48,7 +47,7 @@ class Blockwise(Solver):
             worst = jnp.where(solution.outcome == Outcome.CONVERGED, worst, solution.outcome)
         # each block's ball is around where that block began: the whole way is held within the one around the start
         within = problem.within(q)
-        q, value = jax.tree.map(lambda a, b: jnp.where(within, a, b), (q, value), (progress.q, progress.free_energy))
+        q, value = where(within, (q, value), (progress.q, progress.free_energy))
         worst = jnp.where(worst == Outcome.STEP_LIMIT, Outcome.RUNNING, worst)
         outcome = jnp.where(q.kl(progress.q) <= self.tolerance, worst, Outcome.RUNNING)
         return Progress(q, value, jnp.where(limited | ~within, Outcome.TRUST_REGION, outcome))
@@ -57,13 +56,9 @@ class Blockwise(Solver):
 def free_leaves(q: Family, block: tuple[str, ...]) -> tuple[bool, ...]:
     """For each leaf of q whether its path holds one of the block's names."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(q)]
-    names = [
-        {str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path} for path in paths
-    ]
+    names = [{str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path} for path in paths]
     free = tuple(bool(set(block) & found) for found in names)
     if not any(free):
-        known = sorted(set().union(*names))
-        raise SettingsError(
-            f"No leaf of {type(q).__name__} belongs to the block {block}: its names are {', '.join(known)}."
-        )
+        known = ", ".join(sorted(set().union(*names)))
+        raise SettingsError(f"No leaf of {type(q).__name__} belongs to the block {block}: its names are {known}.")
     return free

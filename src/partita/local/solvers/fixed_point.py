@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from partita.families import Family
 from partita.local.objective import Problem
-from partita.local.solvers.base import LineSearchResult, Outcome, Progress, Solver, after, line_search, running
+from partita.local.solvers.base import Outcome, Progress, Solver, after, line_search, running, unmoved
 
 
 def damped(q: Family, target: Family, damping: float | Float[Array, ""]) -> Family:
@@ -41,11 +41,11 @@ class FixedPoint(Solver):
         if self.backtrack:
             found = line_search(problem, q, value, candidate, self.halvings, key)
             moved = found.q.distance(q) / (self.damping * 0.5 ** (found.trials - 1)) ** 2
-            return Progress(found.q, found.free_energy, after(found, moved, self.tolerance))
-        new = problem.restrict(candidate(jnp.asarray(0)))
-        value = problem.free_energy(new, key)
-        taken = LineSearchResult(new, value, jnp.asarray(True), jnp.asarray(1), jnp.asarray(False))
-        return Progress(new, value, after(taken, new.kl(q) / self.damping**2, self.tolerance))
+        else:
+            new = problem.restrict(candidate(jnp.asarray(0)))
+            found = unmoved(new, problem.free_energy(new, key))._replace(rose=jnp.asarray(True))
+            moved = new.kl(q) / self.damping**2
+        return Progress(found.q, found.free_energy, after(found, moved, self.tolerance))
 
 
 class NaturalGradient(Solver):

@@ -1,5 +1,6 @@
 """Gradient ascent with any optax optimiser, and L-BFGS (`sec:optim:offtheshelf`)."""
 
+import functools
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -14,6 +15,7 @@ from partita.errors import SettingsError, unknown
 from partita.families import Family
 from partita.local.objective import Problem
 from partita.local.solvers.base import Outcome, Progress, Solver, running
+from partita.numerics.trees import where
 
 Coordinates = Literal["unconstrained", "natural"]
 Watched = Literal["free_energy", "ell"]
@@ -75,14 +77,8 @@ class Gradient(Solver):
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         coordinates = to_coordinates(problem.start, self.coordinates)
         low = jnp.asarray(-jnp.inf, jax.tree.leaves(problem.start)[0].dtype)
-        memory = Memory(
-            coordinates,
-            self.optimiser(self.learning_rate).init(coordinates),
-            jnp.arange(len(problem.shard.weights)),
-            jnp.zeros_like(low),
-            low,
-            jnp.asarray(0),
-        )
+        state, order = self.optimiser(self.learning_rate).init(coordinates), jnp.arange(len(problem.shard.weights))
+        memory = Memory(coordinates, state, order, jnp.zeros_like(low), low, jnp.asarray(0))
         return Progress(problem.start, low, running(), memory)
 
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
@@ -93,7 +89,7 @@ class Gradient(Solver):
         batch = eqx.tree_at(lambda p: p.shard, problem, shard)
 
         def loss(coordinates: PyTree) -> tuple[Float[Array, ""], tuple[Family, Float[Array, ""]]]:
-            q = problem.restrict(from_coordinates(problem.start, coordinates, self.coordinates))
+            q = self._member(problem, coordinates)
             ell = batch.ell(q, step_key)
             return -(ell + problem.negative_divergence(q)), (q.plain(), ell)
 
@@ -107,26 +103,23 @@ class Gradient(Solver):
         ends, mean = (index + 1) % window == 0, total / window
         flat = jnp.where(mean - memory.best < self.tolerance, memory.flat + 1, 0)
         outcome = jnp.where(ends & (flat >= self.patience), Outcome.CONVERGED, Outcome.RUNNING)
-        outcome = jnp.where(within, outcome, Outcome.TRUST_REGION)
-        outcome = jnp.where(proper, outcome, Outcome.IMPROPER)
-        stopped = (outcome == Outcome.TRUST_REGION) | (outcome == Outcome.IMPROPER)
+        outcome = jnp.where(proper, jnp.where(within, outcome, Outcome.TRUST_REGION), Outcome.IMPROPER)
         if self._exact(problem):
-            better = -negative >= best_value
-            best, best_value = _where(better, (q, -negative), (best, best_value))
-        moved = _where(stopped, memory.coordinates, moved)
-        total, highest, flat = _where(
-            ends, (jnp.zeros_like(total), jnp.maximum(memory.best, mean), flat), (total, memory.best, memory.flat)
-        )
-        memory = Memory(moved, state, order, total, highest, flat)
-        return Progress(best, best_value, outcome, memory)
+            best, best_value = where(-negative >= best_value, (q, -negative), (best, best_value))
+        moved = where(proper & within, moved, memory.coordinates)
+        ended = jnp.zeros_like(total), jnp.maximum(memory.best, mean), flat
+        watched = where(ends, ended, (total, memory.best, memory.flat))
+        return Progress(best, best_value, outcome, Memory(moved, state, order, *watched))
 
     def finish(self, problem: Problem, progress: Progress, key: Key[Array, ""]) -> Progress:
-        last = problem.restrict(from_coordinates(problem.start, progress.memory.coordinates, self.coordinates)).plain()
-        value = problem.free_energy(last, jax.random.split(key, 3)[2])
-        if not self._exact(problem):
-            return progress._replace(q=last, free_energy=value)
-        q, value = _where(value >= progress.free_energy, (last, value), (progress.q, progress.free_energy))
+        q = self._member(problem, progress.memory.coordinates).plain()
+        value = problem.free_energy(q, jax.random.split(key, 3)[2])
+        if self._exact(problem):
+            q, value = where(value >= progress.free_energy, (q, value), (progress.q, progress.free_energy))
         return progress._replace(q=q, free_energy=value)
+
+    def _member(self, problem: Problem, coordinates: PyTree) -> Family:
+        return problem.restrict(from_coordinates(problem.start, coordinates, self.coordinates))
 
     def _admissible(self, problem: Problem, moved: PyTree) -> tuple[Bool[Array, ""], Bool[Array, ""]]:
         """Whether the coordinates are those of a proper member, and whether it is in the trust region.
@@ -134,16 +127,12 @@ class Gradient(Solver):
         Unconstrained ones are proper if finite, unless leaves are cut from others that they depend on; and the region
         bounds improper contexts only: so neither is worked out at every step.
         """
-
-        def member() -> Family:
-            return problem.restrict(from_coordinates(problem.start, moved, self.coordinates))
-
+        member = functools.partial(self._member, problem, moved)
         if self.coordinates == "natural" or problem.is_split():
             proper = member().is_proper()
         else:
             proper = jnp.isfinite(sum(jnp.sum(leaf) for leaf in jax.tree.leaves(moved)))
-        within = jax.lax.cond(problem.bounded(), lambda: jnp.asarray(True), lambda: problem.within(member()))
-        return proper, within
+        return proper, jax.lax.cond(problem.bounded(), lambda: jnp.asarray(True), lambda: problem.within(member()))
 
     def _exact(self, problem: Problem) -> bool:
         all_rows = self._size(problem.shard) == len(problem.shard.weights)
@@ -197,16 +186,14 @@ class LBFGS(Solver):
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         coordinates = problem.start.unconstrained()
-        start = problem.free_energy(problem.start, key)
         state = optax.lbfgs(memory_size=self.memory).init(coordinates)
-        return Progress(problem.start, start, running(), (coordinates, state))
+        return super().init(problem, key)._replace(memory=(coordinates, state))
 
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         best, best_value, _, (coordinates, state) = progress
 
         def loss(trial: PyTree) -> Float[Array, ""]:
-            q = problem.restrict(problem.start.at_unconstrained(trial))
-            value = -problem.free_energy(q, key)
+            value = -problem.free_energy(problem.restrict(problem.start.at_unconstrained(trial)), key)
             return jnp.where(jnp.isfinite(value), value, jnp.inf)
 
         optimiser = optax.lbfgs(memory_size=self.memory)
@@ -220,7 +207,7 @@ class LBFGS(Solver):
         small = new - best_value <= self.tolerance * (1 + jnp.abs(new))
         outcome = jnp.where(rose, jnp.where(small, Outcome.CONVERGED, Outcome.RUNNING), Outcome.STALLED)
         outcome = jnp.where(within, outcome, Outcome.TRUST_REGION)
-        q, new = _where(rose, (q, new), (best, best_value))
+        q, new = where(rose, (q, new), (best, best_value))
         return Progress(q, new, outcome, (moved, state))
 
 
@@ -232,7 +219,3 @@ def to_coordinates(q: Family, coordinates: Coordinates) -> PyTree:
 def from_coordinates(like: Family, values: PyTree, coordinates: Coordinates) -> Family:
     """The member with these coordinates, for derivatives in them."""
     return values if coordinates == "natural" else like.at_unconstrained(values)
-
-
-def _where(condition: Array, first: PyTree, second: PyTree) -> PyTree:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), first, second)

@@ -12,6 +12,7 @@ from partita.families.factor import Factor
 from partita.local.objective import Problem
 from partita.local.solvers.base import Outcome, Progress, Solver, running, single_step_outcome
 from partita.local.solvers.power import check_power
+from partita.numerics.trees import where
 
 BATCH = 64
 """The number of θ that are evaluated in one batch."""
@@ -39,6 +40,7 @@ class MomentMatching(Solver):
     """Stops when the match moves by less than this, in nats of KL."""
     step_size: float = 1.0
     """The step of the mean parameters towards the moments; below 1 the moments are computed only once."""
+    estimates_evidence = True
 
     def __check_init__(self) -> None:
         check_power(self.alpha)
@@ -46,10 +48,6 @@ class MomentMatching(Solver):
             raise SettingsError(f"The step size must be from 0 to 1, not {self.step_size}.")
         if isinstance(self.rule, MonteCarlo) and self.rule.samples < 2:
             raise SettingsError(f"Importance sampling needs at least 2 samples, not {self.rule.samples}.")
-
-    @property
-    def estimates_evidence(self) -> bool:
-        return True
 
     @property
     def matched_power(self) -> float | None:
@@ -88,15 +86,13 @@ class MomentMatching(Solver):
         If a grid has not converged, the tilted density may have no moments.
         """
         start, alpha = Factor.of(problem.start), self.power(problem)
-        said = start / problem.context
-        mass = Factor(progress.q.one(), progress.free_energy - alpha * said.log_scale)
+        mass = Factor(progress.q.one(), progress.free_energy - alpha * (start / problem.context).log_scale)
         whole = start * (self.towards(problem.start, progress.memory) * mass) ** (1 / alpha)
         lost = jnp.asarray(self.rule.deterministic) & (progress.outcome == Outcome.RUNNING)
         outcome = jnp.where(lost, Outcome.NO_MOMENTS, progress.outcome)
         if not self.rule.deterministic:
             outcome = single_step_outcome(self.max_steps, outcome)
-        found = outcome != Outcome.NO_MOMENTS
-        whole = jax.tree.map(lambda a, b: jnp.where(found, a, b), whole, start)
+        whole = where(outcome != Outcome.NO_MOMENTS, whole, start)
         log_mass = jnp.where(whole.natural.is_proper(), whole.natural.log_normaliser() + whole.log_scale, 0)
         return Progress(whole.natural, log_mass, outcome)
 
@@ -113,7 +109,7 @@ class MomentMatching(Solver):
         step = jnp.asarray(self.step_size, jax.tree.leaves(start)[0].dtype)
         _, derivative = jax.jvp(moved, (jnp.zeros_like(step),), (jnp.ones_like(step),))
         secant = (moved(step) / Factor.of(start)) ** (1 / step)
-        return jax.tree.map(lambda a, b: jnp.where(step > 0, a, b), secant, derivative)
+        return where(step > 0, secant, derivative)
 
 
 def between(q: Family, moments: Mean, step: float | Float[Array, ""]) -> Mean:

@@ -1,5 +1,6 @@
 """Newton's method for generalised linear models with a Gaussian family over one vector."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -7,17 +8,17 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key
 
-from partita.data.shard import Shard
 from partita.errors import SettingsError
 from partita.expectations import Derivatives
+from partita.expectations.blocks import Block, over_blocks
 from partita.expectations.capabilities import LinearInTable
-from partita.families import Family, FullGaussian, Gaussian, MeanFieldGaussian
-from partita.families.gaussian import Standard
+from partita.families import Family, Gaussian
+from partita.families.full_gaussian import symmetric
+from partita.families.gaussian import Standard, gaussian
 from partita.local.objective import Problem
-from partita.local.solvers.base import LineSearchResult, Outcome, Progress, Solver, after, line_search
-from partita.models.glm import gaussian
+from partita.local.solvers.base import LineSearchResult, Outcome, Progress, Solver, after, line_search, unmoved
 
 Path = Callable[[Float[Array, ""]], Family]
 """Maps a step size (1 for the full step) to a member; the free energy rises for small step sizes."""
@@ -54,26 +55,15 @@ class Newton(Solver):
 
         Under a wide q, such as a prior, the expected curvature is small and the first steps would be poor.
         """
-        if not isinstance(problem.model, LinearInTable):
-            raise SettingsError(
-                f"Newton needs a generalised linear model, not {type(problem.model).__name__}: "
-                "use Gradient or FixedPoint."
-            )
-        if not isinstance(problem.start, MeanFieldGaussian | FullGaussian):
-            raise SettingsError(f"Newton needs a Gaussian family, not {type(problem.start).__name__}: use Gradient.")
+        q = linear_start(problem, "Newton", "use Gradient or FixedPoint")
         progress = super().init(problem, key)
-        q = gaussian(progress.q)
         mean, spread = q.project(problem.shard.data.x)
 
         def tight() -> LineSearchResult:
-            narrow = jnp.full_like(spread, 1e-4)
-            laplace = with_precision(q, optimal_precision(q, problem, mean, narrow))
+            laplace = with_precision(q, optimal_precision(q, problem, mean, jnp.full_like(spread, 1e-4)))
             return line_search(problem, q, progress.free_energy, lambda _: laplace, 1, key)
 
-        def as_it_is() -> LineSearchResult:
-            return LineSearchResult(q, progress.free_energy, jnp.asarray(False), jnp.asarray(0), jnp.asarray(False))
-
-        found = jax.lax.cond(jnp.mean(spread) > 1, tight, as_it_is)
+        found = jax.lax.cond(jnp.mean(spread) > 1, tight, lambda: unmoved(q, progress.free_energy))
         size, dtype = 2 * len(q.precision), q.precision.dtype
         memory = Memory(jnp.eye(size, dtype=dtype), jnp.asarray(jnp.inf, dtype), jnp.asarray(True))
         return Progress(found.q, found.free_energy, progress.outcome, memory)
@@ -82,17 +72,22 @@ class Newton(Solver):
         q, memory = gaussian(progress.q), progress.memory
         path, factor = mean_and_scale(q, problem, memory)
         found = line_search(problem, q, progress.free_energy, lambda trial: path(0.5**trial), self.halvings, key)
-        if isinstance(q, FullGaussian):
-            turned = correlations(gaussian(found.q), problem)
-            then = line_search(
-                problem, found.q, found.free_energy, lambda trial: turned(0.5**trial), self.halvings, key
-            )
+        if q.precision.ndim == 2:
+            turn, value = correlations(gaussian(found.q), problem), found.free_energy
+            then = line_search(problem, found.q, value, lambda trial: turn(0.5**trial), self.halvings, key)
             found = then._replace(rose=found.rose | then.rose, limited=found.limited | then.limited)
         moved = found.q.kl(q)
         outcome = after(found, moved, self.tolerance)
         outcome = jnp.where((outcome == Outcome.STALLED) & ~memory.stale, Outcome.RUNNING, outcome)
         slow = (moved > 1) | (moved > 0.1 * memory.moved) | ~found.rose
         return Progress(found.q, found.free_energy, outcome, Memory(factor, moved, slow))
+
+
+def linear_start(problem: Problem, who: str, instead: str) -> Gaussian:
+    """The start of a solver for generalised linear models and Gaussians; raises a `SettingsError` for others."""
+    if not isinstance(problem.model, LinearInTable):
+        raise SettingsError(f"{who} needs a generalised linear model, not {type(problem.model).__name__}: {instead}.")
+    return gaussian(problem.start, who, instead, SettingsError)
 
 
 def mean_and_scale(q: Gaussian, problem: Problem, memory: Memory) -> tuple[Path, Float[Array, "p p"]]:
@@ -105,14 +100,14 @@ def mean_and_scale(q: Gaussian, problem: Problem, memory: Memory) -> tuple[Path,
     context = gaussian(problem.context.natural)
     pull = context.precision if correlation is None else context.precision * correlation
 
-    def slopes(block: Shard) -> tuple[tuple[Array, Array], Derivatives, Array]:
+    def slopes(block: Block) -> tuple[tuple[Array, Array], Derivatives, Array]:
         scaled = block.data.x * sd
         mixed = scaled if correlation is None else scaled @ correlation
         rows = derivatives(problem, block, block.data.x @ mean, jnp.sum(scaled * mixed, axis=-1))
         by_sd = 2 * jnp.sum(block.data.x * mixed * rows.variance[:, None], axis=0)
         return (rows.mean @ block.data.x, by_sd), rows, mixed
 
-    def slopes_and_curvatures(block: Shard) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
+    def slopes_and_curvatures(block: Block) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
         first, rows, mixed = slopes(block)
         low = block.data.x.astype(jnp.float32)
         by_sd = 2 * low * mixed.astype(jnp.float32)
@@ -120,11 +115,8 @@ def mean_and_scale(q: Gaussian, problem: Problem, memory: Memory) -> tuple[Path,
             spread = jnp.diag(jnp.sum(jnp.square(low) * rows.variance.astype(jnp.float32)[:, None], axis=0))
         else:
             spread = gram(low, rows.variance, low) * correlation
-        return first, (
-            gram(low, rows.mean_mean, low),
-            gram(low, rows.mean_variance, by_sd),
-            gram(by_sd, rows.variance_variance, by_sd) + 2 * spread,
-        )
+        across, within = gram(low, rows.mean_variance, by_sd), gram(by_sd, rows.variance_variance, by_sd) + 2 * spread
+        return first, (gram(low, rows.mean_mean, low), across, within)
 
     def gradient(by_mean: Array, by_sd: Array) -> Float[Array, " p"]:
         by_mean = by_mean + context.precision_mean - times(context.precision, mean)
@@ -160,18 +152,18 @@ def correlations(q: Gaussian, problem: Problem) -> Path:
 
 def optimal_precision(q: Gaussian, problem: Problem, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Array:
     """The optimal precision if the expected curvatures stayed as under predictors with this mean and variance."""
-    predictors = Shard((problem.shard.data, mean, variance), problem.shard.weights, problem.shard.rows)
+    predictors = dataclasses.replace(problem.shard, data=(problem.shard.data, mean, variance))
 
-    def sums(block: Shard) -> Array:
+    def sums(block: Block) -> Array:
         table, mean, variance = block.data
-        rows = derivatives(problem, Shard(table, block.weights, block.rows), mean, variance)
-        if isinstance(q, MeanFieldGaussian):
+        rows = derivatives(problem, block._replace(data=table), mean, variance)
+        if q.precision.ndim == 1:
             return jnp.sum(jnp.square(table.x) * rows.variance[:, None], axis=0)
         return gram(table.x, rows.variance, table.x)
 
     curvature = -2 * over_blocks(sums, predictors)
     precision = gaussian(problem.context.natural).precision + curvature
-    return precision if precision.ndim == 1 else (precision + precision.T) / 2
+    return precision if precision.ndim == 1 else symmetric(precision)
 
 
 def scales(q: Gaussian) -> tuple[Float[Array, " d"], Float[Array, " d"], Float[Array, "d d"] | None]:
@@ -185,8 +177,7 @@ def scales(q: Gaussian) -> tuple[Float[Array, " d"], Float[Array, " d"], Float[A
 
 def with_precision(q: Gaussian, precision: Array) -> Gaussian:
     """q with another precision around the same mean."""
-    shift = times(precision, q.standard().mean)
-    return eqx.tree_at(lambda g: (g.precision_mean, g.precision), q, (shift, precision))
+    return dataclasses.replace(q, precision_mean=times(precision, q.standard().mean), precision=precision)
 
 
 def times(precision: Array, vector: Float[Array, " d"]) -> Float[Array, " d"]:
@@ -199,32 +190,10 @@ def matrix(precision: Array) -> Float[Array, "d d"]:
     return jnp.diag(precision) if precision.ndim == 1 else precision
 
 
-def derivatives(problem: Problem, block: Shard, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Derivatives:
+def derivatives(problem: Problem, block: Block, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Derivatives:
     """Derivatives of w·ell of a block of rows, whose predictors have this mean and variance."""
     rows = problem.model.expectation.derivatives(problem.model, mean, variance, block.data)
     return Derivatives(*(problem.weight * block.weights * row for row in rows))
-
-
-def over_blocks(function: Callable[[Shard], PyTree], shard: Shard, length: int = 1024) -> PyTree:
-    """The sum of `function` over blocks of rows small enough for their intermediates to stay in the CPU cache."""
-    rows = len(shard.weights)
-    if rows <= length:
-        return function(shard)
-
-    def block(index: Int[Array, ""]) -> Shard:
-        start = jnp.minimum(index * length, rows - length)
-        data, weights = jax.tree.map(
-            lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, length), (shard.data, shard.weights)
-        )
-        fresh = start + jnp.arange(length) >= index * length
-        return Shard(data, jnp.where(fresh, weights, 0), shard.rows)
-
-    def add(index: Int[Array, ""], total: PyTree) -> PyTree:
-        return jax.tree.map(jnp.add, total, function(block(index)))
-
-    shapes = jax.eval_shape(function, jax.eval_shape(block, jnp.asarray(0)))
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    return jax.lax.fori_loop(0, -(-rows // length), add, zeros)
 
 
 def positive_factor(hessian: Float[Array, "p p"]) -> Float[Array, "p p"]:

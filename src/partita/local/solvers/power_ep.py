@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
@@ -11,21 +11,21 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from partita.data.shard import Shard
 from partita.errors import SettingsError, check_fraction
-from partita.expectations.capabilities import LinearInTable, LinearPredictor, offered
-from partita.families import FullGaussian, Gaussian, MeanFieldGaussian
+from partita.expectations.blocks import BLOCK, Block, over_blocks
+from partita.expectations.capabilities import LinearPredictor, offered
+from partita.families import Gaussian
 from partita.families.factor import Factor
-from partita.families.gaussian import Standard
+from partita.families.gaussian import Standard, gaussian
 from partita.local.objective import Problem
 from partita.local.solvers.base import Outcome, Progress, Solution, Solver, running, single_step_outcome
-from partita.local.solvers.newton import gram, over_blocks
+from partita.local.solvers.newton import gram, linear_start
 from partita.local.solvers.power import check_power
 from partita.models import Model
-from partita.models.glm import gaussian
+from partita.numerics.trees import all_finite, where
 
-Scalar = Callable[[Array], Array]
+Number: TypeAlias = Float[Array, ""]
+Scalar: TypeAlias = Callable[[Array], Array]
 """A function of a predictor, elementwise."""
-BLOCK = 1024
-"""Rows per block, small enough for the CPU cache."""
 LOG_DENSITY_DROP = 32.0
 """The integration limits are where the log tilted density has fallen by this much from its mode."""
 MAX_GROWTH = 1.5
@@ -58,24 +58,22 @@ class Sites(eqx.Module):
     def product(self, like: Gaussian, shard: Shard) -> Factor:
         """Π_n s_n^(w_n), over rows of these weights."""
 
-        def sums(block: Shard) -> tuple[Array, Array, Array]:
-            x, site = block.data
-            weights = block.weights
-            if isinstance(like, MeanFieldGaussian):
+        def sums(block: Block) -> tuple[Array, Array, Array]:
+            (x, site), weights = block.data, block.weights
+            if like.precision.ndim == 1:
                 return weights @ site.shift, weights @ site.precision, weights @ site.log_scale
             return (weights * site.shift) @ x, gram(x, weights * site.precision, x), weights @ site.log_scale
 
-        shift, precision, log_scale = over_blocks(sums, Shard((shard.data.x, self), shard.weights, shard.rows))
-        natural = eqx.tree_at(lambda g: (g.precision_mean, g.precision), like, (shift, precision))
-        return Factor(natural, log_scale)
+        shift, precision, log_scale = over_blocks(sums, dataclasses.replace(shard, data=(shard.data.x, self)))
+        return Factor(dataclasses.replace(like, precision_mean=shift, precision=precision), log_scale)
 
 
 class Coordinates(NamedTuple):
     """Means and variances of the coordinates u that one row's site is in, and f's direction in them."""
 
-    mean: Float[Array, ""] | Float[Array, " d"]
-    variance: Float[Array, ""] | Float[Array, " d"]
-    direction: Float[Array, ""] | Float[Array, " d"]
+    mean: Number | Float[Array, " d"]
+    variance: Number | Float[Array, " d"]
+    direction: Number | Float[Array, " d"]
 
     @classmethod
     def of(cls, q: Standard, x: Float[Array, " d"]) -> "Coordinates":
@@ -93,22 +91,20 @@ class Coordinates(NamedTuple):
         before = variance @ x
         spread = jnp.where(x @ before > 0, x @ before, 1)
         slope = before / spread
-        return Standard(
-            mean + slope * (self.mean - x @ mean),
-            variance + jnp.outer(slope, slope) * (self.variance - spread),
-        )
+        moved = mean + slope * (self.mean - x @ mean)
+        return Standard(moved, variance + jnp.outer(slope, slope) * (self.variance - spread))
 
-    def without(self, site: Sites, alpha: Float[Array, ""]) -> "Coordinates":
+    def without(self, site: Sites, alpha: Number) -> "Coordinates":
         """The cavity q / s^α; its variances are not positive where it is improper."""
         left = 1 - alpha * site.precision * self.variance
         mean = (self.mean - alpha * site.shift * self.variance) / left
         return Coordinates(mean, self.variance / left, self.direction)
 
-    def predictor(self) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    def predictor(self) -> tuple[Number, Number]:
         """Mean and variance of f."""
         return jnp.sum(self.direction * self.mean), jnp.sum(jnp.square(self.direction) * self.variance)
 
-    def matched(self, tilted: "Tilted", alpha: Float[Array, ""]) -> tuple[Sites, Bool[Array, ""]]:
+    def matched(self, tilted: "Tilted", alpha: Number) -> tuple[Sites, Bool[Array, ""]]:
         """The site that gives cavity · s^α the tilted density's moments and mass, and whether there is one.
 
         Everything is divided by α beforehand: α → 0 is the fixed point's ∇_μ ell (`prop:pep-fp`), to rounding.
@@ -121,18 +117,17 @@ class Coordinates(NamedTuple):
         exponent = shift * self.mean - precision * self.mean**2 / 2 + alpha * self.variance * shift**2 / 2
         mass = jnp.sum(exponent / (1 + growth) - jnp.log1p(growth) / (2 * alpha))
         site = Sites(shift, precision, tilted.log_mass - mass)
-        finite = jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(site)])
-        return site, jnp.all(left > 0) & jnp.all(self.variance >= 0) & jnp.all(finite)
+        return site, jnp.all(left > 0) & jnp.all(self.variance >= 0) & all_finite(site)
 
 
 class Tilted(NamedTuple):
     """log Z of a row, with Z = E[p(y | f)^α], and its derivatives in the cavity's mean, all divided by α."""
 
-    log_mass: Float[Array, ""]
+    log_mass: Number
     """log Z."""
-    slope: Float[Array, ""]
+    slope: Number
     """∂ log Z."""
-    curvature: Float[Array, ""]
+    curvature: Number
     """−∂² log Z."""
 
 
@@ -145,10 +140,10 @@ class Memory(NamedTuple):
 
     It decays with the damping, and disappears after one undamped pass.
     """
-    damping: Float[Array, ""]
-    last: Float[Array, ""]
+    damping: Number
+    last: Number
     """KL of the last pass if it were undamped, in nats."""
-    moved: Float[Array, ""]
+    moved: Number
     """The smallest such KL since ρ was last halved."""
     skipped: Int[Array, ""]
     """The number of rows skipped in the last pass because no proper site was found."""
@@ -175,6 +170,7 @@ class PowerEP(Solver):
     in_turn: bool = eqx.field(static=True, default=True)
     """Whether sites are updated sequentially (starting from the context if it is proper) or in parallel."""
     points: int = eqx.field(static=True, default=96)
+    estimates_evidence = True
 
     def __check_init__(self) -> None:
         check_power(self.alpha)
@@ -183,25 +179,16 @@ class PowerEP(Solver):
             raise SettingsError(f"Power EP needs at least one pass, not {self.max_steps}.")
 
     @property
-    def estimates_evidence(self) -> bool:
-        return True
-
-    @property
     def matched_power(self) -> float | None:
         """That of a client of one row."""
         return None if self.in_turn or int(self.max_steps) > 1 else float(self.alpha)
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
-        if not isinstance(problem.model, LinearInTable):
-            raise SettingsError(f"Power EP needs a generalised linear model, not {type(problem.model).__name__}.")
-        if not isinstance(problem.start, MeanFieldGaussian | FullGaussian):
-            raise SettingsError(f"Power EP needs a Gaussian family, not {type(problem.start).__name__}.")
-        q, rows = problem.start, len(problem.shard.weights)
+        q, rows = linear_start(problem, "Power EP", "use MomentMatching or AlphaDivergence"), len(problem.shard.weights)
         if self.in_turn:
-            context = gaussian(problem.context.natural)
-            q = jax.tree.map(lambda a, b: jnp.where(problem.bounded(), a, b), context, q)
+            q = where(problem.bounded(), problem.context.natural, q)
         mean = q.precision_mean
-        shape = (rows, *mean.shape) if isinstance(q, MeanFieldGaussian) else (rows,)
+        shape = (rows, *mean.shape) if q.precision.ndim == 1 else (rows,)
         sites = Sites(jnp.zeros(shape, mean.dtype), jnp.zeros(shape, mean.dtype), jnp.zeros(rows, mean.dtype))
         damping = jnp.asarray(self.damping, mean.dtype)
         far = jnp.full_like(damping, jnp.inf)
@@ -210,7 +197,7 @@ class PowerEP(Solver):
 
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         q, memory = gaussian(progress.q), progress.memory
-        weighted = Shard(problem.shard.data, problem.weight * problem.shard.weights, problem.shard.rows)
+        weighted = dataclasses.replace(problem.shard, weights=problem.weight * problem.shard.weights)
         damping = memory.damping
         cavity = self.without_share(q, memory, weighted)
         sites, proper = self.pass_over(problem.model, weighted, cavity, memory.sites, damping)
@@ -225,11 +212,10 @@ class PowerEP(Solver):
         if not self.in_turn:
             return taken
         possible = jnp.isfinite(moved)
-        found = jax.tree.map(lambda a, b: jnp.where(possible, a, b), taken, progress)
+        found = where(possible, taken, progress)
         calm = possible & (moved <= MAX_GROWTH * memory.moved)
-        after = jnp.where(
-            calm, jnp.minimum(DAMPING_RECOVERY * damping, self.damping), jnp.maximum(damping / 2, MIN_DAMPING)
-        )
+        up, down = jnp.minimum(DAMPING_RECOVERY * damping, self.damping), jnp.maximum(damping / 2, MIN_DAMPING)
+        after = jnp.where(calm, up, down)
         seen = jnp.where(calm, jnp.minimum(moved, memory.moved), jnp.inf)
         return found._replace(memory=found.memory._replace(damping=after, moved=seen))
 
@@ -243,11 +229,10 @@ class PowerEP(Solver):
     def without_share(self, q: Gaussian, memory: Memory, shard: Shard) -> Gaussian:
         """q with a fraction α of one row's equal share of the previous factor removed."""
         cavity = q / gaussian(memory.rest.natural) ** (self.alpha / jnp.sum(shard.weights))
-        proper = cavity.is_proper()
-        return jax.tree.map(lambda a, b: jnp.where(proper, a, b), cavity, q)
+        return where(cavity.is_proper(), cavity, q)
 
     def pass_over(
-        self, model: Model, shard: Shard, q: Gaussian, sites: Sites, damping: float | Float[Array, ""] = 1.0
+        self, model: Model, shard: Shard, q: Gaussian, sites: Sites, damping: float | Number = 1.0
     ) -> tuple[Sites, Bool[Array, " n"]]:
         """Every row's new site, or its old one if the new one is improper, and whether it is proper.
 
@@ -255,7 +240,7 @@ class PowerEP(Solver):
         """
         alphas = self.alpha * jnp.where(shard.weights > 0, jnp.minimum(shard.weights, 1), 1)
 
-        def match(q: Standard, datum: PyTree, site: Sites, alpha: Float[Array, ""]) -> tuple[Sites, Bool[Array, ""]]:
+        def match(q: Standard, datum: PyTree, site: Sites, alpha: Number) -> tuple[Sites, Bool[Array, ""]]:
             cavity = Coordinates.of(q, datum.x).without(site, alpha)
             new, proper = cavity.matched(tilted(model, datum, *cavity.predictor(), alpha, self.points), alpha)
             return jax.tree.map(lambda a, b: jnp.where(proper, b + damping * (a - b), b), new, site), proper
@@ -265,8 +250,7 @@ class PowerEP(Solver):
             new, proper = match(q, datum, site, alpha)
             moved = Coordinates.of(q, datum.x).without(jax.tree.map(jnp.subtract, site, new), weight)
             proper &= jnp.all(moved.variance >= 0)
-            taken = moved.lift(q, datum.x), new
-            q, site = jax.tree.map(lambda a, b: jnp.where(proper, a, b), taken, (q, site))
+            q, site = where(proper, (moved.lift(q, datum.x), new), (q, site))
             return q, (site, proper)
 
         rows = (shard.data, sites, alphas)
@@ -277,14 +261,7 @@ class PowerEP(Solver):
         return jax.lax.map(lambda row: match(q.standard(), *row), rows, batch_size=BLOCK)
 
 
-def tilted(
-    model: Model,
-    datum: PyTree,
-    mean: Float[Array, ""],
-    variance: Float[Array, ""],
-    alpha: Float[Array, ""],
-    points: int,
-) -> Tilted:
+def tilted(model: Model, datum: PyTree, mean: Number, variance: Number, alpha: Number, points: int) -> Tilted:
     """The tilted density N(f; mean, variance) · p(y | f)^α of a row, integrated by the trapezoidal rule.
 
     For a smooth integrand that vanishes at both limits the error is exponentially small. Unlike Gauss–Hermite nodes on
@@ -327,15 +304,14 @@ def tilted(
     found = jax.tree.map(lambda leaf: jnp.where(seen, leaf, jnp.nan), found)
     # a row of zeros has a predictor without variance
     known, tangent = jax.jvp(slope, (mean,), (jnp.ones_like(mean),))
-    certain = Tilted(log_density(mean), known, -tangent)
-    return jax.tree.map(lambda a, b: jnp.where(variance == 0, a, b), certain, found)
+    return where(variance == 0, Tilted(log_density(mean), known, -tangent), found)
 
 
 Search = tuple[Array, Array, Array, Array, Array, Array]
 """The state of the mode search: position, bracket (low, high), last step, last gain, and iteration."""
 
 
-def mode(slope: Scalar, mean: Float[Array, ""], reach: Float[Array, ""]) -> Float[Array, ""]:
+def mode(slope: Scalar, mean: Number, reach: Number) -> Number:
     """Solves f = mean + reach · slope(f), where `slope` is the derivative of a concave function.
 
     Newton steps while they halve and stay in the bracket; otherwise bisection in arcsinh, which handles large values
@@ -365,7 +341,7 @@ def mode(slope: Scalar, mean: Float[Array, ""], reach: Float[Array, ""]) -> Floa
     return jax.lax.while_loop(go_on, narrow, start)[0]
 
 
-def ends(height: Scalar, mode: Float[Array, ""], reach: Float[Array, ""]) -> Float[Array, "2"]:
+def ends(height: Scalar, mode: Number, reach: Number) -> Float[Array, "2"]:
     """The points on either side of the mode where a concave function has fallen by about `LOG_DENSITY_DROP`.
 
     Newton steps from outside, combined with bisection towards the mode.
