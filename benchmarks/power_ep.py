@@ -52,7 +52,7 @@ def problem_of(table):
 
 def passes(table, repeats):
     """Seconds and bytes of a pass, by rows."""
-    solver, key, found = pt.PowerEP(alpha=1.0), jax.random.key(0), {}
+    solver, key, found = pt.solvers.PowerEP(alpha=1.0), jax.random.key(0), {}
     problems = {rows: problem_of(pt.Table(table.x[:rows], table.y[:rows])) for rows in ROWS}
     starts = {rows: solver.init(problem, key) for rows, problem in problems.items()}
     for _ in range(2):  # what comes out of a pass compiles once more
@@ -77,7 +77,7 @@ def runs(table):
     prior = pt.FullGaussian.standard_normal(table.x.shape[1])
     methods = {
         f"power EP, α = {alpha:g}": dataclasses.replace(
-            pt.methods.power_ep(alpha), solver=pt.PowerEP(alpha=alpha, tolerance=1e-8)
+            pt.methods.power_ep(alpha), solver=pt.solvers.PowerEP(alpha=alpha, tolerance=1e-8)
         )
         for alpha in ALPHAS
     }

@@ -22,12 +22,16 @@ TOLERANCE = 0.05
 
 CLIMBING = {
     "newton": pt.Newton(),
-    "lbfgs": pt.LBFGS(),
+    "lbfgs": pt.solvers.LBFGS(),
     "adam": pt.Gradient(optax.adam, learning_rate=0.05),
-    "fixed point": pt.FixedPoint(),
-    "blockwise": pt.Blockwise(pt.LBFGS(), (("precision_mean",), ("precision",))),
+    "fixed point": pt.solvers.FixedPoint(),
+    "blockwise": pt.solvers.Blockwise(pt.solvers.LBFGS(), (("precision_mean",), ("precision",))),
 }
-MATCHING = {"power EP": pt.PowerEP(), "moments": pt.MomentMatching(), "alpha": pt.AlphaDivergence()}
+MATCHING = {
+    "power EP": pt.solvers.PowerEP(),
+    "moments": pt.solvers.MomentMatching(),
+    "alpha": pt.solvers.AlphaDivergence(),
+}
 
 
 def regression() -> tuple[pt.Table, np.ndarray]:
@@ -67,7 +71,7 @@ def main() -> None:
     expected = np.linalg.solve(precision, table.x.T @ table.y)
     np.testing.assert_allclose(exact.posterior.q.mean, expected, rtol=1e-8)
 
-    network = pt.NetworkClassifier((2, 4, 2), expectation=pt.LocalReparameterisation(4))
+    network = pt.models.NetworkClassifier((2, 4, 2), expectation=pt.expectations.LocalReparameterisation(4))
     gaussian = pt.MeanFieldGaussian.standard_normal(network.template())
     adam = pt.Gradient(optax.adam, max_steps=50, batch_size=10)
     result = pt.run(pt.methods.sequential(adam), network, gaussian, clients, rounds=1, progress=False)

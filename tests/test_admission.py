@@ -77,7 +77,7 @@ def test_ratios_of_precision_are_those_in_every_direction(family):
 
 def test_a_product_is_measured_part_by_part():
     part = pt.MeanFieldGaussian.standard_normal(2)
-    one, two = pt.Product(a=part**2.0, b=part**-0.5), pt.Product(a=part, b=part)
+    one, two = pt.families.Product(a=part**2.0, b=part**-0.5), pt.families.Product(a=part, b=part)
     assert tuple(map(float, one.precision_range(two))) == (-0.5, 2.0)
 
 

@@ -116,7 +116,7 @@ def test_after_its_halvings_backtracking_refuses_and_changes_nothing(watch, prec
 
 def test_backtracking_on_the_free_energy_converges_where_undamped_rounds_diverge():
     model, prior, parts = correlated()
-    solver = pt.FixedPoint()
+    solver = pt.solvers.FixedPoint()
     undamped = pt.run(pt.methods.synchronous(solver, damping=1.0), model, prior, parts, rounds=30)
     assert undamped.status is pt.Status.DIVERGED
     method = pt.Method(solver, pt.Synchronous(), pt.Backtracking(monitor_free_energy=True))
@@ -176,7 +176,7 @@ def test_a_run_whose_backtracking_refuses_a_client_is_never_called_converged(fau
 @pytest.mark.parametrize("aggregation", [Anticipating(), Averaging(), Incremental(), ServerOptimiser()])
 def test_the_evidence_is_told_where_factors_have_their_scales(aggregation):
     def evidence(aggregation):
-        method = pt.Method(pt.PowerEP(), pt.Sequential(), aggregation)
+        method = pt.Method(pt.solvers.PowerEP(), pt.Sequential(), aggregation)
         settings = {"rounds": 20, "tolerance": 1e-14, "monitor": Monitor(every=0)}
         return pt.run(method, MODEL, PRIOR, PARTS, **settings).log_evidence
 

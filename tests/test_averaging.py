@@ -42,7 +42,9 @@ def test_with_all_knobs_at_one_it_is_undamped_synchronous_pvi(solver):
 
 
 @pytest.mark.parametrize("over", ["all", "answered"])
-@pytest.mark.parametrize("schedule", [pt.Synchronous(), pt.RandomSubset(2), pt.Sequential()], ids=["all", "2", "1"])
+@pytest.mark.parametrize(
+    "schedule", [pt.Synchronous(), pt.schedules.RandomSubset(2), pt.Sequential()], ids=["all", "2", "1"]
+)
 def test_the_server_does_as_the_formulas_say(schedule, over):
     """η = (1−α)·mean η_k + α(η_0 + Σ λ_k) and λ_k += γρ(η_k − η), in plain NumPy, whoever answers."""
     penalty, mixing, gamma = 0.4, 0.3, 0.7
@@ -118,7 +120,7 @@ def test_a_server_may_begin_elsewhere_and_forgets_it():
 
 
 def test_an_interrupted_run_goes_on_with_everybodys_last_answers(tmp_path):
-    method = admm(0.3, pt.RandomSubset(2))
+    method = admm(0.3, pt.schedules.RandomSubset(2))
     whole = pt.run(method, MODEL, PRIOR, PARTS, communications=12, monitor=Monitor(every=0))
     for communications in (6, 12):
         parts = pt.run(
@@ -202,7 +204,7 @@ def test_a_temperature_is_a_number_above_zero(temperature):
 
 def test_every_visit_begins_anew_when_asked():
     start = pt.MeanFieldGaussian.tight(3, seed=2)
-    method = pt.Method(pt.FixedPoint(max_steps=0), pt.Sequential(), start=start, restart=True)
+    method = pt.Method(pt.solvers.FixedPoint(max_steps=0), pt.Sequential(), start=start, restart=True)
     engine, state = LocalEngine(PARTS), init(PRIOR, 3)
     for _ in range(3):
         # undamped, a client that takes no step answers with where it began, whatever the posterior was

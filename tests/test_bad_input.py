@@ -34,7 +34,7 @@ def run_on(data, model=MODEL):
     return run(federate([GOOD, data], names=["Ayr", "Bath"]), model)
 
 
-POISSON, NETWORK = pt.PoissonRegression(), pt.NetworkClassifier((3, 2, 2))
+POISSON, NETWORK = pt.PoissonRegression(), pt.models.NetworkClassifier((3, 2, 2))
 PYTREE = pt.MeanFieldGaussian.standard_normal({"slope": jnp.zeros(2), "level": jnp.zeros(1)})
 MISTAKES = {
     "no clients": (lambda: federate([]), "There are no clients"),
@@ -56,17 +56,20 @@ MISTAKES = {
     "infinity in a row": (lambda: run_on(with_x(np.inf)), "Bath: row 2 holds a value that is not finite"),
     "NaN for a label": (lambda: run_on(with_y(np.nan)), "Bath: row 3 holds a value that is not finite"),
     "a label of 2": (lambda: run_on(with_y(2.0)), "Bath: row 3 has the response 2"),
-    "a label of −1": (lambda: run_on(with_y(-1.0), pt.ProbitRegression()), "Bath: row 3 has the response -1"),
+    "a label of −1": (lambda: run_on(with_y(-1.0), pt.models.ProbitRegression()), "Bath: row 3 has the response -1"),
     "a fraction for a count": (lambda: run_on(with_y(0.5), POISSON), "Bath: row 3 has the response 0.5"),
     "a class too many": (lambda: run_on(with_y(2.0), NETWORK), "Bath: row 3 has the response 2: labels are 0 to 1"),
     "too few inputs": (
-        lambda: run_on(GOOD, pt.NetworkClassifier((4, 2))),
+        lambda: run_on(GOOD, pt.models.NetworkClassifier((4, 2))),
         "Ayr: x has 3 columns where the",
     ),
     "a prior too wide": (lambda: run(prior=pt.MeanFieldGaussian.standard_normal(4)), "The prior does not fit the data"),
     "a full prior too wide": (lambda: run(prior=pt.FullGaussian.standard_normal(2)), "The prior does not fit the data"),
     "a prior over a pytree": (lambda: run(prior=PYTREE), "needs a family over one vector"),
-    "a prior that is not Gaussian": (lambda: run(prior=pt.Product(a=PRIOR)), "needs a Gaussian family, not Product"),
+    "a prior that is not Gaussian": (
+        lambda: run(prior=pt.families.Product(a=PRIOR)),
+        "needs a Gaussian family, not Product",
+    ),
     "an improper prior": (lambda: run(prior=PRIOR**-1), "The prior is improper"),
     "a flat prior": (lambda: run(prior=PRIOR.one()), "The prior is improper"),
     "a prior with NaN": (lambda: run(prior=PRIOR**np.nan), "The prior is improper"),
@@ -75,8 +78,14 @@ MISTAKES = {
     "damping of NaN": (lambda: pt.Damped(np.nan), "above 0 and at most 1, not nan"),
     "backtracking from 1.5": (lambda: pt.Backtracking(1.5), "above 0 and at most 1, not 1.5"),
     "negative damping": (lambda: pt.methods.synchronous(damping=-1), "above 0 and at most 1, not -1"),
-    "a subset too large": (lambda: run(method=pt.Method(SOLVER, pt.RandomSubset(4))), "has 1 to 3 members, not 4"),
-    "an empty subset": (lambda: run(method=pt.Method(SOLVER, pt.RandomSubset(0))), "has 1 to 3 members, not 0"),
+    "a subset too large": (
+        lambda: run(method=pt.Method(SOLVER, pt.schedules.RandomSubset(4))),
+        "has 1 to 3 members, not 4",
+    ),
+    "an empty subset": (
+        lambda: run(method=pt.Method(SOLVER, pt.schedules.RandomSubset(0))),
+        "has 1 to 3 members, not 0",
+    ),
     "too few speeds": (lambda: LocalEngine(PARTS, (1, 2)), "Give 3 positive speeds, one per client, not [1.0, 2.0]"),
     "a speed of 0": (lambda: LocalEngine(PARTS, (1, 0, 1)), "Give 3 positive speeds, one per client"),
     "a speed of NaN": (lambda: LocalEngine(PARTS, (1, np.nan, 1)), "Give 3 positive speeds, one per client"),

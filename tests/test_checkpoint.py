@@ -206,7 +206,9 @@ def test_the_checkpoint_of_another_run_is_refused_and_stays_as_it_is(saved, chan
     [
         PRIOR,
         pt.FullGaussian.from_mean_covariance(jnp.array([1.0, -2.0]), jnp.array([[2.0, 0.3], [0.3, 1.0]])),
-        pt.Product(a=PRIOR, b=pt.MeanFieldGaussian.standard_normal({"c": jnp.zeros((2, 2)), "d": jnp.zeros(())})),
+        pt.families.Product(
+            a=PRIOR, b=pt.MeanFieldGaussian.standard_normal({"c": jnp.zeros((2, 2)), "d": jnp.zeros(())})
+        ),
     ],
     ids=lambda q: type(q).__name__,
 )
@@ -223,7 +225,7 @@ def test_a_posterior_comes_back_to_the_last_bit_with_what_was_known_of_it(q, tmp
     ("like", "sentence"),
     [
         (pt.MeanFieldGaussian.standard_normal(4), "holds float64[3] at .precision_mean where float64[4] is needed"),
-        (pt.Product(a=PRIOR), "holds nothing at .components['a'].precision_mean where float64[3] is needed"),
+        (pt.families.Product(a=PRIOR), "holds nothing at .components['a'].precision_mean where float64[3] is needed"),
     ],
 )
 def test_a_posterior_of_another_shape_is_refused(like, sentence, tmp_path):
@@ -237,12 +239,12 @@ def test_a_posterior_of_another_shape_is_refused(like, sentence, tmp_path):
 SAVED = {
     "mean-field": PRIOR ** (1 / 3),
     "full": pt.FullGaussian.standard_normal({"a": jnp.zeros(2), "b": (jnp.zeros((2, 1)), jnp.zeros(()))}, 0.7),
-    "gamma": pt.Gamma.from_shape_rate([2.0, 3.0], 1.5),
-    "inverse gamma": pt.InverseGamma.from_shape_scale([2.0, 3.0], 1.5),
-    "log-normal": pt.LogNormal.from_median_sd(jnp.array([1.0, 2.0]), 0.3),
-    "Dirichlet": pt.Dirichlet.from_concentration([1.0, 2.0, 3.0]),
-    "normal-gamma": pt.NormalGamma.from_parameters(np.zeros(2), np.eye(2), 4.0, 2.5),
-    "product": pt.Product(a=PRIOR, b=pt.Product(c=pt.Gamma.from_shape_rate(2.0, 3.0))),
+    "gamma": pt.families.Gamma.from_shape_rate([2.0, 3.0], 1.5),
+    "inverse gamma": pt.families.InverseGamma.from_shape_scale([2.0, 3.0], 1.5),
+    "log-normal": pt.families.LogNormal.from_median_sd(jnp.array([1.0, 2.0]), 0.3),
+    "Dirichlet": pt.families.Dirichlet.from_concentration([1.0, 2.0, 3.0]),
+    "normal-gamma": pt.families.NormalGamma.from_parameters(np.zeros(2), np.eye(2), 4.0, 2.5),
+    "product": pt.families.Product(a=PRIOR, b=pt.families.Product(c=pt.families.Gamma.from_shape_rate(2.0, 3.0))),
 }
 
 
@@ -259,5 +261,5 @@ def test_a_posterior_is_loaded_without_a_template(name, tmp_path):
 def test_a_file_that_describes_no_family_is_refused(tmp_path):
     for family in ({}, {"family": "Method", "fields": {}}, {"family": "Gamma"}, {"shape": [3], "dtype": "<f8"}):
         write(tmp_path / "posterior", {"x": np.zeros(3)}, {"family": family})
-        with pytest.raises(pt.DamagedFileError):
+        with pytest.raises(pt.errors.DamagedFileError):
             pt.Posterior.load(tmp_path / "posterior", MODEL)

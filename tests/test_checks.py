@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partita import FixedPoint, GaussHermite, LogisticRegression, MeanFieldGaussian, Method, MonteCarlo, Table, checks
+from partita import LogisticRegression, MeanFieldGaussian, Method, Table, checks
 from partita.data import federate
-from partita.expectations import Expectation
+from partita.expectations import Expectation, GaussHermite, MonteCarlo
 from partita.families.gaussian import Standard
+from partita.local.solvers import FixedPoint
 from partita.local.solvers.base import Progress, Solution, Solver, running
 from partita.server.aggregation import Damped
 from partita.server.schedules import Asynchronous, RandomSubset, Schedule, Sequential, Synchronous

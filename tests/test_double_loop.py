@@ -8,19 +8,14 @@ import numpy as np
 import pytest
 
 from partita import (
-    AlphaDivergence,
     Asynchronous,
     Damped,
     FullGaussian,
-    GridQuadrature,
     InputError,
     LogDensity,
     MeanFieldGaussian,
     Method,
-    MomentMatching,
     Newton,
-    PowerEP,
-    RandomSubset,
     Sequential,
     Synchronous,
     federate,
@@ -28,10 +23,13 @@ from partita import (
     run,
 )
 from partita.engines import LocalEngine
+from partita.expectations import GridQuadrature
 from partita.families.factor import Factor
 from partita.local.client import client_update
+from partita.local.solvers import AlphaDivergence, MomentMatching, PowerEP
 from partita.server.aggregation import DoubleLoop, StochasticLoop
 from partita.server.monitor import Monitor
+from partita.server.schedules import RandomSubset
 from partita.server.state import init
 from partita.server.stopping import Status
 from partita.storage.checkpoint import Checkpoint

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partita import FullGaussian, Gamma, NormalGamma, Product
+from partita import FullGaussian
 from partita.engines.endpoint import read_reply, reply_message
+from partita.families import Gamma, NormalGamma, Product
 from partita.families.factor import Factor
 from partita.families.log_normal import LogNormal
 from partita.local.client import Info, Reply

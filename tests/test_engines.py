@@ -124,7 +124,7 @@ CONJUGATE = pt.methods.sequential(pt.Conjugate())
     ("there", "prior"),
     [
         (CONJUGATE.recipe(LINEAR[0]), PRIOR),
-        (pt.methods.sequential(pt.FixedPoint()).recipe(LINEAR[1]), PRIOR),
+        (pt.methods.sequential(pt.solvers.FixedPoint()).recipe(LINEAR[1]), PRIOR),
         (dataclasses.replace(CONJUGATE, temperature=0.5).recipe(LINEAR[1]), PRIOR),
         (pt.methods.vcl(pt.Conjugate()).recipe(LINEAR[1]), PRIOR),
         (CONJUGATE.recipe(LINEAR[1]), pt.MeanFieldGaussian.standard_normal(3, 2.0)),
@@ -191,7 +191,7 @@ def test_a_client_does_not_tell_the_server_what_its_rows_hold(caplog):
     def refuse(theta, row):
         raise pt.InputError("row 7 holds the value 123.456")
 
-    recipe = pt.Method(pt.FixedPoint()).recipe(pt.LogDensity(refuse))
+    recipe = pt.Method(pt.solvers.FixedPoint()).recipe(pt.LogDensity(refuse))
     end = ClientEndpoint("client 0", recipe, PRIOR, PARTS.shards[0])
     message = Message({"kind": "ell", "task": "a", "key": [0, 0], BINDING: end.binding}, _named("q", PRIOR))
     answer = end.handle(message)

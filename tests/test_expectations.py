@@ -6,29 +6,24 @@ import scipy.stats as st
 from scipy.integrate import quad
 
 from partita import (
-    Analytic,
     FullGaussian,
-    Gamma,
-    GaussHermite,
     InputError,
     LinearRegression,
-    LocalReparameterisation,
     LogDensity,
     LogisticRegression,
     MeanFieldGaussian,
-    MonteCarlo,
     Newton,
     PoissonRegression,
-    ProbitRegression,
-    Product,
     Table,
 )
 from partita.checks import check_model
 from partita.data import federate
-from partita.expectations import Expectation
+from partita.expectations import Analytic, Expectation, GaussHermite, LocalReparameterisation, MonteCarlo
+from partita.families import Gamma, Product
 from partita.families.factor import Factor
 from partita.local.objective import Problem
 from partita.local.solvers import Outcome
+from partita.models import ProbitRegression
 
 MEANS = jnp.array([-2.0, 0.0, 1.5, -0.5, 0.7])
 X = jnp.array([[1.0, 0.5, -0.2], [1.0, -1.0, 0.7], [1.0, 0.1, 1.4], [1.0, 2.0, 0.3], [1.0, -0.3, -1.0]])

@@ -330,7 +330,7 @@ def test_it_is_the_gradient_of_the_collapsed_bound():
 
 @pytest.mark.slow
 def test_layers_of_a_network_have_scales_of_their_own():
-    model = pt.NetworkRegressor((4, 3, 1))
+    model = pt.models.NetworkRegressor((4, 3, 1))
     prior = pt.MeanFieldGaussian.standard_normal(model.template(), 2.0)
     hyper = begin(model, prior, ["noise", "layer_scales"])
     assert hyper["layer_scales"].shape == (2,)

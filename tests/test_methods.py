@@ -220,7 +220,7 @@ def test_streaming_counts_rows_as_often_as_it_sees_them():
 
 def test_clients_begin_to_climb_at_the_start_until_the_posterior_has_moved():
     start = pt.MeanFieldGaussian.tight(3, seed=2)
-    still = pt.FixedPoint(max_steps=0)
+    still = pt.solvers.FixedPoint(max_steps=0)
     method = pt.Method(still, pt.Sequential(), start=start)
     first = pt.run(method, MODEL, PRIOR, PARTS, communications=1).posterior.q
     second = pt.run(method, MODEL, PRIOR, PARTS, communications=3).posterior.q

@@ -10,15 +10,13 @@ from partita import (
     FullGaussian,
     InputError,
     LinearRegression,
-    LocalReparameterisation,
     LogisticRegression,
     MeanFieldGaussian,
-    MonteCarlo,
-    NetworkClassifier,
     PoissonRegression,
-    ProbitRegression,
     Table,
 )
+from partita.expectations import LocalReparameterisation, MonteCarlo
+from partita.models import NetworkClassifier, ProbitRegression
 from partita.results.posterior import Posterior
 
 MEAN = np.array([0.4, -0.7])

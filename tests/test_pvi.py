@@ -113,7 +113,7 @@ def test_converged_means_that_no_client_would_move_the_posterior():
         (pt.methods.synchronous(SOLVER, damping=0.1), {"rounds": 2}, 6),
         (pt.methods.synchronous(SOLVER, damping=0.1), {"communications": 7}, 9),
         (pt.methods.synchronous(SOLVER, damping=0.1), {"communications": 6, "rounds": 5}, 6),
-        (pt.Method(SOLVER, pt.RandomSubset(2), pt.Damped(0.1)), {"rounds": 4}, 12),
+        (pt.Method(SOLVER, pt.schedules.RandomSubset(2), pt.Damped(0.1)), {"rounds": 4}, 12),
         (pt.methods.asynchronous(SOLVER, damping=0.1), {"rounds": 3}, 9),
     ],
 )
@@ -162,7 +162,7 @@ def test_answers_that_make_the_posterior_improper_end_the_run_and_leave_the_prio
 @pytest.mark.parametrize(("rounds", "sentence"), [(30, "diverged to"), (10, "The free energy fell from")])
 def test_a_falling_free_energy_is_divergence_although_precisions_stay_positive(rounds, sentence):
     model, prior, parts = correlated()
-    result = pt.run(pt.methods.synchronous(pt.FixedPoint(), damping=1.0), model, prior, parts, rounds=rounds)
+    result = pt.run(pt.methods.synchronous(pt.solvers.FixedPoint(), damping=1.0), model, prior, parts, rounds=rounds)
     assert result.status is pt.Status.DIVERGED
     assert sentence in result.message
     assert result.free_energy < partition_free_energy(model, parts, prior, prior, 0)

@@ -91,7 +91,7 @@ def test_random_order_is_a_new_permutation_each_pass(seed):
 
 
 def test_random_subsets_have_their_size_and_favour_nobody():
-    order = visits(pt.RandomSubset(2), 5, 400, lambda *_: 1.0)
+    order = visits(pt.schedules.RandomSubset(2), 5, 400, lambda *_: 1.0)
     assert {len(set(chosen)) for chosen in order} == {2}
     # each client is in 160 of 400 subsets on average, with a standard deviation of √(400 · 0.4 · 0.6) = 9.8
     assert np.abs(np.bincount(np.ravel(order)) - 160).max() < 40

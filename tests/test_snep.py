@@ -4,10 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partita import InputError, Method, RandomSubset, Synchronous, methods, run
+from partita import InputError, Method, Synchronous, methods, run
 from partita.families.factor import Factor
 from partita.server.aggregation import StochasticLoop
 from partita.server.monitor import Monitor
+from partita.server.schedules import RandomSubset
 from partita.server.stopping import Status
 from support.row_each import CLIENTS, MODEL, PRIOR, ROWS, flat, one_row, plain
 

@@ -8,18 +8,12 @@ from scipy.special import log_ndtr
 
 from partita import (
     Asynchronous,
-    FixedPoint,
     FullGaussian,
-    GaussHermite,
-    GridQuadrature,
     LinearRegression,
     LogDensity,
     LogisticRegression,
     MeanFieldGaussian,
     Method,
-    MomentMatching,
-    PowerEP,
-    ProbitRegression,
     Sequential,
     Table,
     federate,
@@ -27,7 +21,10 @@ from partita import (
     run,
 )
 from partita.errors import InputError
+from partita.expectations import GaussHermite, GridQuadrature
 from partita.local.context import Prior
+from partita.local.solvers import FixedPoint, MomentMatching, PowerEP
+from partita.models import ProbitRegression
 from partita.results.history import History
 from partita.server.aggregation import Shared
 from partita.server.membership import retire

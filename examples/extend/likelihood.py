@@ -2,8 +2,7 @@
 
 import jax.numpy as jnp
 
-from partita import GaussHermite
-from partita.expectations import Expectation
+from partita.expectations import Expectation, GaussHermite
 from partita.models.base import check_table, check_values
 from partita.models.glm import GeneralisedLinear
 

@@ -1,6 +1,7 @@
 """A schedule of one's own: two clients at a time, in a fixed order."""
 
-from partita import Schedule, SettingsError
+from partita import Schedule
+from partita.errors import SettingsError
 
 
 class Pairs(Schedule):

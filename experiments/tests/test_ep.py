@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from partita import LinearRegression, PowerEP, Table
+from partita import LinearRegression, Table
 from partita.errors import InputError
+from partita.local.solvers import PowerEP
 from partita_experiments import ep
 from partita_experiments.cli import app
 

@@ -12,7 +12,7 @@ from partita.server.rules import Rules
 from partita_experiments import first_visits
 from partita_experiments.first_visits import FirstVisits
 
-NETWORK = pt.NetworkClassifier((2, 3, 2))
+NETWORK = pt.models.NetworkClassifier((2, 3, 2))
 LIKE = jax.tree.map(lambda leaf: leaf.astype("float32"), NETWORK.template())
 PRIOR = pt.MeanFieldGaussian.standard_normal(LIKE)
 START = pt.MeanFieldGaussian.tight(LIKE, 0)

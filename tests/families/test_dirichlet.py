@@ -6,9 +6,9 @@ import scipy.special as sp
 import scipy.stats as st
 from jax.scipy.special import gammaln
 
-from partita import Dirichlet, InputError
+from partita import InputError
 from partita.checks import check_family
-from partita.families import Family
+from partita.families import Dirichlet, Family
 from support import identities
 
 ALPHA = np.array([[2.5, 0.7, 4.0], [1.0, 8.0, 3.0]])

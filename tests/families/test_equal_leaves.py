@@ -8,7 +8,8 @@ import pytest
 import scipy.special as sp
 from jax.flatten_util import ravel_pytree
 
-from partita import Dirichlet, Gamma, InverseGamma, LogNormal, MeanFieldGaussian, NormalGamma, Product
+from partita import MeanFieldGaussian
+from partita.families import Dirichlet, Gamma, InverseGamma, LogNormal, NormalGamma, Product
 
 RNG = np.random.default_rng(0)
 FACTOR = np.cov(RNG.normal(size=(5, 40)))

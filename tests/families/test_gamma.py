@@ -6,9 +6,9 @@ import scipy.special as sp
 import scipy.stats as st
 from jax.scipy.special import gammaln
 
-from partita import Gamma, InputError, InverseGamma
+from partita import InputError
 from partita.checks import check_family
-from partita.families import Family
+from partita.families import Family, Gamma, InverseGamma
 from partita.families.gamma import Standard, shape_of
 from partita.families.stirling import log_gap
 from support import identities

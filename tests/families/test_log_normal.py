@@ -5,11 +5,14 @@ import pytest
 import scipy.stats as st
 from scipy.optimize import minimize
 
-from partita import LBFGS, FullGaussian, Gamma, InputError, LogDensity, LogNormal, MonteCarlo, Product
+from partita import FullGaussian, InputError, LogDensity
 from partita.checks import check_family
 from partita.data import federate
+from partita.expectations import MonteCarlo
+from partita.families import Gamma, LogNormal, Product
 from partita.families.factor import Factor
 from partita.local.objective import Problem
+from partita.local.solvers import LBFGS
 from support import identities
 
 LOG_MEAN, COVARIANCE = np.array([0.3, -1.0]), np.array([[0.4, 0.1], [0.1, 0.2]])

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import scipy.stats as st
 
-from partita import InputError, NormalGamma
+from partita import InputError
 from partita.checks import check_family
+from partita.families import NormalGamma
 from support import identities
 
 MEAN, COVARIANCE = np.array([0.3, -1.0]), np.array([[0.4, 0.1], [0.1, 0.2]])

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import scipy.stats as st
 
-from partita import Conjugate, FixedPoint, MeanFieldGaussian, Product
+from partita import Conjugate, MeanFieldGaussian
 from partita.checks import check_family
 from partita.data import federate
 from partita.expectations import Expectation
-from partita.families import Family
+from partita.families import Family, Product
 from partita.families.factor import Factor
 from partita.local.objective import Problem
-from partita.local.solvers import Outcome
+from partita.local.solvers import FixedPoint, Outcome
 from partita.models import Model
 
 

@@ -4,8 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partita import FullGaussian, Gamma, InputError, MeanFieldGaussian, Product
+from partita import FullGaussian, InputError, MeanFieldGaussian
 from partita.checks import check_family
+from partita.families import Gamma, Product
 
 VECTOR = MeanFieldGaussian.from_mean_sd(jnp.array([0.3, -1.0]), jnp.array([0.5, 1.2]))
 PAIR = FullGaussian.from_mean_covariance(jnp.array([1.0, 0.0]), jnp.array([[1.0, 0.4], [0.4, 0.6]]))

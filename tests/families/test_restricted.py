@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from partita import Dirichlet, FullGaussian, Gamma, InputError, LogNormal, MeanFieldGaussian, NormalGamma, Product
-from partita.families import Family
+from partita import FullGaussian, InputError, MeanFieldGaussian
+from partita.families import Dirichlet, Family, Gamma, LogNormal, NormalGamma, Product
 
 GENERATOR = np.random.default_rng(0)
 ROOT = GENERATOR.normal(size=(3, 3)) + 2 * np.eye(3)

@@ -11,12 +11,12 @@ from partita import (
     LogisticRegression,
     MeanFieldGaussian,
     PoissonRegression,
-    ProbitRegression,
-    Product,
     Table,
     with_intercept,
 )
 from partita.checks import check_model
+from partita.families import Product
+from partita.models import ProbitRegression
 from partita.models.glm import softplus
 
 X = np.array([[1.0, 0.5, -0.2], [1.0, -1.0, 0.7], [1.0, 0.1, 1.4], [1.0, 2.0, 0.3], [1.0, -0.3, -1.0]])

@@ -16,14 +16,14 @@ LABELS = GENERATOR.choice(K, N, p=[0.5, 0.3, 0.2])
 X = CENTRES[LABELS] + GENERATOR.normal(size=(N, D)) * [[0.8, 1.2]]
 PARTS = pt.federate(np.split(X, [10, 25, 50, 85]), buckets=1)
 ALPHA, SCALE, SHAPE, RATE = 1.5, 5.0, 2.0, 1.0
-MODEL = pt.GaussianMixture()
+MODEL = pt.models.GaussianMixture()
 
 
 def member(alpha, mean, variance, shape, rate):
-    return pt.Product(
-        weights=pt.Dirichlet.from_concentration(alpha),
+    return pt.families.Product(
+        weights=pt.families.Dirichlet.from_concentration(alpha),
         means=pt.MeanFieldGaussian.from_mean_sd(mean, np.sqrt(variance)),
-        precisions=pt.Gamma.from_shape_rate(shape, rate),
+        precisions=pt.families.Gamma.from_shape_rate(shape, rate),
     )
 
 
@@ -31,7 +31,7 @@ ONES = np.ones((K, D))
 PRIOR = member(ALPHA * np.ones(K), 0 * ONES, SCALE**2 * ONES, SHAPE * ONES, RATE * ONES)
 FIRST = (ALPHA * np.ones(K), CENTRES + 0.5, 0.25 * ONES, SHAPE * ONES, RATE * ONES)
 START = member(*FIRST)
-EXACT = pt.FixedPoint(max_steps=300, tolerance=1e-22)
+EXACT = pt.solvers.FixedPoint(max_steps=300, tolerance=1e-22)
 
 
 def variational_em(start, sweeps=3000):
@@ -117,7 +117,7 @@ def test_components_that_are_alike_stay_alike():
     assert np.ptp(q["means"].mean, axis=0).max() < 1e-9
 
 
-@pytest.mark.parametrize("q", [PRIOR["means"], pt.Product(weights=PRIOR["weights"], means=PRIOR["means"])])
+@pytest.mark.parametrize("q", [PRIOR["means"], pt.families.Product(weights=PRIOR["weights"], means=PRIOR["means"])])
 def test_other_families_are_told_what_is_needed(q):
     with pytest.raises(pt.InputError, match="A mixture needs a Product"):
         MODEL.ell(q, jnp.asarray(X), jnp.ones(N), jax.random.key(0))
@@ -132,4 +132,4 @@ def test_bad_rows_are_named():
 
 def test_a_model_without_latent_variables_says_so():
     with pytest.raises(pt.InputError, match="LogisticRegression has no discrete latent variable"):
-        pt.LogisticRegression(expectation=pt.Assignments()).ell(PRIOR, X, jnp.ones(N), jax.random.key(0))
+        pt.LogisticRegression(expectation=pt.expectations.Assignments()).ell(PRIOR, X, jnp.ones(N), jax.random.key(0))

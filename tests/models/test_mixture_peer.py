@@ -15,7 +15,7 @@ from partita.models import Model
 class Pair(Model):
     """A mixture of two Gaussians in one dimension, mean and precision of each jointly normal–gamma."""
 
-    expectation: Expectation = pt.Assignments()
+    expectation: Expectation = pt.expectations.Assignments()
 
     def log_density(self, theta, datum):
         each = [norm.logpdf(datum[0], t["coefficients"][0], t["precision"] ** -0.5) for t in self._both(theta)]
@@ -23,7 +23,7 @@ class Pair(Model):
 
     def expected_joint_log_densities(self, q, data):
         table = pt.Table(jnp.ones_like(data), data[:, 0])
-        each = [pt.UnknownNoiseRegression().expected_log_densities(part, table) for part in self._both(q)]
+        each = [pt.models.UnknownNoiseRegression().expected_log_densities(part, table) for part in self._both(q)]
         return q["weights"].expected_log + jnp.stack(each, axis=1)
 
     @staticmethod
@@ -58,14 +58,14 @@ def test_it_is_scikit_learns_where_that_has_the_same_prior():
     order = np.argsort(theirs.means_[:, 0])
 
     def component(mean):
-        return pt.NormalGamma.from_parameters([mean], [[1 / mean_precision]], degrees / 2, covariance / 2)
+        return pt.families.NormalGamma.from_parameters([mean], [[1 / mean_precision]], degrees / 2, covariance / 2)
 
-    weights = pt.Dirichlet.from_concentration(np.full(2, concentration))
-    prior = pt.Product(weights=weights, first=component(0.0), second=component(0.0))
-    start = pt.Product(weights=weights, first=component(-2.0), second=component(2.0))
+    weights = pt.families.Dirichlet.from_concentration(np.full(2, concentration))
+    prior = pt.families.Product(weights=weights, first=component(0.0), second=component(0.0))
+    start = pt.families.Product(weights=weights, first=component(-2.0), second=component(2.0))
     parts = pt.federate(np.split(x[generator.permutation(100)], [8, 20, 45, 70]), buckets=1)
     q = pt.run(
-        pt.methods.sequential(pt.FixedPoint(max_steps=300, tolerance=1e-22), start=start),
+        pt.methods.sequential(pt.solvers.FixedPoint(max_steps=300, tolerance=1e-22), start=start),
         Pair(),
         prior,
         parts,

@@ -6,17 +6,10 @@ import pytest
 import scipy.special as sp
 import scipy.stats as st
 
-from partita import (
-    FullGaussian,
-    InputError,
-    LocalReparameterisation,
-    MeanFieldGaussian,
-    MonteCarlo,
-    NetworkClassifier,
-    NetworkRegressor,
-    Table,
-)
+from partita import FullGaussian, InputError, MeanFieldGaussian, Table
 from partita.checks import check_model
+from partita.expectations import LocalReparameterisation, MonteCarlo
+from partita.models import NetworkClassifier, NetworkRegressor
 
 WIDTHS = (3, 3, 3)
 X = np.array([[1.0, 0.5, -0.2], [1.0, -1.0, 0.7], [1.0, 0.1, 1.4], [1.0, 2.0, 0.3], [1.0, -0.3, -1.0]])

@@ -20,12 +20,12 @@ PARTS = pt.federate(
     [pt.Table(x, y) for x, y in zip(*(np.split(a, np.cumsum(SIZES)[:-1]) for a in (X, Y)), strict=True)], buckets=1
 )
 SHAPE, RATE, SCALE = 2.0, 1.5, 1.5
-MODEL = pt.UnknownNoiseRegression()
-PRODUCT = pt.Product(
-    coefficients=pt.FullGaussian.standard_normal(D, SCALE), precision=pt.Gamma.from_shape_rate(SHAPE, RATE)
+MODEL = pt.models.UnknownNoiseRegression()
+PRODUCT = pt.families.Product(
+    coefficients=pt.FullGaussian.standard_normal(D, SCALE), precision=pt.families.Gamma.from_shape_rate(SHAPE, RATE)
 )
-JOINT = pt.NormalGamma.from_parameters(np.zeros(D), SCALE**2 * np.eye(D), SHAPE, RATE)
-EXACT = pt.FixedPoint(max_steps=60, tolerance=-1.0)
+JOINT = pt.families.NormalGamma.from_parameters(np.zeros(D), SCALE**2 * np.eye(D), SHAPE, RATE)
+EXACT = pt.solvers.FixedPoint(max_steps=60, tolerance=-1.0)
 """Takes all its steps, each of which shrinks the error about tenfold here, until it stays at rounding."""
 
 
@@ -50,7 +50,7 @@ def test_contract(q):
     check_model(MODEL, q, pt.Table(X[:5], Y[:5]))
 
 
-SWEEPS = pt.Blockwise(pt.Conjugate(), (("coefficients",), ("exponent", "rate")), max_steps=20)
+SWEEPS = pt.solvers.Blockwise(pt.Conjugate(), (("coefficients",), ("exponent", "rate")), max_steps=20)
 METHODS = {
     "sequential": (pt.methods.sequential(EXACT), 12),
     "synchronous": (pt.methods.synchronous(EXACT, damping=0.5), 60),
@@ -81,8 +81,9 @@ def test_what_independence_costs():
     variance of τ a/(a + D/2) times.
     """
     wide = 1e-5  # the prior's precision, beside about 100 of the rows
-    prior = pt.Product(
-        coefficients=pt.FullGaussian.standard_normal(D, wide**-0.5), precision=pt.Gamma.from_shape_rate(SHAPE, RATE)
+    prior = pt.families.Product(
+        coefficients=pt.FullGaussian.standard_normal(D, wide**-0.5),
+        precision=pt.families.Gamma.from_shape_rate(SHAPE, RATE),
     )
     q = pt.run(
         pt.methods.sequential(EXACT), MODEL, prior, PARTS, rounds=12, tolerance=1e-30, monitor=Monitor(every=0)
@@ -123,7 +124,7 @@ def test_the_normal_gamma_of_many_rows_is_exact_in_single_precision(rows):
     x = np.float32(generator.normal(size=(rows, D)))
     y = np.float32(x @ [1.0, -0.5, 0.2] + 0.7 * generator.normal(size=rows))
     single = [np.float32(value) for value in (np.zeros(D), np.eye(D), SHAPE, RATE)]
-    prior = pt.NormalGamma.from_parameters(*single)
+    prior = pt.families.NormalGamma.from_parameters(*single)
     parts = pt.split(pt.Table(x, y), pt.partitioners.equal_random(rows, 3))
     result = pt.run(pt.methods.sequential(pt.Conjugate()), MODEL, prior, parts, rounds=2)
     q = result.posterior.q
@@ -159,7 +160,7 @@ def test_the_scale_of_the_coefficients_is_learned_beside_unknown_noise():
         grid = best + np.arange(-9, 10) * spacing
         best = grid[np.argmax([pooled_bound(scale) for scale in grid])]
     three = pt.split(pt.Table(X, Y), pt.partitioners.equal_random(N, 3))
-    settings = {"solver": pt.FixedPoint()}
+    settings = {"solver": pt.solvers.FixedPoint()}
     options = {"rounds": 300, "tolerance": 1e-10}
     result = pt.methods.fit("sequential", MODEL, PRODUCT, three, settings, learn=["prior_scale"], **options)
     assert result.status is pt.Status.CONVERGED
@@ -169,7 +170,7 @@ def test_the_scale_of_the_coefficients_is_learned_beside_unknown_noise():
 
 @pytest.mark.parametrize("prior", [PRODUCT, JOINT], ids=["product", "normal–gamma"])
 def test_it_predicts(prior):
-    solver = pt.Conjugate() if prior is JOINT else pt.FixedPoint()
+    solver = pt.Conjugate() if prior is JOINT else pt.solvers.FixedPoint()
     posterior = pt.run(pt.methods.sequential(solver), MODEL, prior, PARTS, rounds=3).posterior
     closed, drawn = posterior.predict(X[:4]), posterior.predict(X[:4], how="monte_carlo", draws=4000)
     sd = np.sqrt(np.diag(X[:4] @ np.linalg.inv(X.T @ X) @ X[:4].T) * 0.5)
@@ -182,9 +183,13 @@ def test_it_predicts(prior):
     "q",
     [
         pt.FullGaussian.standard_normal(D),
-        pt.Product(coefficients=pt.FullGaussian.standard_normal(D)),
-        pt.Product(coefficients=PRODUCT["coefficients"], precision=pt.LogNormal.from_median_sd(1.0, 1.0)),
-        pt.Product(coefficients=PRODUCT["coefficients"], precision=pt.Gamma.from_shape_rate(np.ones(2), 1.0)),
+        pt.families.Product(coefficients=pt.FullGaussian.standard_normal(D)),
+        pt.families.Product(
+            coefficients=PRODUCT["coefficients"], precision=pt.families.LogNormal.from_median_sd(1.0, 1.0)
+        ),
+        pt.families.Product(
+            coefficients=PRODUCT["coefficients"], precision=pt.families.Gamma.from_shape_rate(np.ones(2), 1.0)
+        ),
     ],
     ids=["no noise", "no directional precision", "log-normal", "two precisions"],
 )

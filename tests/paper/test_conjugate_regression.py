@@ -12,7 +12,6 @@ from partita import (
     MeanFieldGaussian,
     Method,
     Newton,
-    RandomSubset,
     Sequential,
     Status,
     Synchronous,
@@ -20,6 +19,7 @@ from partita import (
 )
 from partita.engines import LocalEngine
 from partita.server.monitor import Monitor
+from partita.server.schedules import RandomSubset
 from partita.server.state import init
 from support import reference
 from support.steps import step

@@ -3,16 +3,8 @@
 import numpy as np
 import pytest
 
-from partita import (
-    Damped,
-    FixedPoint,
-    FullGaussian,
-    LinearRegression,
-    LogisticRegression,
-    MeanFieldGaussian,
-    Method,
-    Synchronous,
-)
+from partita import Damped, FullGaussian, LinearRegression, LogisticRegression, MeanFieldGaussian, Method, Synchronous
+from partita.local.solvers import FixedPoint
 from support import reference
 from support.trajectories import assert_equal, natural, shards, trajectory
 

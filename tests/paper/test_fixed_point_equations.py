@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from partita import Damped, FixedPoint, LogisticRegression, Method, Newton, Synchronous
+from partita import Damped, LogisticRegression, Method, Newton, Synchronous
 from partita.local.client import client_update
+from partita.local.solvers import FixedPoint
 from support import reference
 from support.trajectories import EXACT, FAMILIES, KEY, assert_equal, natural, shards, trajectory
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from partita import Damped, GaussHermite, LogisticRegression, MeanFieldGaussian, Method, Synchronous
+from partita import Damped, LogisticRegression, MeanFieldGaussian, Method, Synchronous
+from partita.expectations import GaussHermite
 from partita.local.client import client_update
 from partita.local.context import Cavity
 from partita.local.objective import Problem

@@ -32,7 +32,7 @@ TIMES = GENERATOR.exponential(0.5, size=len(X))
 FULL, MEAN_FIELD = pt.FullGaussian.standard_normal(2, 1.5), pt.MeanFieldGaussian.standard_normal(2, 1.5)
 LOGISTIC, LINEAR = pt.LogisticRegression(), pt.LinearRegression(0.8)
 NEWTON = pt.Newton(max_steps=5, tolerance=-1.0)
-FIXED = pt.FixedPoint(damping=0.7, max_steps=3, tolerance=-1.0)
+FIXED = pt.solvers.FixedPoint(damping=0.7, max_steps=3, tolerance=-1.0)
 
 COLUMNS = (
     *("step", "communications", "rounds", "gradient_steps", "synchronous_steps", "clock", "staleness", "residual"),
@@ -121,7 +121,7 @@ def synchronous():
 
 
 def random_subset():
-    method = pt.Method(pt.LBFGS(max_steps=5, tolerance=-1.0), pt.RandomSubset(2), pt.Damped(0.6))
+    method = pt.Method(pt.solvers.LBFGS(max_steps=5, tolerance=-1.0), pt.schedules.RandomSubset(2), pt.Damped(0.6))
     counts = clients(pt.Table(X, COUNTS))
     return pvi(method, pt.PoissonRegression(), MEAN_FIELD, counts, seed=3)
 
@@ -130,7 +130,7 @@ def asynchronous():
     """Unequal speeds, and steps on mini-batches."""
     solver = pt.Gradient(optax.adam, 0.05, max_steps=12, window=100, batch_size=5)
     method = pt.methods.asynchronous(solver, damping=0.5)
-    return pvi(method, pt.ProbitRegression(), MEAN_FIELD, CLASSES, rounds=4, speeds=(1.0, 1.7, 0.4), seed=1)
+    return pvi(method, pt.models.ProbitRegression(), MEAN_FIELD, CLASSES, rounds=4, speeds=(1.0, 1.7, 0.4), seed=1)
 
 
 def backtracking():
@@ -155,7 +155,7 @@ def starts():
 
 def stopping():
     """Visits that end by a solver's own tolerance."""
-    solvers = {"fixed_point": pt.FixedPoint(), "damped": pt.FixedPoint(0.5), "newton": pt.Newton()}
+    solvers = {"fixed_point": pt.solvers.FixedPoint(), "damped": pt.solvers.FixedPoint(0.5), "newton": pt.Newton()}
     return named(**{name: pvi(pt.methods.sequential(s), LOGISTIC, FULL, CLASSES) for name, s in solvers.items()})
 
 
@@ -189,9 +189,9 @@ def power_ep():
 
 def moments():
     """Tilted densities of whole clients: matched, by their divergence, in a double loop and in small steps of it."""
-    grid = pt.GridQuadrature(12)
-    matching = pt.Method(pt.MomentMatching(0.7, grid), aggregation=pt.Damped(0.8))
-    divergence = pt.Method(pt.AlphaDivergence(alpha=0.5, rule=grid, max_steps=5, tolerance=-1.0))
+    grid = pt.expectations.GridQuadrature(12)
+    matching = pt.Method(pt.solvers.MomentMatching(0.7, grid), aggregation=pt.Damped(0.8))
+    divergence = pt.Method(pt.solvers.AlphaDivergence(alpha=0.5, rule=grid, max_steps=5, tolerance=-1.0))
     loop = pt.methods.double_loop(0.5, points=12)
     small = pt.methods.snep(0.5, samples=40, participants=2)
     return named(
@@ -207,15 +207,15 @@ def mixture():
     ones = np.ones((2, 2))
 
     def member(mean, sd):
-        return pt.Product(
-            weights=pt.Dirichlet.from_concentration(1.5 * np.ones(2)),
+        return pt.families.Product(
+            weights=pt.families.Dirichlet.from_concentration(1.5 * np.ones(2)),
             means=pt.MeanFieldGaussian.from_mean_sd(mean, sd * ones),
-            precisions=pt.Gamma.from_shape_rate(2.0 * ones, ones),
+            precisions=pt.families.Gamma.from_shape_rate(2.0 * ones, ones),
         )
 
     start = member(np.array([[-1.0, 0.5], [1.0, 0.0]]), 0.5)
-    method = pt.methods.sequential(pt.FixedPoint(max_steps=5, tolerance=-1.0), start=start)
-    return pvi(method, pt.GaussianMixture(), member(0 * ones, 4.0), clients(POINTS))
+    method = pt.methods.sequential(pt.solvers.FixedPoint(max_steps=5, tolerance=-1.0), start=start)
+    return pvi(method, pt.models.GaussianMixture(), member(0 * ones, 4.0), clients(POINTS))
 
 
 def positive_numbers():
@@ -230,25 +230,25 @@ def positive_numbers():
     def scale(theta, residual):
         return jax.scipy.stats.norm.logpdf(residual, 0.0, theta)
 
-    draws = pt.MonteCarlo(20)
+    draws = pt.expectations.MonteCarlo(20)
     climb = pt.Gradient(max_steps=8)
     return named(
         gamma=pvi(
-            pt.methods.sequential(pt.FixedPoint(0.5, 4, -1.0)),
+            pt.methods.sequential(pt.solvers.FixedPoint(0.5, 4, -1.0)),
             pt.LogDensity(rate, expectation=draws),
-            pt.Gamma.from_shape_rate(2.0, 1.0),
+            pt.families.Gamma.from_shape_rate(2.0, 1.0),
             clients(COUNTS),
         ),
         inverse_gamma=pvi(
             pt.methods.sequential(climb),
             pt.LogDensity(mean_time, expectation=draws),
-            pt.InverseGamma.from_shape_scale(3.0, 1.0),
+            pt.families.InverseGamma.from_shape_scale(3.0, 1.0),
             clients(TIMES),
         ),
         log_normal=pvi(
             pt.methods.synchronous(climb),
             pt.LogDensity(scale, expectation=draws),
-            pt.LogNormal.from_median_sd(1.0, 1.0),
+            pt.families.LogNormal.from_median_sd(1.0, 1.0),
             clients(REAL - F),
         ),
     )
@@ -256,10 +256,12 @@ def positive_numbers():
 
 def unknown_noise():
     """A normal–gamma at once, and a product of the two block by block."""
-    joint = pt.NormalGamma.from_parameters(np.zeros(2), 2.0 * np.eye(2), 2.0, 1.5)
-    apart = pt.Product(coefficients=FULL, precision=pt.Gamma.from_shape_rate(2.0, 1.5))
-    sweeps = pt.Blockwise(pt.Conjugate(), (("coefficients",), ("exponent", "rate")), max_steps=3, tolerance=-1.0)
-    model = pt.UnknownNoiseRegression()
+    joint = pt.families.NormalGamma.from_parameters(np.zeros(2), 2.0 * np.eye(2), 2.0, 1.5)
+    apart = pt.families.Product(coefficients=FULL, precision=pt.families.Gamma.from_shape_rate(2.0, 1.5))
+    sweeps = pt.solvers.Blockwise(
+        pt.Conjugate(), (("coefficients",), ("exponent", "rate")), max_steps=3, tolerance=-1.0
+    )
+    model = pt.models.UnknownNoiseRegression()
     return named(
         joint=pvi(pt.methods.sequential(pt.Conjugate()), model, joint, NUMBERS, rounds=2),
         apart=pvi(pt.methods.synchronous(sweeps, damping=0.5), model, apart, NUMBERS),
@@ -267,7 +269,7 @@ def unknown_noise():
 
 
 def network():
-    model = pt.NetworkClassifier((2, 3, 2), expectation=pt.LocalReparameterisation(4))
+    model = pt.models.NetworkClassifier((2, 3, 2), expectation=pt.expectations.LocalReparameterisation(4))
     solver = pt.Gradient(optax.adam, 0.02, max_steps=15, batch_size=6)
     method = pt.methods.synchronous(solver, damping=0.3, start=pt.MeanFieldGaussian.tight(model.template()))
     return pvi(method, model, pt.MeanFieldGaussian.standard_normal(model.template()), CLASSES, rounds=2, seed=5)

@@ -2,19 +2,10 @@ import jax
 import numpy as np
 import pytest
 
-from partita import (
-    LBFGS,
-    AlphaDivergence,
-    GridQuadrature,
-    LogisticRegression,
-    Method,
-    MomentMatching,
-    MonteCarlo,
-    Table,
-    federate,
-    run,
-)
+from partita import LogisticRegression, Method, Table, federate, run
 from partita.errors import InputError
+from partita.expectations import GridQuadrature, MonteCarlo
+from partita.local.solvers import LBFGS, AlphaDivergence, MomentMatching
 from support.small_problems import FAMILIES, KEY, X, Y, problem, solve
 
 ROWS = Table(X[:8, :2], Y[:8])

@@ -3,24 +3,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partita import (
-    LBFGS,
-    Blockwise,
-    Conjugate,
-    FixedPoint,
-    FullGaussian,
-    InputError,
-    LinearRegression,
-    MeanFieldGaussian,
-    Newton,
-    PowerEP,
-    Product,
-    Table,
-)
+from partita import Conjugate, FullGaussian, InputError, LinearRegression, MeanFieldGaussian, Newton, Table
 from partita.checks import check_solver
 from partita.expectations import Expectation
+from partita.families import Product
 from partita.families.factor import Factor
-from partita.local.solvers import Outcome
+from partita.local.solvers import LBFGS, Blockwise, FixedPoint, Outcome, PowerEP
 from partita.local.solvers.blockwise import free_leaves
 from partita.models import Model
 from support.small_problems import KEY, X, Y, problem, scipy_optimum, solve

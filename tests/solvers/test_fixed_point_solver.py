@@ -2,20 +2,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partita import (
-    Conjugate,
-    FixedPoint,
-    FullGaussian,
-    Gamma,
-    LinearRegression,
-    MeanFieldGaussian,
-    NormalGamma,
-    PoissonRegression,
-    Product,
-    UnknownNoiseRegression,
-)
+from partita import Conjugate, FullGaussian, LinearRegression, MeanFieldGaussian, PoissonRegression
+from partita.families import Gamma, NormalGamma, Product
 from partita.families.factor import Factor
-from partita.local.solvers import Outcome
+from partita.local.solvers import FixedPoint, Outcome
+from partita.models import UnknownNoiseRegression
 from support.small_problems import KEY, X, Y, problem, scipy_optimum, solve
 
 WIDE = MeanFieldGaussian.standard_normal(3, 10.0)

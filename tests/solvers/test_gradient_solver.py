@@ -4,8 +4,9 @@ import numpy as np
 import optax
 import pytest
 
-from partita import Gradient, InputError, LogisticRegression, MeanFieldGaussian, MonteCarlo, Table
+from partita import Gradient, InputError, LogisticRegression, MeanFieldGaussian, Table
 from partita.data import federate
+from partita.expectations import MonteCarlo
 from partita.local.solvers import Outcome
 from support.small_problems import KEY, X, Y, problem, scipy_optimum, solve
 

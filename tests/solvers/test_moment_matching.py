@@ -5,17 +5,11 @@ import pytest
 
 from partita import (
     Damped,
-    FixedPoint,
     FullGaussian,
-    GridQuadrature,
     LogDensity,
     LogisticRegression,
     MeanFieldGaussian,
     Method,
-    MomentMatching,
-    MonteCarlo,
-    PowerEP,
-    Product,
     Sequential,
     Status,
     Table,
@@ -23,9 +17,11 @@ from partita import (
     run,
 )
 from partita.errors import InputError
+from partita.expectations import GridQuadrature, MonteCarlo
+from partita.families import Product
 from partita.families.factor import Factor
 from partita.local.objective import Problem
-from partita.local.solvers import Outcome
+from partita.local.solvers import FixedPoint, MomentMatching, Outcome, PowerEP
 from partita.server.monitor import Monitor
 from support.small_problems import FAMILIES, KEY, X, Y, problem, solve
 

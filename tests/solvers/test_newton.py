@@ -3,20 +3,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partita import (
-    LBFGS,
-    FullGaussian,
-    InputError,
-    LinearRegression,
-    MeanFieldGaussian,
-    NetworkClassifier,
-    Newton,
-    PoissonRegression,
-    Product,
-)
+from partita import FullGaussian, InputError, LinearRegression, MeanFieldGaussian, Newton, PoissonRegression
 from partita.expectations.blocks import over_blocks
+from partita.families import Product
 from partita.families.factor import Factor
-from partita.local.solvers import Outcome
+from partita.local.solvers import LBFGS, Outcome
+from partita.models import NetworkClassifier
 from support.small_problems import FAMILIES, KEY, X, Y, problem, scipy_optimum, solve
 
 both_families = pytest.mark.parametrize("family", FAMILIES)

@@ -5,25 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partita import (
-    Damped,
-    FullGaussian,
-    GridQuadrature,
-    LogDensity,
-    MeanFieldGaussian,
-    Method,
-    MomentMatching,
-    MonteCarlo,
-    Sequential,
-    federate,
-    run,
-)
+from partita import Damped, FullGaussian, LogDensity, MeanFieldGaussian, Method, Sequential, federate, run
 from partita.engines import LocalEngine
 from partita.errors import InputError
+from partita.expectations import GridQuadrature, MonteCarlo
 from partita.families.factor import Factor
 from partita.families.gaussian import Moments
 from partita.local.client import RESIDUAL_UNDEFINED
 from partita.local.objective import Problem
+from partita.local.solvers import MomentMatching
 from partita.server.monitor import Monitor
 from partita.server.state import init
 from support.steps import step

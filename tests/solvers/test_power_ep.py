@@ -8,16 +8,11 @@ import pytest
 from scipy.special import gammaln, log_expit, log_ndtr
 
 from partita import (
-    FixedPoint,
     FullGaussian,
-    GaussHermite,
     LinearRegression,
     LogisticRegression,
     MeanFieldGaussian,
-    NetworkClassifier,
     PoissonRegression,
-    PowerEP,
-    ProbitRegression,
     Status,
     Table,
     methods,
@@ -25,9 +20,11 @@ from partita import (
 )
 from partita.data import federate
 from partita.errors import InputError
+from partita.expectations import GaussHermite
 from partita.families.factor import Factor
-from partita.local.solvers import Outcome
+from partita.local.solvers import FixedPoint, Outcome, PowerEP
 from partita.local.solvers.power_ep import MIN_DAMPING, Sites, tilted
+from partita.models import NetworkClassifier, ProbitRegression
 from partita.numerics.compiled import Compiled
 from partita.server.monitor import Monitor
 from support.small_problems import FAMILIES, KEY, X, Y, problem, solve

@@ -9,22 +9,19 @@ import optax
 import pytest
 
 from partita import (
-    LBFGS,
-    Blockwise,
     Conjugate,
-    FixedPoint,
     FullGaussian,
     Gradient,
     LinearRegression,
     LogisticRegression,
     MeanFieldGaussian,
-    MonteCarlo,
     Newton,
     Table,
 )
 from partita.checks import check_solver
+from partita.expectations import MonteCarlo
 from partita.families.factor import Factor
-from partita.local.solvers import Outcome
+from partita.local.solvers import LBFGS, Blockwise, FixedPoint, Outcome
 from support.small_problems import KEY, X, Y, problem, scipy_optimum, solve
 
 PRIOR = MeanFieldGaussian.standard_normal(3)

@@ -18,14 +18,14 @@ _y = (_x[:, 1] + _generator.logistic(size=60) > 0).astype(float)
 PARTS = pt.split(pt.Table(_x, _y), pt.partitioners.equal_random(60, 3))
 MODEL, PRIOR = pt.LogisticRegression(), pt.MeanFieldGaussian.standard_normal(3)
 FULL = pt.FullGaussian.standard_normal(3)
-SOLVER = pt.FixedPoint(tolerance=1e-16)
+SOLVER = pt.solvers.FixedPoint(tolerance=1e-16)
 STOCHASTIC = pt.Gradient(learning_rate=0.05, max_steps=10, batch_size=5)
 SCHEDULES = {
     "fixed": (pt.Sequential(), None),
     "random": (pt.Sequential("random"), None),
     "residual": (pt.Sequential("residual"), None),
     "synchronous": (pt.Synchronous(), None),
-    "subset": (pt.RandomSubset(2), None),
+    "subset": (pt.schedules.RandomSubset(2), None),
     "asynchronous": (pt.Asynchronous(), (1.0, 10.0, 4.0)),
 }
 AGGREGATIONS = {

@@ -20,7 +20,7 @@ METHODS = {
     "random": pt.methods.sequential(pt.Conjugate(), "random"),
     "residual": pt.methods.sequential(pt.Conjugate(), "residual"),
     "synchronous": pt.methods.synchronous(pt.Conjugate(), damping=1.0),
-    "subset": pt.Method(pt.Conjugate(), pt.RandomSubset(2), pt.Damped(1.0)),
+    "subset": pt.Method(pt.Conjugate(), pt.schedules.RandomSubset(2), pt.Damped(1.0)),
     "asynchronous": pt.methods.asynchronous(pt.Conjugate(), damping=1.0),
 }
 EXACT = np.linalg.inv(np.eye(2) + X.T @ X)

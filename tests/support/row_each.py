@@ -2,17 +2,8 @@
 
 import numpy as np
 
-from partita import (
-    Damped,
-    LogisticRegression,
-    MeanFieldGaussian,
-    Method,
-    PowerEP,
-    Synchronous,
-    Table,
-    federate,
-    run,
-)
+from partita import Damped, LogisticRegression, MeanFieldGaussian, Method, Synchronous, Table, federate, run
+from partita.local.solvers import PowerEP
 from partita.server.monitor import Monitor
 
 CLIENTS, COLUMNS = 4, 6

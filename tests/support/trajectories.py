@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partita import FixedPoint, FullGaussian, MeanFieldGaussian, Table
+from partita import FullGaussian, MeanFieldGaussian, Table
 from partita.data import Partition, federate
 from partita.engines import LocalEngine
 from partita.families.factor import Factor
+from partita.local.solvers import FixedPoint
 from partita.server.state import init
 from support.steps import step
 

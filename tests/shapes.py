@@ -1,0 +1,19 @@
+"""Checks of types and shapes at run time: `make shapes` runs tests with them."""
+
+from typing import Any, Self
+
+from beartype import BeartypeConf, BeartypeStrategy, beartype
+
+CONF = BeartypeConf(strategy=BeartypeStrategy.O1, is_pep484_tower=True)
+"""An int may stand for a float, as type checkers allow."""
+
+
+def checked(function):
+    """The function, checked by beartype, which takes `Self` and protocols only where it decorates classes."""
+    hints = getattr(function, "__annotations__", {})
+    function.__annotations__ = {name: Any if _beyond(hint) else hint for name, hint in hints.items()}
+    return beartype(function, conf=CONF)
+
+
+def _beyond(hint):
+    return any(part is Self or getattr(part, "_is_protocol", False) for part in (hint, *getattr(hint, "__args__", ())))
