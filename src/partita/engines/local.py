@@ -161,8 +161,6 @@ def _sum(parts: Iterable[jax.Array]) -> float:
     return float(np.sum([float(part) for part in parts]))
 
 
-def _shard_ell(model: Model, q: Family, shard: Shard, key: jax.Array) -> jax.Array:
+@Compiled
+def shard_ell(model: Model, q: Family, shard: Shard, key: jax.Array) -> jax.Array:
     return model.ell(q, shard.data, shard.weights, key)
-
-
-shard_ell = Compiled(_shard_ell)

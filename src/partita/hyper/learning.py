@@ -203,11 +203,9 @@ def learning_by_name(how: How, names: tuple[str, ...]) -> Learning:
     return Ascent(names, collapsed=how == "collapsed")
 
 
-def _optimiser_update(
+@Compiled
+def optimiser_update(
     learning: Learning, gradient: Hyper, memory: PyTree, u: Hyper, share: float
 ) -> tuple[Hyper, PyTree]:
     optimiser = optax.with_extra_args_support(learning.optimiser)
     return optimiser.update(jax.tree.map(jnp.negative, gradient), memory, u, share=share)
-
-
-optimiser_update = Compiled(_optimiser_update)

@@ -123,7 +123,8 @@ def constrained(u: Hyper, positive: Sequence[str]) -> Hyper:
     return {name: jnp.exp(value) if name in positive else value for name, value in u.items()}
 
 
-def _bound_gradient(
+@Compiled
+def bound_gradient(
     prior: Family, q: Family, hyper: Hyper, clients: Hyper, positive: tuple[str, ...], temperature: float
 ) -> Hyper:
     """∇_u F: the sum of the clients' gradients in ε, and that of −KL(q ‖ p(ε)), by the chain rule in u."""
@@ -137,7 +138,6 @@ def _bound_gradient(
     return jax.tree.map(jnp.add, own, pull(clients)[0])
 
 
-bound_gradient = Compiled(_bound_gradient)
 compiled_prior_given = Compiled(prior_given)
 
 

@@ -131,7 +131,8 @@ def client_update(
     return answer(recipe.model, recipe.solver, assignment, q, shard, key, likelihood_hyper(hyper))
 
 
-def _assign(recipe: Recipe, prior: Family, q: Family, factor: Factor, share: float, hyper: Hyper) -> VisitSpec:
+@Compiled
+def assign(recipe: Recipe, prior: Family, q: Family, factor: Factor, share: float, hyper: Hyper) -> VisitSpec:
     """Computes context, weight, baseline and start of a visit."""
     prior = prior_given(prior, hyper)
     context, start, dtype = recipe.context, recipe.start, jax.tree.leaves(q)[0].dtype
@@ -145,7 +146,8 @@ def _assign(recipe: Recipe, prior: Family, q: Family, factor: Factor, share: flo
     return VisitSpec(context(*given), weight, context.baseline(*given), start, region)
 
 
-def _answer(
+@Compiled
+def answer(
     model: Model, solver: Solver, assignment: VisitSpec, q: Family, shard: Shard, key: Key[Array, ""], hyper: Hyper
 ) -> Reply:
     """Solves the client's problem and forms its reply.
@@ -170,7 +172,3 @@ def _answer(
     residual = jnp.where(held_back, jnp.inf, jnp.maximum(solution.q.kl(q), solution.left))
     solved = (solution.steps, solution.outcome, jnp.asarray(solution.skipped))
     return Reply(delta, Info(value, solution.free_energy, residual, *solved, finite), gradient)
-
-
-assign = Compiled(_assign)
-answer = Compiled(_answer)

@@ -131,17 +131,20 @@ def _elements(label: str, leaf: Array) -> list[str]:
     return [label + (str(list(index)) if index else "") for index in np.ndindex(leaf.shape)]
 
 
-def _closed_response(model: Model, q: Family, x: Float[Array, "n d"]) -> Array:
+@Compiled
+def closed_response(model: Model, q: Family, x: Float[Array, "n d"]) -> Array:
     closed = offered(model, ClosedResponse, "closed-form prediction", 'pass how="monte_carlo"')
     return closed.expected_response(q, x)
 
 
-def _mean_response(model: Model, draws: Theta, x: Float[Array, "n d"]) -> Array:
+@Compiled
+def mean_response(model: Model, draws: Theta, x: Float[Array, "n d"]) -> Array:
     predicting = offered(model, Response, "response to predict", "use log_predictive_density")
     return jnp.mean(jax.lax.map(lambda theta: predicting.response(theta, x), draws), axis=0)
 
 
-def _local_response(
+@Compiled
+def local_response(
     model: Model, q: Family, x: Float[Array, "n d"], draws: LocalReparameterisation, key: Key[Array, ""]
 ) -> Array:
     local = offered(model, LocalDraws, "predictors that can be sampled locally", "use the expectation MonteCarlo")
@@ -155,13 +158,8 @@ def _local_response(
     return total / draws.samples
 
 
-def _log_mean_density(model: Model, draws: Theta, data: PyTree) -> Float[Array, " n"]:
+@Compiled
+def log_mean_density(model: Model, draws: Theta, data: PyTree) -> Float[Array, " n"]:
     rows = jax.vmap(model.log_density, in_axes=(None, 0))
     values = jax.lax.map(lambda theta: rows(theta, data), draws)
     return jax.nn.logsumexp(values, axis=0) - jnp.log(len(values))
-
-
-closed_response = Compiled(_closed_response)
-mean_response = Compiled(_mean_response)
-local_response = Compiled(_local_response)
-log_mean_density = Compiled(_log_mean_density)

@@ -146,14 +146,16 @@ def products_of_others(members: Sequence[Family]) -> list[Family]:
     return [*map(operator.mul, before, after)]
 
 
-def _divergence(q: Family, factor: Family, change: Family, beside: Family) -> Float[Array, ""]:
+@Compiled
+def divergence(q: Family, factor: Family, change: Family, beside: Family) -> Float[Array, ""]:
     """KL between the posterior with and without a factor, after the step."""
     others = _others(q, factor, beside)
     together = others * factor * change
     return jnp.where(together.is_proper(), together.kl(others), jnp.inf)
 
 
-def _ratios(q: Family, factor: Family, change: Family, beside: Family) -> tuple[Float[Array, ""], Float[Array, ""]]:
+@Compiled
+def ratios(q: Family, factor: Family, change: Family, beside: Family) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """The smallest and largest ratio of a factor's precision to its cavity's, after the step."""
     return (factor * change).precision_range(_others(q, factor, beside))
 
@@ -163,10 +165,6 @@ def _others(q: Family, factor: Family, beside: Family) -> Family:
     cavity = q / factor * beside
     proper = cavity.is_proper()
     return jax.tree.map(lambda a, b: jnp.where(proper, a, b), cavity, q)
-
-
-divergence = Compiled(_divergence)
-ratios = Compiled(_ratios)
 
 
 def _times(value: float, other: float) -> float:

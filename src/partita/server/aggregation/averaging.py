@@ -82,7 +82,8 @@ class Averages(NamedTuple):
     product: Family
 
 
-def _respond(
+@Compiled
+def respond(
     posterior: Family,
     delta: Factor,
     step: float,
@@ -98,13 +99,10 @@ def _respond(
     return latest, factor * change, mean * (latest / answer) ** (1 / clients), product * change.natural, residual
 
 
-def _mix(
+@Compiled
+def mix(
     before: Family, centre: Family, product: Family, mixing: float
 ) -> tuple[Family, Bool[Array, ""], Float[Array, ""]]:
     """The posterior between the mean of the answers and the product, whether it is proper, and how far it moved."""
     posterior = centre ** (1 - mixing) * product**mixing
     return posterior, posterior.is_proper(), posterior.kl(before)
-
-
-respond = Compiled(_respond)
-mix = Compiled(_mix)

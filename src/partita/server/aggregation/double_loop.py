@@ -125,7 +125,8 @@ def matched(alpha: float, theta: Family, deltas: list[Factor]) -> Family:
     return stacked([theta * delta.natural**alpha for delta in deltas])
 
 
-def _search(
+@Compiled
+def search(
     alpha: float, theta: Family, trial: list[Factor], deltas: list[Factor], memory: Search
 ) -> tuple[Family, list[Factor], Search, Float[Array, ""], Bool[Array, " m"]]:
     """θ, the next trial factors, the memory, the residual in nats, and which answers are proper.
@@ -170,7 +171,6 @@ def _search(
     return held, after, Search(prior, base, direction, slope, step), jnp.maximum(left, outer), proper
 
 
-search = Compiled(_search)
 evidence = Compiled(log_partition)
 
 

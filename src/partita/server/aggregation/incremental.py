@@ -86,7 +86,8 @@ class Tracked(NamedTuple):
     heard: Bool[np.ndarray, " m"]
 
 
-def _track(
+@Compiled
+def track(
     server: Incremental,
     posterior: Family,
     factors: list[Factor],
@@ -106,6 +107,3 @@ def _track(
     residual = jnp.where(product.is_proper(), product.kl(posterior), jnp.inf)
     changed = [factor * delta for factor, delta in zip(factors, deltas, strict=True)]
     return moved, changed, optimiser, evidence, moved.is_proper(), residual
-
-
-track = Compiled(_track)

@@ -91,11 +91,9 @@ def attempt(iterate: Iterate, deltas: Mapping[int, Factor], damping: float) -> A
     return refused(iterate, deltas, Reason.IMPROPER, sentence if alone else f"{sentence} together with the others")
 
 
-def _take(posterior: Family, factor: Factor, delta: Factor, damping: float) -> tuple[Family, Factor, Bool[Array, ""]]:
+@Compiled
+def take(posterior: Family, factor: Factor, delta: Factor, damping: float) -> tuple[Family, Factor, Bool[Array, ""]]:
     """Applies one change: q · Δ^ρ and t · Δ^ρ, and whether the former is proper."""
     change = delta**damping
     moved = posterior * change.natural
     return moved, factor * change, moved.is_proper()
-
-
-take = Compiled(_take)

@@ -56,7 +56,8 @@ class ServerOptimiser(Aggregation):
         """None: the factors are shares of optimiser steps, whose scales are unrelated to the evidence."""
 
 
-def _ascend(
+@Compiled
+def ascend(
     server: ServerOptimiser, posterior: Family, factors: list[Factor], deltas: list[Factor], memory: PyTree
 ) -> tuple[Family, list[Factor], PyTree, Bool[Array, ""], Float[Array, ""]]:
     """One optimiser step along ∇_μ F, divided among the factors, and whether the posterior is proper.
@@ -69,9 +70,6 @@ def _ascend(
     target = posterior * total
     residual = jnp.where(target.is_proper(), target.kl(posterior), jnp.inf)
     return moved, [factor * part for factor in factors], memory, moved.is_proper(), residual
-
-
-ascend = Compiled(_ascend)
 
 
 def optimiser_step(

@@ -52,7 +52,8 @@ class StochasticLoop(MomentLoop):
         return memory * change
 
 
-def _follow(
+@Compiled
+def follow(
     server: StochasticLoop,
     theta: Family,
     factors: list[Factor],
@@ -90,6 +91,3 @@ def _follow(
     told = jax.tree.map(lambda leaf, change: leaf.at[answered].add(change), loop.stacked(factors), changes)
     held = jax.vmap(loop.rescaled, (0, 0, None))(told, after, q)
     return theta * towards**far, loop.apart(held, len(factors)), residual, proper
-
-
-follow = Compiled(_follow)
