@@ -28,6 +28,17 @@ from partita.server.schedules import Schedule, ScheduleView, Sequential, Synchro
 from partita.server.state import init, with_learning
 from partita.server.step import dispatch, step
 
+__all__ = [
+    "bound",
+    "check_aggregation",
+    "check_engine",
+    "check_family",
+    "check_invariant",
+    "check_model",
+    "check_schedule",
+    "check_solver",
+]
+
 
 def check_family(q: Family, other: Family) -> None:
     """Checks a family at two different proper members of it."""

@@ -8,6 +8,18 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+__all__ = [
+    "DamagedFileError",
+    "DataError",
+    "FederationError",
+    "InputError",
+    "MissingExtraError",
+    "SettingsError",
+    "check_fraction",
+    "exit_with_sentence",
+    "unknown",
+]
+
 
 class InputError(ValueError):
     """Invalid input; nothing was changed."""

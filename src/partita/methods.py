@@ -22,6 +22,33 @@ from partita.server.method import Method
 from partita.server.run import Result, run
 from partita.server.schedules import Asynchronous, Order, RandomSubset, Schedule, Sequential, Synchronous
 
+__all__ = [
+    "NAMED",
+    "Common",
+    "Optimiser",
+    "Start",
+    "Turns",
+    "asynchronous",
+    "bayesian_admm",
+    "bcm_same",
+    "bcm_split",
+    "double_loop",
+    "expectation_propagation",
+    "fit",
+    "global_vi",
+    "incremental_vi",
+    "named",
+    "power_ep",
+    "sequential",
+    "settings_of",
+    "snep",
+    "stochastic_global_vi",
+    "stochastic_power_ep",
+    "streaming_vb",
+    "synchronous",
+    "vcl",
+]
+
 Optimiser: TypeAlias = Callable[..., optax.GradientTransformation]
 Turns: TypeAlias = Literal["sequential", "synchronous", "asynchronous"]
 Start: TypeAlias = Family | None

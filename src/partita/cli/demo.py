@@ -29,13 +29,15 @@ from partita.server.method import Method
 from partita.server.monitor import Monitor
 from partita.server.run import Result, run
 
-SPLITS = {"A": (0.0, 0.0), "B": (0.7, -3.0)}
+__all__ = ["SOLVER", "Settings", "run_demo"]
+
+_SPLITS = {"A": (0.0, 0.0), "B": (0.7, -3.0)}
 """β and κ of the paper's two splits (`tab:uci_splits`)."""
 
 SOLVER = Newton(tolerance=1e-3)
 """Clients are visited again, so a loose tolerance is enough."""
 
-TITLES = {
+_TITLES = {
     "global_vi": "global VI, pooled",
     "sequential": "sequential PVI",
     "synchronous": "synchronous PVI",
@@ -58,7 +60,7 @@ class Settings:
     seed: int = 0
 
 
-class Demo:
+class _Demo:
     """The data, the model and the metrics."""
 
     def __init__(self, settings: Settings) -> None:
@@ -66,7 +68,7 @@ class Demo:
         train = Table(data.train.x[: settings.rows], data.train.y[: settings.rows])
         self.settings, self.names = settings, data.names
         self.test = Table(jnp.asarray(data.test.x), data.test.y)
-        self.clients = split(train, beta_kappa(np.asarray(train.y), 10, *SPLITS[settings.split]))
+        self.clients = split(train, beta_kappa(np.asarray(train.y), 10, *_SPLITS[settings.split]))
         self.pooled = self.clients.pooled()
         kind = MeanFieldGaussian if settings.family == "mean-field" else FullGaussian
         self.model, self.prior = LogisticRegression(), kind.standard_normal(len(data.names))
@@ -92,7 +94,7 @@ class Demo:
             self.prior,
             communications=communications,
             seed=self.settings.seed,
-            monitor=Monitor(metrics=self.metrics, every=every, label=TITLES[name]),
+            monitor=Monitor(metrics=self.metrics, every=every, label=_TITLES[name]),
             engine=LocalEngine(parts, self.speeds if len(parts) > 1 else None),
         )
 
@@ -105,7 +107,7 @@ def run_demo(settings: Settings, as_json: bool) -> None:
     console = Console(stderr=True)
     began = time.perf_counter()
     with console.status("Reading Adult and compiling …"):
-        demo = Demo(settings)
+        demo = _Demo(settings)
         ready = time.perf_counter()
         demo.compile()
     compiled = time.perf_counter()
@@ -143,7 +145,7 @@ def _figures(result: Result) -> dict[str, Any]:
     }
 
 
-def _alone(demo: Demo) -> dict[str, dict[str, Any]]:
+def _alone(demo: _Demo) -> dict[str, dict[str, Any]]:
     rows = []
     for name in demo.clients.names:
         own, monitor = demo.clients.only(name), Monitor(every=0)
@@ -156,13 +158,13 @@ def _alone(demo: Demo) -> dict[str, dict[str, Any]]:
     return {"alone_best": min(rows, key=lambda row: row["nll"]), "alone_mean": mean}
 
 
-def _write(demo: Demo, results: dict[str, Result], figures: dict[str, dict[str, Any]]) -> dict[str, str]:
+def _write(demo: _Demo, results: dict[str, Result], figures: dict[str, dict[str, Any]]) -> dict[str, str]:
     folder, posterior = demo.settings.output, results["sequential"].posterior
     names = {"figure": "demo.png", "posterior": "posterior.npz", "summary": "summary.csv"}
     files = {name: folder / file for name, file in names.items()}
     posterior.save(files["posterior"], demo.names)
     atomic.write_csv(files["summary"], posterior.summary(demo.names))
-    histories = {TITLES[name]: result.history for name, result in results.items() if name != "global_vi"}
+    histories = {_TITLES[name]: result.history for name, result in results.items() if name != "global_vi"}
     draw(files["figure"], histories, figures["global_vi"], figures["alone_best"])
     return {name: str(path) for name, path in files.items()}
 
@@ -177,7 +179,7 @@ def _print(report: dict[str, Any]) -> None:
         grid.add_column(column, justify="right")
     for name, row in report["methods"].items():
         cells = (format(row[column.lower().replace(" ", "_")], form) for column, form in forms.items())
-        grid.add_row(TITLES[name], *cells)
+        grid.add_row(_TITLES[name], *cells)
     console.print(grid)
     console.print(f"Compilation took {seconds['compilation']:.1f} s, fitting {seconds['fitting']:.1f} s.")
     for name, path in report["files"].items():

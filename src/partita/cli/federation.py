@@ -11,8 +11,22 @@ import typer
 
 from partita.errors import InputError
 
+__all__ = [
+    "client",
+    "credentials",
+    "federation",
+    "init",
+    "join",
+    "leave",
+    "result",
+    "resume",
+    "retire",
+    "server",
+    "status",
+]
+
 federation = typer.Typer(no_args_is_help=True, help="Set up a federation and manage its clients.")
-Folder = Annotated[Path, typer.Argument(help="The federation's folder, with federation.toml.")]
+_Folder = Annotated[Path, typer.Argument(help="The federation's folder, with federation.toml.")]
 
 
 @federation.command()
@@ -45,7 +59,7 @@ def init(
 
 
 @federation.command()
-def credentials(folder: Folder) -> None:
+def credentials(folder: _Folder) -> None:
     """Issue the clients' folders again after an edit of federation.toml; new clients get keys."""
     from partita.federation import initialise
 
@@ -54,19 +68,19 @@ def credentials(folder: Folder) -> None:
 
 
 @federation.command()
-def leave(folder: Folder, name: Annotated[str, typer.Argument(help="The client.")]) -> None:
+def leave(folder: _Folder, name: Annotated[str, typer.Argument(help="The client.")]) -> None:
     """Stop asking a client and keep its factor."""
     _request(folder, name, "leave")
 
 
 @federation.command()
-def retire(folder: Folder, name: Annotated[str, typer.Argument(help="The client.")]) -> None:
+def retire(folder: _Folder, name: Annotated[str, typer.Argument(help="The client.")]) -> None:
     """Stop asking a client and divide its factor out of the posterior."""
     _request(folder, name, "retire")
 
 
 @federation.command()
-def join(folder: Folder, name: Annotated[str, typer.Argument(help="The client.")]) -> None:
+def join(folder: _Folder, name: Annotated[str, typer.Argument(help="The client.")]) -> None:
     """Reactivate a client that has left, or add a new one after a run has ended."""
     _request(folder, name, "join")
 
@@ -84,7 +98,7 @@ def _request(folder: Path, name: str, change: Literal["leave", "retire", "join"]
     typer.echo(f"Requested: {change} {name}. The server applies it at its next step.")
 
 
-def server(folder: Folder) -> None:
+def server(folder: _Folder) -> None:
     """Run a federation's server until the run ends. It can be interrupted and continued with `partita resume`."""
     from partita.federation.config import load
     from partita.federation.processes import serve
@@ -96,7 +110,7 @@ def server(folder: Folder) -> None:
         typer.echo(f"See the posterior with `partita result {folder}`.")
 
 
-def resume(folder: Folder) -> None:
+def resume(folder: _Folder) -> None:
     """Resume a federation whose server stopped, from the last accepted answer."""
     from partita.federation.serve import LEDGER_FILE
 
@@ -106,7 +120,7 @@ def resume(folder: Folder) -> None:
 
 
 def client(
-    folder: Folder,
+    folder: _Folder,
     name: Annotated[str, typer.Option(help="The client's name.")],
     data: Annotated[Path, typer.Option(help="A CSV or parquet file with the client's rows.")],
 ) -> None:
@@ -123,7 +137,7 @@ def client(
 
 
 def status(
-    folder: Folder,
+    folder: _Folder,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh until the run ends.")] = False,
     web: Annotated[bool, typer.Option("--web", help="Serve a status page for browsers on this machine.")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The page's port; 0 picks a free one.")] = 0,
@@ -162,7 +176,7 @@ def status(
 
 
 def result(
-    folder: Folder,
+    folder: _Folder,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Show and plot the posterior of a federation after its run."""

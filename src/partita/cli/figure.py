@@ -9,6 +9,8 @@ from matplotlib.figure import Figure
 
 from partita.results.history import History
 
+__all__ = ["STYLES", "draw"]
+
 STYLES = (("#1b6ca8", "-", "o"), ("#c8553d", "--", "s"), ("#3f7d20", "-.", "^"))
 """Colour, line and marker of each schedule, distinguishable without colour."""
 

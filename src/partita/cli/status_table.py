@@ -6,6 +6,8 @@ from rich.text import Text
 
 from partita.federation.status import ClientStatus, FederationStatus
 
+__all__ = ["amount", "show", "since"]
+
 _LEFT = ("client", "state")
 _COLUMNS = (*_LEFT, "seen", "rows", "rounds", "residual", "accepted", "refused", "late")
 

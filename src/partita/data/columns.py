@@ -11,6 +11,8 @@ import numpy as np
 
 from partita.errors import DataError
 
+__all__ = ["KINDS", "LARGEST", "Column", "Counts", "Feature", "Moments", "Scale", "misfit", "texts"]
+
 LARGEST = 1e100
 """The largest absolute value; beyond it, sums of squares could overflow."""
 _MOST = 2**53

@@ -12,6 +12,8 @@ from partita.data.preprocess import federated
 from partita.data.table import Table
 from partita.errors import DataError
 
+__all__ = ["Dataset", "adult", "adult_frames", "breast_cancer", "digits", "encoded"]
+
 
 class Dataset(NamedTuple):
     """Training and test rows with the names of the columns; an intercept comes first, but for images."""

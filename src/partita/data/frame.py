@@ -8,6 +8,8 @@ import numpy as np
 from partita.data.columns import KINDS, Counts
 from partita.errors import DataError
 
+__all__ = ["Frame", "Frames", "divided", "permuted"]
+
 
 class Frame(NamedTuple):
     """Columns in a fixed order: floats, NaN where missing, or texts. Made by `Frame.build`, which checks it.

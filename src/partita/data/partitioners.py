@@ -10,6 +10,8 @@ from jaxtyping import Float, Int, PyTree
 from partita.data.shard import Partition, federate
 from partita.errors import DataError
 
+__all__ = ["Indices", "beta_kappa", "by_column", "equal_random", "k_means", "label_shards", "split"]
+
 Indices = list[Int[np.ndarray, " n"]]
 
 

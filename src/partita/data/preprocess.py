@@ -17,6 +17,8 @@ from partita.data.table import Table
 from partita.errors import DataError
 from partita.io.settings import build
 
+__all__ = ["Encoding", "Summary", "encoding", "federated", "merge", "summarise"]
+
 _SCALES = ("mean", "rest", "sd")
 _DAMAGED = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 

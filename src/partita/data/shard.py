@@ -11,6 +11,8 @@ from jaxtyping import Array, Float, Int, PyTree
 from partita.data.table import Table
 from partita.errors import DataError, unknown
 
+__all__ = ["Partition", "Shard", "federate"]
+
 
 class Shard(eqx.Module):
     """The rows of one client. Padding repeats a real row and has weight 0, so that no 0 × ∞ arises."""

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+__all__ = ["Table", "with_intercept"]
+
 
 class Table(NamedTuple):
     """The rows of a supervised problem: inputs and responses."""

@@ -14,6 +14,8 @@ from partita.families.factor import Factor
 from partita.hyper.values import Hyper
 from partita.local.client import Recipe, Reply
 
+__all__ = ["ROLES", "STORED", "Answer", "Engine", "EventLog", "Failure", "Role", "Task"]
+
 
 class Role(NamedTuple):
     """How a field of `Task` is kept and sent; one without a role follows from the run and the client."""

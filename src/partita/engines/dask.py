@@ -16,12 +16,14 @@ from partita.families import Family
 from partita.io.wire import Message, pack, unpack
 from partita.local.client import Recipe
 
+__all__ = ["DaskEngine", "Precision"]
+
 try:
     from distributed import Client, Future, Worker, WorkerPlugin
 except ImportError:
     raise MissingExtraError("Dask", "dask") from None
 
-FETCH_TIMEOUT_SECONDS = 300.0
+_FETCH_TIMEOUT_SECONDS = 300.0
 """Timeout in seconds for fetching an answer from a worker."""
 
 
@@ -38,7 +40,7 @@ class Precision(WorkerPlugin):
         jax.config.update("jax_enable_x64", self.double)
 
 
-class DaskLink(Transport):
+class _DaskLink(Transport):
     """Every client's rows live on a worker; if the worker dies, the scheduler moves them to another."""
 
     def __init__(self, cluster: Client, sites: Mapping[str, ClientEndpoint]) -> None:
@@ -60,7 +62,7 @@ class DaskLink(Transport):
         except queue.Empty:
             return None
         try:
-            return Delivery(name, unpack(answer.result(timeout=FETCH_TIMEOUT_SECONDS)))
+            return Delivery(name, unpack(answer.result(timeout=_FETCH_TIMEOUT_SECONDS)))
         except Exception as error:
             self._homes.pop(name, None)
             return Delivery(name, None, f"failed with its worker ({type(error).__name__}: {error})")
@@ -78,12 +80,14 @@ class DaskEngine(RemoteEngine):
     def __init__(self, cluster: Client, partition: Partition, log: EventLog | None = None) -> None:
         self.cluster, self.partition = cluster, partition
         rows = dict(zip(partition.names, partition.sizes, strict=True))
-        super().__init__(DaskLink(cluster, {}), rows, log)
+        super().__init__(_DaskLink(cluster, {}), rows, log)
 
     def bind(self, recipe: Recipe, prior: Family) -> None:
         """Gives every client its rows with the method, the model and the prior."""
         shards = zip(self.partition.names, self.partition.shards, strict=True)
-        self.link = DaskLink(self.cluster, {name: ClientEndpoint(name, recipe, prior, shard) for name, shard in shards})
+        self.link = _DaskLink(
+            self.cluster, {name: ClientEndpoint(name, recipe, prior, shard) for name, shard in shards}
+        )
         super().bind(recipe, prior)
 
 

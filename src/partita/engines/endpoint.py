@@ -19,6 +19,17 @@ from partita.io.digest import digest
 from partita.io.wire import Message, flatten, unflatten
 from partita.local.client import Info, Recipe, Reply
 
+__all__ = [
+    "BINDING",
+    "UNBOUND",
+    "ClientEndpoint",
+    "ell_message",
+    "read_ell",
+    "read_reply",
+    "reply_message",
+    "update_message",
+]
+
 _LOG = logging.getLogger("partita")
 BINDING = "binding"
 """The header key for the digest of method, model and prior."""

@@ -15,6 +15,8 @@ from partita.engines.remote import Delivery, Transport
 from partita.errors import FederationError, InputError, MissingExtraError
 from partita.io.wire import HEADER, MAX_TEXT_LENGTH, Message, view
 
+__all__ = ["LARGEST", "RAW", "FlowerLink", "Pending", "from_records", "to_records"]
+
 try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
     from flwr.app import Message as Envelope
@@ -22,9 +24,9 @@ try:
 except ImportError:
     raise MissingExtraError("Flower", "flower") from None
 
-PULL_INTERVAL_SECONDS = 0.2
+_PULL_INTERVAL_SECONDS = 0.2
 """Seconds between two polls for answers."""
-ASK = 60.0
+_ASK = 60.0
 """Timeout in seconds for a node to identify itself; then it is asked again."""
 RAW = "partita.raw"
 """The array format in Flower's records: raw bytes."""
@@ -104,7 +106,7 @@ class FlowerLink(Transport):
                 return self._come.popleft()
             if self.now() >= until:
                 return None
-            time.sleep(min(PULL_INTERVAL_SECONDS, max(until - self.now(), 0.0)))
+            time.sleep(min(_PULL_INTERVAL_SECONDS, max(until - self.now(), 0.0)))
 
     def present(self) -> Sequence[str]:
         self._look_around()
@@ -129,9 +131,9 @@ class FlowerLink(Transport):
             return
         known = set(self._nodes.values())
         for node in self._online:
-            if node not in known and self.now() >= self._asked.get(node, -np.inf) + ASK:
+            if node not in known and self.now() >= self._asked.get(node, -np.inf) + _ASK:
                 self._asked[node] = self.now()
-                self._push(node, Message({"kind": "name"}, {}), "query.partita", None, ASK)
+                self._push(node, Message({"kind": "name"}, {}), "query.partita", None, _ASK)
 
     def _open(self, identity: str) -> Delivery | None:
         """The answer to one message, if it has arrived."""

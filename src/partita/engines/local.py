@@ -21,6 +21,8 @@ from partita.local.client import Recipe, Reply, client_update
 from partita.models import Model
 from partita.numerics.compiled import Compiled
 
+__all__ = ["LocalEngine", "Pending", "client_key", "cores", "reply", "shard_ell", "total_ell"]
+
 
 class Pending(NamedTuple):
     """A task in flight, ordered by due time and then by client."""
@@ -50,7 +52,7 @@ class LocalEngine(Engine):
         self._now = 0.0
 
     def check(self, recipe: Recipe, prior: Family) -> None:
-        check_rows(recipe.model, prior, self.partition)
+        _check_rows(recipe.model, prior, self.partition)
 
     def bind(self, recipe: Recipe, prior: Family) -> None:
         self.recipe = recipe
@@ -125,7 +127,7 @@ def reply(recipe: Recipe, task: Task, shard: Shard, share: float) -> Reply:
     return client_update(recipe, task.prior, task.posterior, task.factor, shard, share, key, task.hyper)
 
 
-def check_rows(model: Model, prior: Family, partition: Partition) -> None:
+def _check_rows(model: Model, prior: Family, partition: Partition) -> None:
     """Raises an `InputError` that names the client whose data cannot be used."""
     for shard, name, size in zip(partition.shards, partition.names, partition.sizes, strict=True):
         try:
@@ -163,4 +165,5 @@ def _sum(parts: Iterable[jax.Array]) -> float:
 
 @Compiled
 def shard_ell(model: Model, q: Family, shard: Shard, key: jax.Array) -> jax.Array:
+    """E_q[log p(y | θ)] of a client's rows."""
     return model.ell(q, shard.data, shard.weights, key)

@@ -21,6 +21,8 @@ from partita.io.digest import digest
 from partita.io.wire import Message
 from partita.local.client import Recipe
 
+__all__ = ["Delivery", "RemoteEngine", "Transport"]
+
 _LOG = logging.getLogger("partita")
 
 

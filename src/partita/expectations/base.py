@@ -12,6 +12,8 @@ from partita.errors import SettingsError
 from partita.expectations.capabilities import Density, Rows
 from partita.families import Family
 
+__all__ = ["Derivatives", "Expectation"]
+
 
 class Derivatives(NamedTuple):
     """Derivatives of each row's expected log density in the mean and the variance of its predictor."""

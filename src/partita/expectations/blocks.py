@@ -9,6 +9,8 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from partita.data.shard import Shard
 
+__all__ = ["BLOCK", "Block", "over_blocks", "sum_of"]
+
 BLOCK = 1024
 """The largest number of rows per block."""
 

@@ -11,6 +11,23 @@ from partita.errors import SettingsError
 from partita.families import Family
 from partita.families.base import Theta
 
+__all__ = [
+    "ClosedForm",
+    "ClosedPredictor",
+    "ClosedResponse",
+    "Density",
+    "DiscreteLatent",
+    "LinearInTable",
+    "LinearPredictor",
+    "LocalDraws",
+    "LocalResponse",
+    "Predictor",
+    "Response",
+    "Rows",
+    "Template",
+    "offered",
+]
+
 Rows: TypeAlias = Float[Array, " n"]
 """A number for each row."""
 

@@ -15,7 +15,9 @@ from partita.families import Family
 from partita.families.base import Theta
 from partita.families.capabilities import Spreading
 
-MAX_DIMENSIONS = 3
+__all__ = ["Analytic", "Assignments", "GaussHermite", "GridQuadrature", "root"]
+
+_MAX_DIMENSIONS = 3
 """The largest number of parameters for a grid."""
 
 
@@ -108,8 +110,8 @@ class GridQuadrature(Expectation):
         sampler = q.sampler()
         if not isinstance(sampler, Spreading):
             raise SettingsError(f"A grid needs a Gaussian, not a {type(q).__name__}: use MonteCarlo.")
-        if (size := sum(leaf.size for leaf in jax.tree.leaves(sampler.mean))) > MAX_DIMENSIONS:
-            raise SettingsError(f"A grid supports at most {MAX_DIMENSIONS} parameters, not {size}: use MonteCarlo.")
+        if (size := sum(leaf.size for leaf in jax.tree.leaves(sampler.mean))) > _MAX_DIMENSIONS:
+            raise SettingsError(f"A grid supports at most {_MAX_DIMENSIONS} parameters, not {size}: use MonteCarlo.")
         nodes, masses = _rule(self.points)
         grid = np.stack(np.meshgrid(*[nodes] * size, indexing="ij"), axis=-1).reshape(-1, size)
         sums = functools.reduce(np.add.outer, [np.log(masses)] * size).reshape(-1)

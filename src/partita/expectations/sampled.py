@@ -19,7 +19,9 @@ from partita.families import Family
 from partita.families.base import Sampler, Theta
 from partita.numerics.noise import standard_normal
 
-Term: TypeAlias = Callable[[Array, PyTree], PyTree]
+__all__ = ["LocalReparameterisation", "MonteCarlo", "Sampled"]
+
+_Term: TypeAlias = Callable[[Array, PyTree], PyTree]
 """A function of noise and of what all draws share."""
 
 
@@ -47,7 +49,7 @@ class Sampled(Expectation):
         """Every row's log density at one draw."""
 
     @abc.abstractmethod
-    def sum(self, term: Term, model: Density, shared: PyTree, key: Key[Array, ""]) -> PyTree:
+    def sum(self, term: _Term, model: Density, shared: PyTree, key: Key[Array, ""]) -> PyTree:
         """The sum of a function of noise and precomputed values over all draws."""
 
     def rows(self, model: Density, q: Family, data: PyTree, key: Key[Array, ""]) -> Rows:
@@ -71,7 +73,7 @@ class MonteCarlo(Sampled):
     def densities(self, model: Density, shared: Sampler, noise: Key[Array, ""], data: PyTree) -> Rows:
         return jax.vmap(model.log_density, in_axes=(None, 0))(shared.sample(noise), data)
 
-    def sum(self, term: Term, model: Density, shared: Sampler, key: Key[Array, ""]) -> PyTree:
+    def sum(self, term: _Term, model: Density, shared: Sampler, key: Key[Array, ""]) -> PyTree:
         return sum_of(lambda index: term(jax.random.fold_in(key, index), shared), self.samples)
 
     def nodes(self, q: Family, key: Key[Array, ""]) -> tuple[Theta, Float[Array, " s"]]:
@@ -101,7 +103,7 @@ class LocalReparameterisation(Sampled):
         local = _local(model)
         return local.log_density_at(local.predictor_at(shared, noise), data)
 
-    def sum(self, term: Term, model: Density, shared: PyTree, key: Key[Array, ""]) -> PyTree:
+    def sum(self, term: _Term, model: Density, shared: PyTree, key: Key[Array, ""]) -> PyTree:
         shape, dtype = _local(model).noise_shape(shared), jax.tree.leaves(shared)[0].dtype
 
         def noise(index: int | Int[Array, ""]) -> Array:
@@ -118,13 +120,13 @@ class LocalReparameterisation(Sampled):
         return jax.tree.map(jnp.add, total, term(noise(pairs), shared)) if single else total
 
 
-OfBlock: TypeAlias = Callable[[Block, Key[Array, ""]], PyTree]
-Wanted: TypeAlias = tuple[Density, Family, Rows]
+_OfBlock: TypeAlias = Callable[[Block, Key[Array, ""]], PyTree]
+_Wanted: TypeAlias = tuple[Density, Family, Rows]
 """The differentiable arguments: the model's parameters, q, and the row weights."""
 
 
 @eqx.filter_custom_vjp
-def _total(wanted: Wanted, expectation: Sampled, data: PyTree, key: Key[Array, ""]) -> Float[Array, ""]:
+def _total(wanted: _Wanted, expectation: Sampled, data: PyTree, key: Key[Array, ""]) -> Float[Array, ""]:
     """The sum of log densities over draws and rows; its gradient is accumulated per block and draw as well.
 
     Memory is bounded by one block and one draw, which fit in the CPU cache.
@@ -142,7 +144,7 @@ def _total(wanted: Wanted, expectation: Sampled, data: PyTree, key: Key[Array, "
 
 @_total.def_fwd
 def _total_and_gradient(
-    perturbed: PyTree, wanted: Wanted, expectation: Sampled, data: PyTree, key: Key[Array, ""]
+    perturbed: PyTree, wanted: _Wanted, expectation: Sampled, data: PyTree, key: Key[Array, ""]
 ) -> tuple[Float[Array, ""], PyTree]:
     model, q, weights = wanted
     numbers, rest = eqx.partition(model, eqx.is_inexact_array)
@@ -172,7 +174,7 @@ def _scaled_gradient(gradient: PyTree, outer: Float[Array, ""], *_: Any) -> PyTr
     return jax.tree.map(lambda leaf: leaf * outer, gradient)
 
 
-def _by_blocks(function: OfBlock, size: int | None, data: PyTree, weights: Rows, key: Key[Array, ""]) -> PyTree:
+def _by_blocks(function: _OfBlock, size: int | None, data: PyTree, weights: Rows, key: Key[Array, ""]) -> PyTree:
     """The sum of a function over equal blocks of at most so many rows, each with a key of its own."""
     count = len(weights)
     blocks = 1 if size is None else -(-count // size)

@@ -14,13 +14,15 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Key, PyTree
 from partita.errors import SettingsError
 from partita.numerics.trees import all_finite
 
+__all__ = ["Family", "Mean", "Remembering", "Sampler", "Theta", "floating", "inner", "positive"]
+
 Theta: TypeAlias = Any
 """One value of the parameters, or a batch of values."""
 
 Mean: TypeAlias = Any
 """Mean parameters: a pytree whose leaves are in the order of the natural parameters' leaves."""
 
-DENSE = 2_000
+_DENSE = 2_000
 """For how many natural parameters at most a dense Fisher matrix is formed for some of them."""
 
 
@@ -170,10 +172,10 @@ class Family(eqx.Module):
         chosen = jax.tree.map(lambda leaf, kept: leaf if kept else jnp.zeros_like(leaf), direction, free)
         if not self.is_split(free):
             return chosen
-        if self.size() > DENSE:
+        if self.size() > _DENSE:
             raise SettingsError(
                 f"Some leaves of a {type(self).__name__} of {self.size()} parameters are too many to be moved alone by "
-                f"natural gradients, {DENSE} at most: free all of its leaves, or use Gradient or LBFGS."
+                f"natural gradients, {_DENSE} at most: free all of its leaves, or use Gradient or LBFGS."
             )
         flat, unravel = ravel_pytree(direction)
         pairs = zip(jax.tree.leaves(self), jax.tree.leaves(free), strict=True)

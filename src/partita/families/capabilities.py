@@ -9,6 +9,8 @@ from jaxtyping import Array, Float, PyTree
 
 from partita.families.base import Sampler, Theta
 
+__all__ = ["IndependentGaussian", "NoisyPredictor", "Positive", "Probabilities", "Projected", "Spreading"]
+
 
 @runtime_checkable
 class Spreading(Sampler, Protocol):

@@ -13,6 +13,8 @@ from partita.errors import DamagedFileError
 from partita.families.base import Family
 from partita.families.layout import Layout
 
+__all__ = ["describe", "template"]
+
 
 def describe(member: Family) -> dict[str, Any]:
     """The classes, fields, shapes and types of a member; JSON can hold it."""

@@ -12,6 +12,8 @@ from partita.families.base import Family, positive
 from partita.families.gamma import Gamma
 from partita.families.stirling import fisher_excess
 
+__all__ = ["Dirichlet"]
+
 
 class Dirichlet(Family):
     """Probability vectors with density Π θ_k^(α_k − 1); leading axes are independent vectors.

@@ -9,6 +9,8 @@ from jaxtyping import Array, Float
 
 from partita.families.base import Family
 
+__all__ = ["Factor"]
+
 
 class Factor(eqx.Module):
     """An unnormalised, possibly improper density exp(⟨η, T(θ)⟩ + log_scale): t_m(θ), its change Δ, or a context.

@@ -12,8 +12,10 @@ from partita.families.base import Theta, floating
 from partita.families.gaussian import LOG_2PI, Gaussian, Moments, Standard, Unconstrained, check_vector, zeros_of
 from partita.families.layout import Layout
 
+__all__ = ["FullGaussian", "symmetric"]
 
-class CorrelatedSampler(eqx.Module):
+
+class _CorrelatedSampler(eqx.Module):
     """Draws of a Gaussian with full covariance, given a Cholesky factor of its precision."""
 
     mean: Float[Array, " d"]
@@ -87,8 +89,8 @@ class FullGaussian(Gaussian):
     def is_proper(self) -> Bool[Array, ""]:
         return self.is_finite() & jnp.all(jnp.isfinite(self._cholesky()))
 
-    def sampler(self) -> CorrelatedSampler:
-        return CorrelatedSampler(self._vector_mean(), self._cholesky(), self.layout)
+    def sampler(self) -> _CorrelatedSampler:
+        return _CorrelatedSampler(self._vector_mean(), self._cholesky(), self.layout)
 
     def symmetrised(self) -> Self:
         return type(self)(self.precision_mean, symmetric(self.precision), self.layout)

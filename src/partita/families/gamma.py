@@ -11,6 +11,8 @@ from partita.errors import SettingsError
 from partita.families.base import Remembering, positive
 from partita.families.stirling import LOG_ROOT_2PI, fisher_excess, log_excess, log_gap, remainder, remainder_slope
 
+__all__ = ["Gamma", "Moments", "Standard", "Unconstrained", "shape_of"]
+
 
 class Moments(NamedTuple):
     """Mean parameters of a gamma: E[log θ] and −E[θ]."""

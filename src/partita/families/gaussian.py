@@ -18,6 +18,18 @@ from partita.families.capabilities import Projected, Spreading
 from partita.families.layout import Layout
 from partita.numerics.noise import standard_normal
 
+__all__ = [
+    "LOG_2PI",
+    "Gaussian",
+    "MeanFieldGaussian",
+    "Moments",
+    "Standard",
+    "Unconstrained",
+    "check_vector",
+    "gaussian",
+    "zeros_of",
+]
+
 LOG_2PI = math.log(2 * math.pi)
 
 
@@ -81,7 +93,7 @@ class Gaussian(Family):
         return low, jax.tree.map(lambda m, s: m + width * s, mean, sd)
 
 
-class IndependentSampler(eqx.Module):
+class _IndependentSampler(eqx.Module):
     """Draws of independent Gaussians."""
 
     mean: PyTree[Float[Array, "..."]]
@@ -153,8 +165,8 @@ class MeanFieldGaussian(Gaussian):
         ratios = jax.tree.leaves(jax.tree.map(jnp.divide, self.precision, other.precision))
         return jnp.min(jnp.array([r.min() for r in ratios])), jnp.max(jnp.array([r.max() for r in ratios]))
 
-    def sampler(self) -> IndependentSampler:
-        return IndependentSampler(self.mean, self.sd)
+    def sampler(self) -> _IndependentSampler:
+        return _IndependentSampler(self.mean, self.sd)
 
     def stretched(self, scale: Theta) -> Self:
         divided = [jax.tree.map(lambda b, s: b / s**2, eta, scale) for eta in (self.precision_mean, self.precision)]

@@ -9,6 +9,8 @@ from partita.families.base import positive
 from partita.families.gamma import Gamma
 from partita.families.transformed import Transformed
 
+__all__ = ["InverseGamma"]
+
 
 class InverseGamma(Transformed):
     """θ = 1/u with u gamma: θ^(−shape − 1) exp(−scale / θ), one per element of an array of any shape.

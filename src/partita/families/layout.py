@@ -11,6 +11,8 @@ from jaxtyping import Array, Float
 
 from partita.families.base import Theta
 
+__all__ = ["Layout"]
+
 
 class Layout(eqx.Module):
     """The mapping between a parameter vector and the leaves of θ."""

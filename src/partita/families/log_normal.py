@@ -11,6 +11,8 @@ from partita.families.base import Theta, positive
 from partita.families.gaussian import Gaussian, MeanFieldGaussian
 from partita.families.transformed import Transformed
 
+__all__ = ["LogNormal"]
+
 
 class LogNormal(Transformed):
     """θ = exp(u) with u Gaussian, mean-field or of full covariance: `LogNormal.of(gaussian)`.

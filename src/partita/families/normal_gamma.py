@@ -17,6 +17,8 @@ from partita.families.gaussian import LOG_2PI
 from partita.families.gaussian import Standard as MeanVariance
 from partita.families.layout import Layout
 
+__all__ = ["Coefficients", "Moments", "NormalGamma", "Standard"]
+
 
 class Coefficients(TypedDict):
     """θ: a vector of coefficients and the precision of the noise."""

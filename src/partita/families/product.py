@@ -12,6 +12,8 @@ from jaxtyping import Array, Bool, Float, Key, PyTree
 from partita.errors import SettingsError
 from partita.families.base import Family, Theta
 
+__all__ = ["Product"]
+
 
 class Product(Family):
     """q(θ) = Π q_name(θ_name); θ is a dict with the names of the components."""

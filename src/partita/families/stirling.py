@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import jax.scipy as jsp
 from jaxtyping import Array, Float
 
+__all__ = ["LOG_ROOT_2PI", "fisher_excess", "log_excess", "log_gap", "remainder", "remainder_slope"]
+
 _LEAST = 10.0
 """Above this shape the series is accurate to double precision: its next term is 6e-3 / shape^13."""
 _SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360)

@@ -9,6 +9,8 @@ from jaxtyping import Array, Bool, Float, Key, PyTree
 from partita.errors import SettingsError
 from partita.families.base import Family, Mean, Remembering, Theta
 
+__all__ = ["Transformed"]
+
 
 class Transformed(Remembering):
     """The distribution of θ = g(u), elementwise and monotone, with the statistics T(u(θ)) of u's family.

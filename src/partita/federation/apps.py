@@ -15,6 +15,8 @@ from partita.io.lock import hold
 from partita.io.wire import Message
 from partita.storage.ledger import Ledger
 
+__all__ = ["client_app", "server_app"]
+
 try:
     from flwr.app import Context
     from flwr.app import Message as Envelope

@@ -8,6 +8,8 @@ from pathlib import Path
 from partita.errors import FederationError
 from partita.io import atomic
 
+__all__ = ["PRIVATE", "make_authority", "make_key"]
+
 try:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -16,7 +18,7 @@ try:
 except ImportError:
     raise FederationError("Making certificates needs cryptography: pip install 'partita[flower]'.") from None
 
-YEARS = 2
+_YEARS = 2
 """The validity of certificates in years."""
 PRIVATE = 0o600
 """File mode of private keys."""
@@ -66,7 +68,7 @@ def _certificate(
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + datetime.timedelta(days=365 * YEARS))
+        .not_valid_after(now + datetime.timedelta(days=365 * _YEARS))
         .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)

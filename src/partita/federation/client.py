@@ -14,11 +14,13 @@ from partita.federation import rows
 from partita.federation.config import Federation
 from partita.io.wire import Message
 
+__all__ = ["Client"]
+
 _LOG = logging.getLogger("partita")
-CONFIG_MISMATCH = (
+_CONFIG_MISMATCH = (
     "Its federation.toml differs from the server's in columns, model, method, prior or seed: copy the server's."
 )
-PRIVATE_ERROR = "The client cannot use its data; the details are only in the client's log."
+_PRIVATE_ERROR = "The client cannot use its data; the details are only in the client's log."
 
 
 class Client:
@@ -39,7 +41,7 @@ class Client:
                 _LOG.warning("%s: refused by the server: it %s", self.name, message.words("reason", ""))
                 return Message({**about, "kind": "ack"}, {})
             if message.header.get("digest") != self.federation.digest:
-                raise FederationError(CONFIG_MISMATCH, CONFIG_MISMATCH)
+                raise FederationError(_CONFIG_MISMATCH, _CONFIG_MISMATCH)
             if message.header.get("kind") == "hello":
                 told = {"rows": self._frame.size, "summary": summarise(self._frame).to_dict()}
                 return Message({**about, "kind": "hello", **told}, {})
@@ -47,7 +49,7 @@ class Client:
         except Exception as error:
             _LOG.warning("%s: %s: %s", self.name, type(error).__name__, error)
             public = error.public if isinstance(error, InputError) else None
-            return Message({**about, "kind": "error", "reason": public or PRIVATE_ERROR}, {})
+            return Message({**about, "kind": "error", "reason": public or _PRIVATE_ERROR}, {})
 
     @functools.cached_property
     def _frame(self) -> Frame:

@@ -23,6 +23,8 @@ from partita.models.named import KINDS, Likelihood
 from partita.server.admission import Admission
 from partita.server.method import Method
 
+__all__ = ["CONFIG_FILE", "NAME", "Bounds", "Data", "Federation", "Prior", "Run", "Server", "load", "loopback", "read"]
+
 CONFIG_FILE = "federation.toml"
 NAME = re.compile(r"\w(?:[\w.-]*\w)?")
 """Valid client names; they are also names of folders and keys."""

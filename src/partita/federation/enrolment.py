@@ -11,10 +11,12 @@ from partita.federation.config import Federation
 from partita.io.wire import Message
 from partita.storage.ledger import Ledger
 
-ROSTER = "roster"
+__all__ = ["Attended", "Enrolment"]
+
+_ROSTER = "roster"
 RETRY_SECONDS, RETRY_INCOMPATIBLE_SECONDS = 60.0, 10.0
 """Seconds until a client that has not answered, or is incompatible, is invited again."""
-LOOK = 10.0
+_LOOK = 10.0
 """Seconds between two polls for newcomers during a run."""
 
 
@@ -23,7 +25,7 @@ class Enrolment:
 
     def __init__(self, federation: Federation, link: Transport, ledger: Ledger) -> None:
         self.federation, self.link, self.ledger = federation, link, ledger
-        found = ledger.said(ROSTER) or {"rows": {}, "encoding": None}
+        found = ledger.said(_ROSTER) or {"rows": {}, "encoding": None}
         if found.get("digest", federation.digest) != federation.digest:
             raise FederationError(
                 "federation.toml has changed since this run started (columns, model, method, solver, prior or seed): "
@@ -103,7 +105,7 @@ class Enrolment:
     def _keep(self) -> None:
         assert self.encoding is not None
         about = {"rows": self.rows, "encoding": self.encoding.to_dict(), "digest": self.federation.digest}
-        self.ledger.say(ROSTER, about)
+        self.ledger.say(_ROSTER, about)
 
 
 class Attended(Transport):
@@ -119,7 +121,7 @@ class Attended(Transport):
     def poll(self, timeout: float) -> Delivery | None:
         if self.newcomers:
             self.reception.greet()
-        letter = self.link.poll(min(timeout, LOOK))
+        letter = self.link.poll(min(timeout, _LOOK))
         if letter is None or letter.name in self.reception.rows:
             return letter
         self.reception.welcome(letter)

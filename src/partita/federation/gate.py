@@ -15,6 +15,8 @@ import typer
 
 from partita.errors import MissingExtraError
 
+__all__ = ["PATIENCE", "gate"]
+
 try:
     import httpx
     import uvicorn
@@ -25,7 +27,7 @@ try:
 except ImportError:
     raise MissingExtraError("Flower", "flower") from None
 
-CALL = re.compile("[a-z][a-z-]*")
+_CALL = re.compile("[a-z][a-z-]*")
 """The name of a Flower fleet API call."""
 PATIENCE = 120.0
 """Timeout in seconds for Flower to answer a call."""
@@ -40,7 +42,7 @@ def gate(inner: str, authority: Path) -> Starlette:
 
     async def forward(request: Request) -> Response:
         call = request.path_params.get("call")
-        if call is not None and not CALL.fullmatch(call):
+        if call is not None and not _CALL.fullmatch(call):
             return Response(status_code=404)
         try:
             answer = await client.request(
@@ -66,7 +68,7 @@ def _kept(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     return {name: value for name, value in headers if name.lower() not in _HOP_BY_HOP}
 
 
-def open_gate(
+def _open_gate(
     folder: Annotated[Path, typer.Argument(help="Where the certificates are.")],
     host: Annotated[str, typer.Option(help="Where to listen.")],
     port: Annotated[int, typer.Option(help="At which port.")],
@@ -84,4 +86,4 @@ def open_gate(
 
 
 if __name__ == "__main__":
-    typer.run(open_gate)
+    typer.run(_open_gate)

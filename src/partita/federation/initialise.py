@@ -12,6 +12,8 @@ from partita.federation.rows import whole
 from partita.io import atomic
 from partita.models.named import KINDS
 
+__all__ = ["initialise", "issue_credentials"]
+
 _TOML = """# A federation of partita. Server and clients have the same file.
 name = {name}
 clients = {clients}

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 
+__all__ = ["PATIENCE", "keep"]
+
 PATIENCE = 10.0
 """Seconds that a program has to end after a signal."""
 

@@ -21,6 +21,8 @@ from partita.io import atomic
 from partita.io.lock import held, hold
 from partita.storage.ledger import Ledger
 
+__all__ = ["START", "environment", "free_port", "program", "run_client", "running", "serve"]
+
 START = 120.0
 """Timeout in seconds for a program to start."""
 _APP = """[build-system]
@@ -45,8 +47,6 @@ folder = ""
 _MODULE = '''"""The Flower apps, which are implemented in partita."""
 
 from partita.federation.apps import client_app, server_app
-
-__all__ = ["client_app", "server_app"]
 '''
 
 

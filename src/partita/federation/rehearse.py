@@ -16,6 +16,8 @@ from partita.server.monitor import Monitor
 from partita.server.rules import Rules
 from partita.server.run import Result, run
 
+__all__ = ["Rehearsal"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Rehearsal:

@@ -18,6 +18,8 @@ from partita.hyper.values import model_given
 from partita.results.posterior import Posterior
 from partita.results.posterior_file import load_posterior
 
+__all__ = ["MAX_PARAMETERS_SHOWN", "FederationResult", "draw", "fitted", "summary"]
+
 MAX_PARAMETERS_SHOWN = 60
 """The largest number of parameters shown in a figure or a terminal."""
 

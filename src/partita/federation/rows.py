@@ -10,6 +10,8 @@ from partita.data.frame import Frame
 from partita.errors import DataError, FederationError
 from partita.federation.config import Data
 
+__all__ = ["read", "whole"]
+
 
 def read(path: Path, data: Data) -> Frame:
     """Reads the columns that the federation uses; reports all errors at once, by column."""

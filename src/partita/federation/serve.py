@@ -15,6 +15,8 @@ from partita.server.rules import Rules
 from partita.server.run import Result, run
 from partita.storage.ledger import Ledger
 
+__all__ = ["LEDGER_FILE", "SERVER_LOCK", "serve"]
+
 LEDGER_FILE = "ledger.sqlite"
 SERVER_LOCK = ".serving"
 """The server's lock file."""
@@ -46,12 +48,12 @@ def serve(folder: Path, federation: Federation, link: Transport) -> Result:
         seed=federation.seed,
         monitor=Monitor(every=0, progress=False),
     )
-    write_result(folder, result, agreed, None if isinstance(model, Template) else agreed.names)
+    _write_result(folder, result, agreed, None if isinstance(model, Template) else agreed.names)
     ledger.say("ended", {"status": result.status.value, "message": result.message})
     return result
 
 
-def write_result(folder: Path, result: Result, agreed: Encoding, names: Sequence[str] | None) -> None:
+def _write_result(folder: Path, result: Result, agreed: Encoding, names: Sequence[str] | None) -> None:
     """Writes the posterior, its summary, and the history with the encoding to the federation's folder."""
     result.posterior.save(folder / "posterior.npz", names)
     atomic.write_csv(folder / "summary.csv", result.posterior.summary(names))

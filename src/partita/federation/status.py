@@ -11,8 +11,10 @@ from partita.errors import FederationError
 from partita.federation.serve import LEDGER_FILE
 from partita.io.wire import sanitise
 
+__all__ = ["KINDS", "MAX_ERROR_LENGTH", "ClientStatus", "FederationStatus", "read_status", "to_json"]
+
 KINDS = ("accepted", "refused", "late", "failed")
-ERROR_PREFIXES = {
+_ERROR_PREFIXES = {
     "refused": "an answer was refused: it",
     "failed": "a task failed:",
     "incompatible": "it does not fit:",
@@ -107,7 +109,7 @@ def read_status(folder: Path, name: str, clients: tuple[str, ...]) -> Federation
 def _member(name: str, row: Any, rows: int | None, busy: set[int], events: list[Any]) -> ClientStatus:
     counts = {kind: sum(event[2] == kind for event in events) for kind in KINDS}
     seen = [event[0] for event in events if event[2] in ("joined", "accepted", "refused", "late")]
-    last_error = [f"{ERROR_PREFIXES[event[2]]} {event[3]}" for event in events if event[2] in ERROR_PREFIXES]
+    last_error = [f"{_ERROR_PREFIXES[event[2]]} {event[3]}" for event in events if event[2] in _ERROR_PREFIXES]
     if row is None:
         state = "incompatible" if events and events[-1][2] == "incompatible" else "expected"
     else:

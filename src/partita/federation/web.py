@@ -14,8 +14,10 @@ from typing import Any
 from partita.errors import FederationError, InputError
 from partita.federation.status import FederationStatus, to_json
 
+__all__ = ["ADDRESS", "Page"]
+
 ADDRESS = "127.0.0.1"
-HOSTS = (ADDRESS, "localhost")
+_HOSTS = (ADDRESS, "localhost")
 """The allowed Host headers; others are refused, which prevents DNS rebinding."""
 
 
@@ -52,7 +54,7 @@ class _Visit(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Sends the page or the status JSON."""
-        if self.headers.get("Host", "").partition(":")[0] not in HOSTS:
+        if self.headers.get("Host", "").partition(":")[0] not in _HOSTS:
             self.send_error(HTTPStatus.MISDIRECTED_REQUEST, f"Ask for {self.server.address}")
         elif self.path == "/":
             self._send(HTTPStatus.OK, "text/html", self.server.text)

@@ -16,9 +16,23 @@ from partita.families.base import inner
 from partita.hyper.values import Hyper
 from partita.numerics.compiled import Compiled
 
+__all__ = [
+    "HALVINGS",
+    "Ascent",
+    "How",
+    "Learning",
+    "LearningStep",
+    "LearningView",
+    "RpropState",
+    "Stochastic",
+    "gain",
+    "learning_by_name",
+    "rprop",
+]
+
 HALVINGS = 20
 """The maximum number of halvings in backtracking."""
-QUASI_NEWTON = optax.chain(optax.scale_by_lbfgs(), optax.scale(-1.0))
+_QUASI_NEWTON = optax.chain(optax.scale_by_lbfgs(), optax.scale(-1.0))
 """L-BFGS without a line search of its own."""
 How = Literal["coordinate", "collapsed", "stochastic"]
 
@@ -61,7 +75,7 @@ def rprop(longest: float = 0.3, growth: float = 1.1) -> optax.GradientTransforma
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-RPROP = rprop()
+_RPROP = rprop()
 
 
 class LearningView(NamedTuple):
@@ -123,7 +137,7 @@ class Learning(eqx.Module):
 
     def direction(self, view: LearningView, memory: PyTree) -> tuple[Hyper, PyTree]:
         """The optimiser's step from u, and its new state."""
-        return optimiser_update(self, view.gradient, memory, view.u, view.share)
+        return _optimiser_update(self, view.gradient, memory, view.u, view.share)
 
 
 class Ascent(Learning):
@@ -138,7 +152,7 @@ class Ascent(Learning):
     """
 
     collapsed: bool = eqx.field(static=True, default=True)
-    optimiser: optax.GradientTransformation = eqx.field(static=True, default=QUASI_NEWTON)
+    optimiser: optax.GradientTransformation = eqx.field(static=True, default=_QUASI_NEWTON)
 
     @property
     def why_unmoved(self) -> str:
@@ -173,7 +187,7 @@ class Stochastic(Learning):
     waiting, and the error from stale gradients vanishes as ε converges.
     """
 
-    optimiser: optax.GradientTransformation = eqx.field(static=True, default=RPROP)
+    optimiser: optax.GradientTransformation = eqx.field(static=True, default=_RPROP)
 
     @property
     def needs_current(self) -> bool:
@@ -204,7 +218,7 @@ def learning_by_name(how: How, names: tuple[str, ...]) -> Learning:
 
 
 @Compiled
-def optimiser_update(
+def _optimiser_update(
     learning: Learning, gradient: Hyper, memory: PyTree, u: Hyper, share: float
 ) -> tuple[Hyper, PyTree]:
     optimiser = optax.with_extra_args_support(learning.optimiser)

@@ -19,6 +19,22 @@ from partita.families.base import Theta
 from partita.models import Model
 from partita.numerics.compiled import Compiled
 
+__all__ = [
+    "PRIOR_SCALES",
+    "Hyper",
+    "begin",
+    "bound_gradient",
+    "compiled_prior_given",
+    "constrained",
+    "likelihood_hyper",
+    "model_given",
+    "model_leaves",
+    "positive",
+    "possible",
+    "prior_given",
+    "unconstrained",
+]
+
 Hyper: TypeAlias = Mapping[str, Float[Array, "..."]]
 """Values of hyperparameters by their names, or a gradient in them."""
 

@@ -10,6 +10,8 @@ import numpy as np
 from partita.errors import DamagedFileError
 from partita.io import atomic
 
+__all__ = ["read", "write"]
+
 
 def write(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
     """Writes arrays and JSON metadata to one .npz atomically."""

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+__all__ = ["write", "write_bytes", "write_csv", "write_text"]
+
 
 def write(path: str | os.PathLike[str], fill: Callable[[IO[bytes]], object], mode: int = 0o666) -> None:
     """Writes a temporary file with `fill`, syncs it, and renames it to `path`.

@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
+__all__ = ["digest"]
+
 
 def digest(*things: Any) -> str:
     """A hash of these trees, as sixteen hexadecimal digits.

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+__all__ = ["held", "hold"]
+
 try:
     import fcntl
 except ImportError:  # Windows, which has msvcrt instead

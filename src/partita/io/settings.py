@@ -8,6 +8,8 @@ from typing import Any, Literal, TypeVar
 
 from partita.errors import SettingsError, unknown
 
+__all__ = ["build", "call", "parse"]
+
 T = TypeVar("T")
 
 

@@ -12,6 +12,19 @@ import numpy as np
 
 from partita.errors import DamagedFileError
 
+__all__ = [
+    "HEADER",
+    "MAX_TEXT_LENGTH",
+    "Message",
+    "equal",
+    "flatten",
+    "pack",
+    "sanitise",
+    "unflatten",
+    "unpack",
+    "view",
+]
+
 _MAGIC = b"partita\x01"
 _KINDS = frozenset(np.dtype(kind).str for kind in ("<f4", "<f8", "<i4", "<i8", "<u4", "<u8", "?"))
 """The allowed dtypes: numbers and booleans, no objects."""

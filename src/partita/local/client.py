@@ -23,6 +23,18 @@ from partita.models import Model
 from partita.numerics.compiled import Compiled
 from partita.numerics.trees import all_finite
 
+__all__ = [
+    "RESIDUAL_UNDEFINED",
+    "ClientSettings",
+    "Info",
+    "Recipe",
+    "Reply",
+    "answer",
+    "assign",
+    "client_update",
+    "scalar",
+]
+
 RESIDUAL_UNDEFINED = (Outcome.TRUST_REGION, Outcome.IMPROPER, Outcome.NO_MOMENTS)
 """Solver outcomes after which a small residual does not indicate a fixed point."""
 
@@ -101,7 +113,7 @@ class Reply(eqx.Module):
     gradient: Hyper = eqx.field(default_factory=dict)
 
 
-class VisitSpec(eqx.Module):
+class _VisitSpec(eqx.Module):
     """The numbers of one visit, computed from the method and the task."""
 
     context: Factor
@@ -132,7 +144,7 @@ def client_update(
 
 
 @Compiled
-def assign(recipe: Recipe, prior: Family, q: Family, factor: Factor, share: float, hyper: Hyper) -> VisitSpec:
+def assign(recipe: Recipe, prior: Family, q: Family, factor: Factor, share: float, hyper: Hyper) -> _VisitSpec:
     """Computes context, weight, baseline and start of a visit."""
     prior = prior_given(prior, hyper)
     context, start, dtype = recipe.context, recipe.start, jax.tree.leaves(q)[0].dtype
@@ -143,12 +155,12 @@ def assign(recipe: Recipe, prior: Family, q: Family, factor: Factor, share: floa
         untouched = jnp.all(jnp.array([jnp.all(a == b) for a, b in pairs])) | recipe.restart
         start = jax.tree.map(lambda a, b: jnp.where(untouched, a.astype(b.dtype), b), start, q)
     weight, region = context.weight(fraction) / recipe.temperature, jnp.asarray(recipe.trust_region, dtype)
-    return VisitSpec(context(*given), weight, context.baseline(*given), start, region)
+    return _VisitSpec(context(*given), weight, context.baseline(*given), start, region)
 
 
 @Compiled
 def answer(
-    model: Model, solver: Solver, assignment: VisitSpec, q: Family, shard: Shard, key: Key[Array, ""], hyper: Hyper
+    model: Model, solver: Solver, assignment: _VisitSpec, q: Family, shard: Shard, key: Key[Array, ""], hyper: Hyper
 ) -> Reply:
     """Solves the client's problem and forms its reply.
 

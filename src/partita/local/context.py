@@ -10,6 +10,8 @@ from jaxtyping import Array, Float
 from partita.families.base import Family
 from partita.families.factor import Factor
 
+__all__ = ["Cavity", "Context", "NoDeletion", "Prior", "Proximal", "SplitPrior"]
+
 
 class Context(eqx.Module):
     """The distribution that takes the prior's place in a client's objective; with the weight w it defines a method."""

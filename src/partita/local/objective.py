@@ -11,6 +11,8 @@ from partita.families.base import Family
 from partita.families.factor import Factor
 from partita.models import Model
 
+__all__ = ["Problem", "local_free_energy", "log_partition"]
+
 
 class Problem(eqx.Module):
     """One client's local free energy (`eq:vfe`), w·ell(q) + E_q[log context] + H[q].

@@ -15,6 +15,8 @@ from partita.expectations import Expectation, MonteCarlo
 from partita.families import Family
 from partita.families.base import Theta
 
+__all__ = ["LogDensity", "Model", "check_finite", "check_table", "check_values"]
+
 
 class Model(eqx.Module):
     """A likelihood p(y | θ) = Π_n p(y_n | θ), with weighted rows and expectations under q.

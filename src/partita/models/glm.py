@@ -17,6 +17,16 @@ from partita.families import Family
 from partita.families.gaussian import gaussian
 from partita.models.base import Model, check_table, check_values
 
+__all__ = [
+    "BinaryRegression",
+    "GeneralisedLinear",
+    "LinearRegression",
+    "LogisticRegression",
+    "PoissonRegression",
+    "ProbitRegression",
+    "softplus",
+]
+
 
 class GeneralisedLinear(Model):
     """A likelihood p(y | f) with f = xᵀθ; a subclass gives log p(y | f), the mean response and the allowed y."""

@@ -14,6 +14,8 @@ from partita.families import Family
 from partita.families.capabilities import Positive, Probabilities, Projected
 from partita.models.base import Model, check_finite
 
+__all__ = ["Components", "GaussianMixture"]
+
 
 class Components(TypedDict):
     """θ: probabilities, means and precisions of the components."""

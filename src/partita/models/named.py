@@ -7,6 +7,8 @@ from partita.models.base import Model
 from partita.models.glm import LinearRegression, LogisticRegression, PoissonRegression, ProbitRegression
 from partita.models.network import NetworkClassifier, NetworkRegressor
 
+__all__ = ["KINDS", "Likelihood"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Likelihood:

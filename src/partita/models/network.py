@@ -19,6 +19,8 @@ from partita.families.base import Theta
 from partita.families.capabilities import IndependentGaussian
 from partita.models.base import Model, check_table, check_values
 
+__all__ = ["Network", "NetworkClassifier", "NetworkRegressor", "Shared"]
+
 
 class Shared(NamedTuple):
     """Precomputed for local draws: the first layer's pre-activation moments, and later layers' moments, transposed."""

@@ -14,6 +14,8 @@ from partita.families.capabilities import NoisyPredictor, Positive, Projected
 from partita.families.normal_gamma import Coefficients
 from partita.models.base import Model, check_table
 
+__all__ = ["Residual", "UnknownNoiseRegression", "residual"]
+
 
 class Residual(NamedTuple):
     """Moments under q of a row's predictor xᵀβ and of the noise precision τ."""

@@ -7,6 +7,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import equinox as eqx
 import jax
 
+__all__ = ["Compiled"]
+
 _TRACED = object()
 """Placeholder for a traced leaf."""
 

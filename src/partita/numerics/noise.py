@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, UInt32
 
+__all__ = ["Words", "sine_and_cosine", "standard_normal", "threefry", "uniform"]
+
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 _PARITY = 0x1BD11BDA
 _TURN = 2 * math.pi

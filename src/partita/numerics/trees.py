@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
+__all__ = ["all_finite", "where"]
+
 
 def all_finite(tree: PyTree) -> Bool[Array, ""]:
     """Whether every number in every leaf is finite."""

@@ -9,6 +9,8 @@ import numpy as np
 
 from partita.errors import InputError, unknown
 
+__all__ = ["History"]
+
 
 class History:
     """A table with a row per server step; `history["free_energy"]` is a column.

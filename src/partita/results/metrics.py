@@ -8,6 +8,16 @@ from jaxtyping import Float, Int
 from partita.errors import SettingsError
 from partita.families import Family, MeanFieldGaussian
 
+__all__ = [
+    "Probabilities",
+    "brier",
+    "calibration_error",
+    "error",
+    "negative_log_likelihood",
+    "pruned",
+    "root_mean_squared_error",
+]
+
 Probabilities = Float[np.ndarray, "n c"] | Float[np.ndarray, " n"]
 
 

@@ -23,6 +23,8 @@ from partita.models import Model
 from partita.numerics.compiled import Compiled
 from partita.results.posterior_file import load_posterior, save_posterior
 
+__all__ = ["Posterior", "Predictive", "mean_response"]
+
 Predictive = Literal["closed", "monte_carlo"]
 
 
@@ -71,9 +73,9 @@ class Posterior:
             raise unknown("predictive", how, ("closed", "monte_carlo"))
         x = jnp.asarray(x, jax.tree.leaves(self.q)[0].dtype)
         if how == "closed":
-            found = closed_response(self.model, self.q, x)
+            found = _closed_response(self.model, self.q, x)
         elif self.model.expectation.draws_predictors:
-            found = local_response(self.model, self.q, x, LocalReparameterisation(draws), jax.random.key(seed))
+            found = _local_response(self.model, self.q, x, LocalReparameterisation(draws), jax.random.key(seed))
         else:
             found = mean_response(self.model, self.sample(draws, seed), x)
         return np.asarray(found)
@@ -89,7 +91,7 @@ class Posterior:
 
     def log_predictive_density(self, data: PyTree, draws: int = 100, seed: int = 0) -> np.ndarray:
         """log ∫ p(y_n | θ) q(θ) dθ of every row, by Monte Carlo."""
-        return np.asarray(log_mean_density(self.model, self.sample(draws, seed), data))
+        return np.asarray(_log_mean_density(self.model, self.sample(draws, seed), data))
 
     def save(self, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:
         """Writes the natural parameters, the names of the coefficients if given, and hyperparameters learned."""
@@ -132,19 +134,20 @@ def _elements(label: str, leaf: Array) -> list[str]:
 
 
 @Compiled
-def closed_response(model: Model, q: Family, x: Float[Array, "n d"]) -> Array:
+def _closed_response(model: Model, q: Family, x: Float[Array, "n d"]) -> Array:
     closed = offered(model, ClosedResponse, "closed-form prediction", 'pass how="monte_carlo"')
     return closed.expected_response(q, x)
 
 
 @Compiled
 def mean_response(model: Model, draws: Theta, x: Float[Array, "n d"]) -> Array:
+    """The mean of the response over draws of θ."""
     predicting = offered(model, Response, "response to predict", "use log_predictive_density")
     return jnp.mean(jax.lax.map(lambda theta: predicting.response(theta, x), draws), axis=0)
 
 
 @Compiled
-def local_response(
+def _local_response(
     model: Model, q: Family, x: Float[Array, "n d"], draws: LocalReparameterisation, key: Key[Array, ""]
 ) -> Array:
     local = offered(model, LocalDraws, "predictors that can be sampled locally", "use the expectation MonteCarlo")
@@ -159,7 +162,7 @@ def local_response(
 
 
 @Compiled
-def log_mean_density(model: Model, draws: Theta, data: PyTree) -> Float[Array, " n"]:
+def _log_mean_density(model: Model, draws: Theta, data: PyTree) -> Float[Array, " n"]:
     rows = jax.vmap(model.log_density, in_axes=(None, 0))
     values = jax.lax.map(lambda theta: rows(theta, data), draws)
     return jax.nn.logsumexp(values, axis=0) - jnp.log(len(values))

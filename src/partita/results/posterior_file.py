@@ -11,6 +11,8 @@ from partita.families.description import describe, template
 from partita.io.archive import read, write
 from partita.io.wire import flatten, unflatten
 
+__all__ = ["load_posterior", "save_posterior"]
+
 
 def save_posterior(path: str | os.PathLike[str], q: Family, about: dict[str, Any]) -> None:
     """Writes the natural parameters of a posterior, its family, and metadata."""

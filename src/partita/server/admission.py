@@ -20,7 +20,9 @@ from partita.numerics.compiled import Compiled
 from partita.server.aggregation import Aggregated, Aggregation, FreeEnergy, Iterate
 from partita.server.refusal import Reason, Refusal
 
-INFINITE = float("inf")
+__all__ = ["Admission", "Admitted", "admit", "divergence", "products_of_others", "ratios"]
+
+_INFINITE = float("inf")
 
 
 class Admission(NamedTuple):
@@ -30,25 +32,25 @@ class Admission(NamedTuple):
     by the aggregation.
     """
 
-    change: float = INFINITE
+    change: float = _INFINITE
     """The largest KL between the posterior with and without the client's factor, in nats.
 
     It is checked on the whole factor and not on the last change, so many small changes cannot exceed it.
     """
-    dominance: float = INFINITE
+    dominance: float = _INFINITE
     """The largest ratio, over all directions, of a factor's precision to the precision of its cavity."""
-    prominence: float = INFINITE
+    prominence: float = _INFINITE
     """The largest ratio of a client's KL (as in `change`) to the median of the other clients'.
 
     Unlike `change` it needs no knowledge of how much clients differ. It needs at least three clients.
     """
-    deficit: float = INFINITE
+    deficit: float = _INFINITE
     """The largest negative precision of a factor, relative to its cavity; about 0 for log-concave likelihoods."""
 
     @property
     def compares(self) -> bool:
         """Whether a bound is set that compares a client's factor with all others."""
-        return min(self.change, self.dominance, self.prominence) < INFINITE
+        return min(self.change, self.dominance, self.prominence) < _INFINITE
 
     def check(self) -> None:
         """Raises an `InputError` for an invalid bound."""
@@ -59,7 +61,7 @@ class Admission(NamedTuple):
         """The clients whose answers are invalid on their own, with the refusal."""
         not_finite = Refusal(Reason.NOT_FINITE, "is not finite")
         refused = {task.client: not_finite for task, reply in arrived if not reply.info.finite}
-        for task, reply in arrived if self.deficit < INFINITE else ():
+        for task, reply in arrived if self.deficit < _INFINITE else ():
             if task.client not in refused:
                 q = task.posterior
                 least = float(ratios(q, task.factor.natural, reply.delta.natural, q.one())[0])
@@ -87,23 +89,23 @@ class Admission(NamedTuple):
             for k in {*judged, *heard}
         }
         found = [excess for k in judged for excess in self._excesses(k, about[k])]
-        if self.prominence < INFINITE:
+        if self.prominence < _INFINITE:
             found.append(self._prominent(about, judged))
         worst = max(found, key=lambda excess: (excess.times, excess.client))
         return (worst.client, worst.refusal) if worst.times > 1 else None
 
-    def _excesses(self, client: int, about: "About") -> Iterator["Excess"]:
+    def _excesses(self, client: int, about: "_About") -> Iterator["_Excess"]:
         """The ratio of each measure to its bound for a client's factor after the step, with the reason."""
-        if self.change < INFINITE:
+        if self.change < _INFINITE:
             nats = float(divergence(*about))
             refusal = _beyond(Reason.CHANGE, f"lies {nats:.3g} nats from all others", self.change)
-            yield Excess(_times(nats, self.change), refusal, client)
-        if self.dominance < INFINITE:
+            yield _Excess(_times(nats, self.change), refusal, client)
+        if self.dominance < _INFINITE:
             greatest = float(ratios(*about)[1])
             text = f"has {greatest:.3g} times the precision of all others"
-            yield Excess(_times(greatest, self.dominance), _beyond(Reason.DOMINANCE, text, self.dominance), client)
+            yield _Excess(_times(greatest, self.dominance), _beyond(Reason.DOMINANCE, text, self.dominance), client)
 
-    def _prominent(self, abouts: Mapping[int, "About"], judged: Collection[int]) -> "Excess":
+    def _prominent(self, abouts: Mapping[int, "_About"], judged: Collection[int]) -> "_Excess":
         """The same for the client with the largest KL, relative to the median KL of the others without it."""
         own, farthest = max((float(divergence(*abouts[k])), k) for k in judged)
         q, factor, _, beside = abouts[farthest]
@@ -115,7 +117,7 @@ class Admission(NamedTuple):
         ]
         times = _times(own, statistics.median(others)) if len(others) > 1 else 0.0
         text = f"lies {times:.3g} times as far from all others as they do"
-        return Excess(times / self.prominence, _beyond(Reason.PROMINENCE, text, self.prominence), farthest)
+        return _Excess(times / self.prominence, _beyond(Reason.PROMINENCE, text, self.prominence), farthest)
 
 
 def _beyond(reason: Reason, text: str, bound: float) -> Refusal:
@@ -123,7 +125,7 @@ def _beyond(reason: Reason, text: str, bound: float) -> Refusal:
     return Refusal(reason, f"{text}, where {bound:.3g} are allowed")
 
 
-class Excess(NamedTuple):
+class _Excess(NamedTuple):
     """The ratio of a measure to its bound, for one client."""
 
     times: float
@@ -131,7 +133,7 @@ class Excess(NamedTuple):
     client: int
 
 
-About = tuple[Family, Family, Family, Family]
+_About = tuple[Family, Family, Family, Family]
 """The posterior, one of its factors, the step's change of that factor, and the step's change of all others."""
 
 
@@ -169,7 +171,7 @@ def _others(q: Family, factor: Family, beside: Family) -> Family:
 
 def _times(value: float, other: float) -> float:
     """value / other, where a value that is not finite counts as infinite."""
-    return value / other if math.isfinite(value) and other > 0 else 0.0 if value == 0 else INFINITE
+    return value / other if math.isfinite(value) and other > 0 else 0.0 if value == 0 else _INFINITE
 
 
 class Admitted(NamedTuple):

@@ -13,6 +13,8 @@ from partita.models import Model
 from partita.server.method import Method
 from partita.server.state import State
 
+__all__ = ["divergence", "free_energy", "global_free_energy", "partition_free_energy"]
+
 
 def free_energy(method: Method, engine: Engine, state: State, q: Family) -> float:
     """The global free energy with the state's hyperparameters and the method's temperature.

@@ -20,6 +20,8 @@ from partita.server.bound import free_energy
 from partita.server.method import Method
 from partita.server.state import State
 
+__all__ = ["learn", "unmoved"]
+
 
 def learn(
     method: Method, learning: Learning, model: Model, engine: Engine, state: State, answers: int, tolerance: float

@@ -10,6 +10,8 @@ from partita.errors import SettingsError, unknown
 from partita.server.aggregation import Aggregation
 from partita.server.state import State, unanswered_columns
 
+__all__ = ["CHANGES", "join", "leave", "retire"]
+
 
 def leave(state: State, name: str, aggregation: Aggregation) -> State:
     """Makes a client inactive and keeps its factor in the posterior."""

@@ -14,6 +14,8 @@ from partita.models import Model
 from partita.server.aggregation import Aggregation, Damped
 from partita.server.schedules import Schedule, ScheduleView, Sequential
 
+__all__ = ["Axes", "Method"]
+
 
 class Axes(eqx.Module):
     """The axes by which methods differ most, which are given by position before a client's settings."""

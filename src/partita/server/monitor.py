@@ -22,6 +22,8 @@ from partita.server.state import State
 from partita.server.step import Event
 from partita.server.stopping import Budget
 
+__all__ = ["Callback", "Metrics", "Monitor", "posterior_of"]
+
 Metrics = Callable[[Posterior], Mapping[str, float]]
 Callback = Callable[[State, Mapping[str, Any]], None]
 
@@ -51,15 +53,15 @@ class Monitor:
     @contextlib.contextmanager
     def watch(
         self, method: Method, model: Model, engine: Engine, budget: Budget, history: History
-    ) -> Iterator["Watch"]:
+    ) -> Iterator["_Watch"]:
         """What makes the rows of a run's history."""
         with Progress(self.label, min(budget.answers, budget.communications), self.progress) as bar:
             earlier = history.rows[-1]["seconds"] if len(history) else 0.0
-            yield Watch(self, method, model, engine, budget, bar, time.perf_counter() - earlier)
+            yield _Watch(self, method, model, engine, budget, bar, time.perf_counter() - earlier)
 
 
 @dataclasses.dataclass
-class Watch:
+class _Watch:
     """Makes the rows of one run's history."""
 
     monitor: Monitor

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+__all__ = ["Progress"]
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
 

@@ -4,6 +4,8 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+__all__ = ["Reason", "Refusal", "refusals", "written"]
+
 
 class Reason(enum.Enum):
     """The reasons for a refusal; a run's status depends on these, never on the sentence."""

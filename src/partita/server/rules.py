@@ -8,6 +8,8 @@ from partita.errors import SettingsError
 from partita.server.admission import Admission
 from partita.server.aggregation import Aggregation
 
+__all__ = ["Rules"]
+
 
 class Rules(NamedTuple):
     """Deadline, quorum and retry policy; times are in seconds of the engine's clock."""

@@ -26,6 +26,8 @@ from partita.server.step import step
 from partita.server.stopping import Budget, Ending, Status, Stopping
 from partita.server.store import Requests, Store
 
+__all__ = ["Result", "continued", "run"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Result:
@@ -130,7 +132,7 @@ def run(
     with engine.running(), monitor.watch(method, model, engine, budget, history) as watch:
         stopping = Stopping(budget, tolerance, watch.free_energy(state), history)
         while (ending := stopping.ending(state)) is None:
-            state = with_newcomers(state, engine.names, method.aggregation)
+            state = _with_newcomers(state, engine.names, method.aggregation)
             state, event = step(method, model, engine, state, rules, store, requests, tolerance)
             if event.clients:
                 row = watch.row(state, event, last=stopping.ending(state) is not None)
@@ -178,7 +180,7 @@ def continued(state: State, fresh: State, method: Method) -> State:
             going_on = leave(going_on, name, method.aggregation)
         elif name in fresh.names and name in state.inactive_names:
             going_on = join(going_on, name, method.aggregation)
-    return with_newcomers(going_on, fresh.names, method.aggregation)
+    return _with_newcomers(going_on, fresh.names, method.aggregation)
 
 
 def _alike(first: PyTree, second: PyTree) -> bool:
@@ -187,7 +189,7 @@ def _alike(first: PyTree, second: PyTree) -> bool:
     return bool(trees[0] == trees[1]) and all(np.shape(a) == np.shape(b) for a, b in zip(*leaves, strict=True))
 
 
-def with_newcomers(state: State, names: Sequence[str], aggregation: Aggregation) -> State:
+def _with_newcomers(state: State, names: Sequence[str], aggregation: Aggregation) -> State:
     """The state that clients of these names have joined, unless they are known already."""
     known = set(state.names)
     for name in names:

@@ -8,6 +8,8 @@ import numpy as np
 
 from partita.errors import SettingsError, unknown
 
+__all__ = ["Asynchronous", "Order", "RandomSubset", "Schedule", "ScheduleView", "Sequential", "Synchronous"]
+
 Order = Literal["fixed", "random", "residual"]
 
 

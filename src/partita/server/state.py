@@ -26,6 +26,26 @@ from partita.models import Model
 from partita.server.aggregation import Aggregation, Damped, Iterate
 from partita.server.refusal import Refusal, refusals, written
 
+__all__ = [
+    "Kind",
+    "State",
+    "Stored",
+    "apart",
+    "columns_of",
+    "described",
+    "fields_of",
+    "init",
+    "layout",
+    "number",
+    "per_client",
+    "restored",
+    "stored_trees",
+    "stored_values",
+    "tree",
+    "unanswered_columns",
+    "with_learning",
+]
+
 
 class Stored(enum.Enum):
     """How a field of `State` is stored."""

@@ -23,9 +23,11 @@ from partita.server.schedules import ScheduleView
 from partita.server.state import State
 from partita.server.store import Requests, Store
 
-POLL_SECONDS = 5.0
+__all__ = ["LEFT_OUT", "Event", "aggregate", "collect", "dispatch", "receive", "step"]
+
+_POLL_SECONDS = 5.0
 """How often the server looks for requests from outside while it waits for clients."""
-BOUNDS_AFTER_ROUNDS = 5
+_BOUNDS_AFTER_ROUNDS = 5
 """After how many rounds of answers bounds are applied though some clients have never answered."""
 LEFT_OUT = Refusal(Reason.LEFT_OUT, "was left out with those that were refused")
 
@@ -133,7 +135,7 @@ def collect(
                 engine.submit(task)
             retry_at = np.inf
         due = min(engine.sent_at(task.id) for task in state.in_flight) + rules.deadline
-        received = engine.next(min(due, retry_at, rules.until, engine.now() + POLL_SECONDS) - engine.now())
+        received = engine.next(min(due, retry_at, rules.until, engine.now() + _POLL_SECONDS) - engine.now())
         if isinstance(received, Answer):
             state = receive(state, received)
             if state.in_flight and len(state.arrived) < awaited:
@@ -238,5 +240,5 @@ def _bounds_apply(state: State, replies: Collection[int]) -> bool:
     """
     active = set(np.flatnonzero(state.active).tolist())
     heard = active & {*np.flatnonzero(state.versions).tolist(), *replies}
-    many = state.answers + len(replies) >= BOUNDS_AFTER_ROUNDS * len(state.names)
+    many = state.answers + len(replies) >= _BOUNDS_AFTER_ROUNDS * len(state.names)
     return heard == active or (many and 2 * len(heard) > len(active))

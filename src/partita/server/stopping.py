@@ -13,6 +13,8 @@ from partita.server.method import Method
 from partita.server.refusal import Reason
 from partita.server.state import State
 
+__all__ = ["ROUNDS", "Budget", "Ending", "Status", "Stopping"]
+
 ROUNDS = 100.0
 """How many rounds a run has that was given no budget."""
 

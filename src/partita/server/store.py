@@ -4,6 +4,8 @@ from partita.results.history import History
 from partita.server.aggregation import Aggregation
 from partita.server.state import State
 
+__all__ = ["Requests", "Store"]
+
 
 class Store:
     """Keeps states; this one keeps nothing."""

@@ -14,6 +14,8 @@ from partita.server.state import State, layout, restored, stored_trees, stored_v
 from partita.server.store import Store
 from partita.storage.fitting import check_format, check_run
 
+__all__ = ["Checkpoint", "load", "save"]
+
 _FORMAT = layout(8)
 _KIND = "checkpoint file"
 

@@ -4,6 +4,8 @@ import os
 
 from partita.errors import DamagedFileError
 
+__all__ = ["check_format", "check_run"]
+
 
 def check_format(path: str | os.PathLike[str], kind: str, found: object, known: str) -> None:
     """Raises a `DamagedFileError` for a file of another version."""

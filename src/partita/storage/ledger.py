@@ -30,6 +30,8 @@ from partita.server.state import State, columns_of, layout, restored, stored_tre
 from partita.server.store import Requests, Store
 from partita.storage.fitting import check_format, check_run
 
+__all__ = ["Ledger", "connect", "read"]
+
 _FORMAT = layout(7)
 _SQL = {"f": "REAL", "i": "INTEGER", "b": "INTEGER", "U": "TEXT"}
 """How SQLite calls kinds of scalars."""

@@ -13,6 +13,8 @@ from partita.local.objective import Problem
 from partita.local.solvers.base import Progress
 from partita.local.solvers.gradient import LBFGS
 
+__all__ = ["AlphaDivergence", "AlphaProblem"]
+
 
 class AlphaProblem(Problem):
     """A client's problem with (1/α) log E_q[(p̂ / q)^α], p̂ = context · p(y_k | θ), in place of the free energy.

@@ -14,6 +14,19 @@ from partita.families import Family
 from partita.local.objective import Problem
 from partita.numerics.trees import where
 
+__all__ = [
+    "LineSearchResult",
+    "Outcome",
+    "Progress",
+    "Solution",
+    "Solver",
+    "after",
+    "line_search",
+    "running",
+    "single_step_outcome",
+    "unmoved",
+]
+
 
 class Outcome(enum.IntEnum):
     """Why a solver stopped."""
@@ -133,12 +146,12 @@ class LineSearchResult(NamedTuple):
     """Whether a better candidate was rejected only because it left the trust region."""
 
 
-Candidate: TypeAlias = Callable[[Int[Array, ""]], Family]
+_Candidate: TypeAlias = Callable[[Int[Array, ""]], Family]
 """The member to try, given how many were tried before."""
 
 
 def line_search(
-    problem: Problem, q: Family, free_energy: Float[Array, ""], candidate: Candidate, trials: int, key: Key[Array, ""]
+    problem: Problem, q: Family, free_energy: Float[Array, ""], candidate: _Candidate, trials: int, key: Key[Array, ""]
 ) -> LineSearchResult:
     """Line search: tries `candidate(0)`, `candidate(1)`, … until one is proper, in the trust region, and not below q.
 

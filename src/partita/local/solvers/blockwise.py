@@ -13,6 +13,8 @@ from partita.local.objective import Problem
 from partita.local.solvers.base import Outcome, Progress, Solver
 from partita.numerics.trees import where
 
+__all__ = ["Blockwise", "free_leaves"]
+
 
 class Blockwise(Solver):
     """Sweeps over blocks of q's leaves, solving for one block with the others fixed (VMP, mean-only updates).

@@ -8,6 +8,8 @@ from partita.families import Family
 from partita.local.objective import Problem
 from partita.local.solvers.base import Outcome, Progress, Solver, after, line_search, running, unmoved
 
+__all__ = ["Conjugate", "FixedPoint", "NaturalGradient", "damped"]
+
 
 def damped(q: Family, target: Family, damping: float | Float[Array, ""]) -> Family:
     """q^(1−ρ) · target^ρ."""

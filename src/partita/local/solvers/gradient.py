@@ -17,6 +17,8 @@ from partita.local.objective import Problem
 from partita.local.solvers.base import Outcome, Progress, Solver, running
 from partita.numerics.trees import where
 
+__all__ = ["LBFGS", "Coordinates", "Gradient", "Memory", "Watched", "from_coordinates", "to_coordinates"]
+
 Coordinates = Literal["unconstrained", "natural"]
 Watched = Literal["free_energy", "ell"]
 

@@ -14,6 +14,8 @@ from partita.local.solvers.base import Outcome, Progress, Solver, running, singl
 from partita.local.solvers.power import check_power
 from partita.numerics.trees import where
 
+__all__ = ["BATCH", "MomentMatching", "between"]
+
 BATCH = 64
 """The number of θ that are evaluated in one batch."""
 

@@ -14,6 +14,8 @@ from partita.local.solvers.gradient import LBFGS, Gradient
 from partita.local.solvers.newton import Newton
 from partita.local.solvers.power_ep import PowerEP
 
+__all__ = ["KINDS", "named"]
+
 KINDS: Mapping[str, Callable[..., Solver]] = {
     "newton": Newton,
     "lbfgs": LBFGS,

@@ -20,6 +20,20 @@ from partita.families.gaussian import Standard, gaussian
 from partita.local.objective import Problem
 from partita.local.solvers.base import LineSearchResult, Outcome, Progress, Solver, after, line_search, unmoved
 
+__all__ = [
+    "Memory",
+    "Newton",
+    "Path",
+    "correlations",
+    "derivatives",
+    "gram",
+    "linear_start",
+    "matrix",
+    "mean_and_scale",
+    "scales",
+    "times",
+]
+
 Path = Callable[[Float[Array, ""]], Family]
 """Maps a step size (1 for the full step) to a member; the free energy rises for small step sizes."""
 
@@ -60,7 +74,7 @@ class Newton(Solver):
         mean, spread = q.project(problem.shard.data.x)
 
         def tight() -> LineSearchResult:
-            laplace = with_precision(q, optimal_precision(q, problem, mean, jnp.full_like(spread, 1e-4)))
+            laplace = _with_precision(q, _optimal_precision(q, problem, mean, jnp.full_like(spread, 1e-4)))
             return line_search(problem, q, progress.free_energy, lambda _: laplace, 1, key)
 
         found = jax.lax.cond(jnp.mean(spread) > 1, tight, lambda: unmoved(q, progress.free_energy))
@@ -126,7 +140,7 @@ def mean_and_scale(q: Gaussian, problem: Problem, memory: Memory) -> tuple[Path,
         first, (mean_mean, mean_sd, sd_sd) = over_blocks(slopes_and_curvatures, problem.shard)
         mean_mean = mean_mean - matrix(context.precision)
         sd_sd = sd_sd - matrix(pull) - jnp.diag(1 / sd**2)
-        return gradient(*first), positive_factor(-jnp.block([[mean_mean, mean_sd], [mean_sd.T, sd_sd]]))
+        return gradient(*first), _positive_factor(-jnp.block([[mean_mean, mean_sd], [mean_sd.T, sd_sd]]))
 
     def again() -> tuple[Float[Array, " p"], Float[Array, "p p"]]:
         return gradient(*over_blocks(lambda block: slopes(block)[0], problem.shard)), memory.factor
@@ -146,11 +160,11 @@ def mean_and_scale(q: Gaussian, problem: Problem, memory: Memory) -> tuple[Path,
 
 def correlations(q: Gaussian, problem: Problem) -> Path:
     """The natural-gradient step of the precision around a fixed mean."""
-    target = optimal_precision(q, problem, *q.project(problem.shard.data.x))
-    return lambda size: with_precision(q, q.precision + size * (target - q.precision))
+    target = _optimal_precision(q, problem, *q.project(problem.shard.data.x))
+    return lambda size: _with_precision(q, q.precision + size * (target - q.precision))
 
 
-def optimal_precision(q: Gaussian, problem: Problem, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Array:
+def _optimal_precision(q: Gaussian, problem: Problem, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Array:
     """The optimal precision if the expected curvatures stayed as under predictors with this mean and variance."""
     predictors = dataclasses.replace(problem.shard, data=(problem.shard.data, mean, variance))
 
@@ -175,7 +189,7 @@ def scales(q: Gaussian) -> tuple[Float[Array, " d"], Float[Array, " d"], Float[A
     return mean, sd, variance / jnp.outer(sd, sd)
 
 
-def with_precision(q: Gaussian, precision: Array) -> Gaussian:
+def _with_precision(q: Gaussian, precision: Array) -> Gaussian:
     """q with another precision around the same mean."""
     return dataclasses.replace(q, precision_mean=times(precision, q.standard().mean), precision=precision)
 
@@ -196,7 +210,7 @@ def derivatives(problem: Problem, block: Block, mean: Float[Array, " n"], varian
     return Derivatives(*(problem.weight * block.weights * row for row in rows))
 
 
-def positive_factor(hessian: Float[Array, "p p"]) -> Float[Array, "p p"]:
+def _positive_factor(hessian: Float[Array, "p p"]) -> Float[Array, "p p"]:
     """The Cholesky factor; for an indefinite Hessian (improper context) that with the absolute eigenvalues."""
     factor = jnp.linalg.cholesky(hessian)
 

@@ -4,6 +4,8 @@ from typing import Any
 
 from partita.errors import check_fraction
 
+__all__ = ["check_power"]
+
 
 def check_power(alpha: Any) -> None:
     """Raises an `InputError` unless α is in (0, 1]."""

@@ -23,24 +23,26 @@ from partita.local.solvers.power import check_power
 from partita.models import Model
 from partita.numerics.trees import all_finite, where
 
-Number: TypeAlias = Float[Array, ""]
-Scalar: TypeAlias = Callable[[Array], Array]
+__all__ = ["MIN_DAMPING", "Coordinates", "Memory", "PowerEP", "Search", "Sites", "Tilted", "ends", "mode", "tilted"]
+
+_Number: TypeAlias = Float[Array, ""]
+_Scalar: TypeAlias = Callable[[Array], Array]
 """A function of a predictor, elementwise."""
-LOG_DENSITY_DROP = 32.0
+_LOG_DENSITY_DROP = 32.0
 """The integration limits are where the log tilted density has fallen by this much from its mode."""
-MAX_GROWTH = 1.5
+_MAX_GROWTH = 1.5
 """ρ is halved if a pass moves more than this multiple of the smallest pass since the last halving."""
-DAMPING_RECOVERY = 1.1
+_DAMPING_RECOVERY = 1.1
 """The factor by which ρ grows after other passes."""
 MIN_DAMPING = 1 / 64
 """The smallest ρ; below it, the size of a pass does not measure the distance from a fixed point."""
-DROP_SLACK = 8.0
-"""The tolerance of `LOG_DENSITY_DROP`: the log density may have fallen by this much more."""
-NEWTON_DECREMENT = 1e-3
+_DROP_SLACK = 8.0
+"""The tolerance of `_LOG_DENSITY_DROP`: the log density may have fallen by this much more."""
+_NEWTON_DECREMENT = 1e-3
 """The mode search stops when the Newton decrement is below this."""
-MAX_SEARCH_STEPS = 60
+_MAX_SEARCH_STEPS = 60
 """The maximum number of steps in the searches for the mode and the limits."""
-MIN_EFFECTIVE_POINTS = 5
+_MIN_EFFECTIVE_POINTS = 5
 """The smallest effective number of quadrature points; with fewer, the tilted density was not resolved."""
 
 
@@ -71,9 +73,9 @@ class Sites(eqx.Module):
 class Coordinates(NamedTuple):
     """Means and variances of the coordinates u that one row's site is in, and f's direction in them."""
 
-    mean: Number | Float[Array, " d"]
-    variance: Number | Float[Array, " d"]
-    direction: Number | Float[Array, " d"]
+    mean: _Number | Float[Array, " d"]
+    variance: _Number | Float[Array, " d"]
+    direction: _Number | Float[Array, " d"]
 
     @classmethod
     def of(cls, q: Standard, x: Float[Array, " d"]) -> "Coordinates":
@@ -94,17 +96,17 @@ class Coordinates(NamedTuple):
         moved = mean + slope * (self.mean - x @ mean)
         return Standard(moved, variance + jnp.outer(slope, slope) * (self.variance - spread))
 
-    def without(self, site: Sites, alpha: Number) -> "Coordinates":
+    def without(self, site: Sites, alpha: _Number) -> "Coordinates":
         """The cavity q / s^α; its variances are not positive where it is improper."""
         left = 1 - alpha * site.precision * self.variance
         mean = (self.mean - alpha * site.shift * self.variance) / left
         return Coordinates(mean, self.variance / left, self.direction)
 
-    def predictor(self) -> tuple[Number, Number]:
+    def predictor(self) -> tuple[_Number, _Number]:
         """Mean and variance of f."""
         return jnp.sum(self.direction * self.mean), jnp.sum(jnp.square(self.direction) * self.variance)
 
-    def matched(self, tilted: "Tilted", alpha: Number) -> tuple[Sites, Bool[Array, ""]]:
+    def matched(self, tilted: "Tilted", alpha: _Number) -> tuple[Sites, Bool[Array, ""]]:
         """The site that gives cavity · s^α the tilted density's moments and mass, and whether there is one.
 
         Everything is divided by α beforehand: α → 0 is the fixed point's ∇_μ ell (`prop:pep-fp`), to rounding.
@@ -123,11 +125,11 @@ class Coordinates(NamedTuple):
 class Tilted(NamedTuple):
     """log Z of a row, with Z = E[p(y | f)^α], and its derivatives in the cavity's mean, all divided by α."""
 
-    log_mass: Number
+    log_mass: _Number
     """log Z."""
-    slope: Number
+    slope: _Number
     """∂ log Z."""
-    curvature: Number
+    curvature: _Number
     """−∂² log Z."""
 
 
@@ -140,10 +142,10 @@ class Memory(NamedTuple):
 
     It decays with the damping, and disappears after one undamped pass.
     """
-    damping: Number
-    last: Number
+    damping: _Number
+    last: _Number
     """KL of the last pass if it were undamped, in nats."""
-    moved: Number
+    moved: _Number
     """The smallest such KL since ρ was last halved."""
     skipped: Int[Array, ""]
     """The number of rows skipped in the last pass because no proper site was found."""
@@ -213,8 +215,8 @@ class PowerEP(Solver):
             return taken
         possible = jnp.isfinite(moved)
         found = where(possible, taken, progress)
-        calm = possible & (moved <= MAX_GROWTH * memory.moved)
-        up, down = jnp.minimum(DAMPING_RECOVERY * damping, self.damping), jnp.maximum(damping / 2, MIN_DAMPING)
+        calm = possible & (moved <= _MAX_GROWTH * memory.moved)
+        up, down = jnp.minimum(_DAMPING_RECOVERY * damping, self.damping), jnp.maximum(damping / 2, MIN_DAMPING)
         after = jnp.where(calm, up, down)
         seen = jnp.where(calm, jnp.minimum(moved, memory.moved), jnp.inf)
         return found._replace(memory=found.memory._replace(damping=after, moved=seen))
@@ -232,7 +234,7 @@ class PowerEP(Solver):
         return where(cavity.is_proper(), cavity, q)
 
     def pass_over(
-        self, model: Model, shard: Shard, q: Gaussian, sites: Sites, damping: float | Number = 1.0
+        self, model: Model, shard: Shard, q: Gaussian, sites: Sites, damping: float | _Number = 1.0
     ) -> tuple[Sites, Bool[Array, " n"]]:
         """Every row's new site, or its old one if the new one is improper, and whether it is proper.
 
@@ -240,7 +242,7 @@ class PowerEP(Solver):
         """
         alphas = self.alpha * jnp.where(shard.weights > 0, jnp.minimum(shard.weights, 1), 1)
 
-        def match(q: Standard, datum: PyTree, site: Sites, alpha: Number) -> tuple[Sites, Bool[Array, ""]]:
+        def match(q: Standard, datum: PyTree, site: Sites, alpha: _Number) -> tuple[Sites, Bool[Array, ""]]:
             cavity = Coordinates.of(q, datum.x).without(site, alpha)
             new, proper = cavity.matched(tilted(model, datum, *cavity.predictor(), alpha, self.points), alpha)
             return jax.tree.map(lambda a, b: jnp.where(proper, b + damping * (a - b), b), new, site), proper
@@ -261,7 +263,7 @@ class PowerEP(Solver):
         return jax.lax.map(lambda row: match(q.standard(), *row), rows, batch_size=BLOCK)
 
 
-def tilted(model: Model, datum: PyTree, mean: Number, variance: Number, alpha: Number, points: int) -> Tilted:
+def tilted(model: Model, datum: PyTree, mean: _Number, variance: _Number, alpha: _Number, points: int) -> Tilted:
     """The tilted density N(f; mean, variance) · p(y | f)^α of a row, integrated by the trapezoidal rule.
 
     For a smooth integrand that vanishes at both limits the error is exponentially small. Unlike Gauss–Hermite nodes on
@@ -282,7 +284,7 @@ def tilted(model: Model, datum: PyTree, mean: Number, variance: Number, alpha: N
     def height(f: Array) -> Array:
         return alpha * log_density(f) - jnp.square(f - mean) / (2 * positive)
 
-    low, high = ends(height, mode(slope, mean, alpha * positive), jnp.sqrt(2 * LOG_DENSITY_DROP * positive))
+    low, high = ends(height, mode(slope, mean, alpha * positive), jnp.sqrt(2 * _LOG_DENSITY_DROP * positive))
     even = jnp.linspace(jnp.arcsinh(low), jnp.arcsinh(high), points)
     f = jnp.sinh(even)
     value = log_density(f)
@@ -299,8 +301,8 @@ def tilted(model: Model, datum: PyTree, mean: Number, variance: Number, alpha: N
     wide = (alpha * positive > 1) | (shrunk > 0.5)
     by_mean = jnp.where(wide, (centre - mean) / (alpha * positive), by_mean)
     found = Tilted(log_mass / alpha, by_mean, jnp.where(wide, shrunk / (alpha * positive), bent))
-    vanishes = jnp.max(heights) - jnp.maximum(heights[0], heights[-1]) >= LOG_DENSITY_DROP / 2
-    seen = vanishes & (jnp.sum(jnp.square(masses)) <= 1 / MIN_EFFECTIVE_POINTS)
+    vanishes = jnp.max(heights) - jnp.maximum(heights[0], heights[-1]) >= _LOG_DENSITY_DROP / 2
+    seen = vanishes & (jnp.sum(jnp.square(masses)) <= 1 / _MIN_EFFECTIVE_POINTS)
     found = jax.tree.map(lambda leaf: jnp.where(seen, leaf, jnp.nan), found)
     # a row of zeros has a predictor without variance
     known, tangent = jax.jvp(slope, (mean,), (jnp.ones_like(mean),))
@@ -311,7 +313,7 @@ Search = tuple[Array, Array, Array, Array, Array, Array]
 """The state of the mode search: position, bracket (low, high), last step, last gain, and iteration."""
 
 
-def mode(slope: Scalar, mean: Number, reach: Number) -> Number:
+def mode(slope: _Scalar, mean: _Number, reach: _Number) -> _Number:
     """Solves f = mean + reach · slope(f), where `slope` is the derivative of a concave function.
 
     Newton steps while they halve and stay in the bracket; otherwise bisection in arcsinh, which handles large values
@@ -322,7 +324,7 @@ def mode(slope: Scalar, mean: Number, reach: Number) -> Number:
 
     def go_on(carry: Search) -> Bool[Array, ""]:
         *_, gain, index = carry
-        return (gain > NEWTON_DECREMENT) & (index < MAX_SEARCH_STEPS)
+        return (gain > _NEWTON_DECREMENT) & (index < _MAX_SEARCH_STEPS)
 
     def narrow(carry: Search) -> Search:
         f, low, high, last, _, index = carry
@@ -341,17 +343,17 @@ def mode(slope: Scalar, mean: Number, reach: Number) -> Number:
     return jax.lax.while_loop(go_on, narrow, start)[0]
 
 
-def ends(height: Scalar, mode: Number, reach: Number) -> Float[Array, "2"]:
-    """The points on either side of the mode where a concave function has fallen by about `LOG_DENSITY_DROP`.
+def ends(height: _Scalar, mode: _Number, reach: _Number) -> Float[Array, "2"]:
+    """The points on either side of the mode where a concave function has fallen by about `_LOG_DENSITY_DROP`.
 
     Newton steps from outside, combined with bisection towards the mode.
     """
     sides = jnp.array([-1.0, 1.0], mode.dtype)
-    floor = height(mode) - LOG_DENSITY_DROP
+    floor = height(mode) - _LOG_DENSITY_DROP
 
     def go_on(carry: tuple[Array, Array, Array, Array]) -> Bool[Array, ""]:
         _, _, above, index = carry
-        return jnp.any(above < floor - DROP_SLACK) & (index < MAX_SEARCH_STEPS)
+        return jnp.any(above < floor - _DROP_SLACK) & (index < _MAX_SEARCH_STEPS)
 
     def nearer(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         inside, away, _, index = carry

@@ -12,8 +12,10 @@ from partita.families.factor import Factor
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, multiplied
 from partita.server.aggregation.product import Damped
 
+__all__ = ["Anticipating"]
 
-class Estimates(NamedTuple):
+
+class _Estimates(NamedTuple):
     """The memory of `Anticipating`: that of the wrapped aggregation, and who has answered."""
 
     memory: PyTree
@@ -22,7 +24,7 @@ class Estimates(NamedTuple):
     absent: Bool[np.ndarray, " m"]
     """The clients whose factors are neither their answers nor estimates, since they left or were divided out."""
 
-    def marked(self, clients: list[int], heard: bool) -> "Estimates":
+    def marked(self, clients: list[int], heard: bool) -> "_Estimates":
         """The same after these clients have been heard, or else have become absent."""
         marked = self._replace(heard=self.heard.copy(), absent=self.absent.copy())
         marked.heard[clients], marked.absent[clients] = heard, not heard
@@ -44,7 +46,7 @@ class Anticipating(Aggregation):
 
     def init(self, prior: Family, clients: int) -> Iterate:
         iterate = self.aggregation.init(prior, clients)
-        return iterate._replace(memory=Estimates(iterate.memory, np.zeros(clients, bool), np.zeros(clients, bool)))
+        return iterate._replace(memory=_Estimates(iterate.memory, np.zeros(clients, bool), np.zeros(clients, bool)))
 
     def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
         taken = self.aggregation.update(self._inner(iterate), deltas, free_energy)
@@ -63,15 +65,15 @@ class Anticipating(Aggregation):
 
     def added(self, iterate: Iterate) -> Iterate:
         memory, *flags = iterate.memory
-        estimates = Estimates(memory, *(np.append(flag, False) for flag in flags))
+        estimates = _Estimates(memory, *(np.append(flag, False) for flag in flags))
         return self._outer(self.aggregation.added(self._inner(iterate)), estimates)
 
     def divided(self, iterate: Iterate, client: int) -> Iterate:
         rest = self.aggregation.divided(self._inner(iterate), client)
         return self._outer(rest, iterate.memory.marked([client], heard=False))
 
-    def resumed(self, iterate: Iterate, heard: Bool[np.ndarray, " m"], absent: Bool[np.ndarray, " m"]) -> Estimates:
-        return Estimates(self.aggregation.resumed(iterate, heard, absent), heard & ~absent, absent)
+    def resumed(self, iterate: Iterate, heard: Bool[np.ndarray, " m"], absent: Bool[np.ndarray, " m"]) -> _Estimates:
+        return _Estimates(self.aggregation.resumed(iterate, heard, absent), heard & ~absent, absent)
 
     def without_estimate(self, iterate: Iterate, client: int) -> Iterate:
         if iterate.memory.heard[client] or iterate.memory.absent[client]:
@@ -95,5 +97,5 @@ class Anticipating(Aggregation):
         """The iterate as the aggregation inside knows it."""
         return iterate._replace(memory=iterate.memory.memory)
 
-    def _outer(self, iterate: Iterate, estimates: Estimates) -> Iterate:
+    def _outer(self, iterate: Iterate, estimates: _Estimates) -> Iterate:
         return iterate._replace(memory=estimates._replace(memory=iterate.memory))

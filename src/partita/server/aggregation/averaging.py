@@ -15,6 +15,8 @@ from partita.numerics.compiled import Compiled
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, begin, multiplied, refused
 from partita.server.refusal import Reason
 
+__all__ = ["Averaging", "Mean"]
+
 Mean = Literal["all", "answered"]
 
 
@@ -45,7 +47,7 @@ class Averaging(Aggregation):
     def init(self, prior: Family, clients: int) -> Iterate:
         posterior, part = begin(prior, self.start, clients)
         answers = dict.fromkeys(range(clients), posterior)
-        return Iterate(posterior, dict.fromkeys(range(clients), part), Averages(answers, posterior, posterior))
+        return Iterate(posterior, dict.fromkeys(range(clients), part), _Averages(answers, posterior, posterior))
 
     def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
         factors, (answers, mean, product) = dict(iterate.factors), iterate.memory
@@ -54,27 +56,27 @@ class Averaging(Aggregation):
         residuals = []
         for client, delta in deltas.items():
             before = (answers[client], factors[client], mean, product)
-            after = respond(iterate.posterior, delta, self.step * self.penalty, clients, *before)
+            after = _respond(iterate.posterior, delta, self.step * self.penalty, clients, *before)
             answers[client], factors[client], mean, product, away = after
             residuals.append(away)
         centre = mean
         if self.over == "answered":
             centre = iterate.posterior * multiplied(delta.natural for delta in deltas.values()) ** (1 / len(deltas))
-        posterior, proper, moved = mix(iterate.posterior, centre, product, mixing)
+        posterior, proper, moved = _mix(iterate.posterior, centre, product, mixing)
         if not proper:
             sentence = f"would make the posterior improper with mixing {mixing:.2g}"
             return refused(iterate, deltas, Reason.IMPROPER, sentence)
         residual = float(np.max([moved, *residuals]))
-        return Aggregated(Iterate(posterior, factors, Averages(answers, mean, product)), 1.0, 0, {}, residual)
+        return Aggregated(Iterate(posterior, factors, _Averages(answers, mean, product)), 1.0, 0, {}, residual)
 
     def log_evidence(self, prior: Family, iterate: Iterate) -> None:
         """None: clients maximise a bound, and q = p · Π t_m does not hold before convergence."""
 
-    def remembered(self, memory: "Averages", change: Family) -> "Averages":
+    def remembered(self, memory: "_Averages", change: Family) -> "_Averages":
         return memory._replace(product=memory.product * change)
 
 
-class Averages(NamedTuple):
+class _Averages(NamedTuple):
     """The memory of `Averaging`: every client's last answer, their mean, and the product p · Π t_m."""
 
     answers: Mapping[int, Family]
@@ -83,7 +85,7 @@ class Averages(NamedTuple):
 
 
 @Compiled
-def respond(
+def _respond(
     posterior: Family,
     delta: Factor,
     step: float,
@@ -100,7 +102,7 @@ def respond(
 
 
 @Compiled
-def mix(
+def _mix(
     before: Family, centre: Family, product: Family, mixing: float
 ) -> tuple[Family, Bool[Array, ""], Float[Array, ""]]:
     """The posterior between the mean of the answers and the product, whether it is proper, and how far it moved."""

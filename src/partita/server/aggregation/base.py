@@ -15,6 +15,8 @@ from partita.families import Family
 from partita.families.factor import Factor
 from partita.server.refusal import Reason, Refusal
 
+__all__ = ["Aggregated", "Aggregation", "FreeEnergy", "Iterate", "begin", "log_mass", "multiplied", "refused"]
+
 T = TypeVar("T", Family, Factor)
 
 

@@ -34,9 +34,30 @@ from partita.numerics.compiled import Compiled
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, refused
 from partita.server.refusal import Reason, Refusal
 
-INNER_TOLERANCE = 1 / 16
+__all__ = [
+    "HALVINGS",
+    "NO_MOMENTS",
+    "DoubleLoop",
+    "MomentLoop",
+    "Search",
+    "apart",
+    "cavities_proper",
+    "choose",
+    "evidence",
+    "matched",
+    "missed",
+    "natural",
+    "newton",
+    "product",
+    "rescaled",
+    "search",
+    "shortened",
+    "stacked",
+]
+
+_INNER_TOLERANCE = 1 / 16
 """The inner loop stops when its remaining error is below this fraction of the outer step, in nats of KL."""
-SAFETY = 0.9
+_SAFETY = 0.9
 """The fraction of the predicted optimal step length that is tried."""
 NO_MOMENTS = Refusal(Reason.NO_MOMENTS, "has no moments: it is improper")
 HALVINGS = 60
@@ -143,12 +164,12 @@ def search(
 
     ahead = inner(direction, gradients)
     lowered, sloped = ahead <= 0, slope < 0
-    step = step * jnp.where(sloped, jnp.clip(SAFETY / (1 - ahead / jnp.where(sloped, slope, 1)), 0.1, 2), 1)
+    step = step * jnp.where(sloped, jnp.clip(_SAFETY / (1 - ahead / jnp.where(sloped, slope, 1)), 0.1, 2), 1)
     onward = newton(alpha, steepest, clients)
     base, direction = choose(lowered, (tried, onward), (base, direction))
     slope = jnp.where(lowered, inner(onward, gradients), slope)
 
-    solved = lowered & (left <= INNER_TOLERANCE * outer)
+    solved = lowered & (left <= _INNER_TOLERANCE * outer)
 
     def outward(length: Float[Array, ""]) -> Family:
         return theta * (q / theta) ** length

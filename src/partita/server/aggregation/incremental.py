@@ -17,6 +17,8 @@ from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy,
 from partita.server.aggregation.server_optimiser import IMPROPER, check_rate, optimiser_step
 from partita.server.refusal import Reason
 
+__all__ = ["Incremental", "agile_adam", "track"]
+
 
 def agile_adam(learning_rate: float) -> optax.GradientTransformation:
     """Adam with b2 = 0.99 instead of 0.999, since gradients shrink quickly."""
@@ -50,7 +52,7 @@ class Incremental(Aggregation):
     def init(self, prior: Family, clients: int) -> Iterate:
         posterior, _ = begin(prior, self.start, clients)
         optimiser = self.optimiser(self.learning_rate).init(posterior.unconstrained())
-        memory = Tracked(optimiser, prior, prior.one(), np.zeros(clients, bool))
+        memory = _Tracked(optimiser, prior, prior.one(), np.zeros(clients, bool))
         return Iterate(posterior, dict.fromkeys(range(clients), Factor.one(prior)), memory)
 
     def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
@@ -63,18 +65,18 @@ class Incremental(Aggregation):
         )
         if not proper:
             return refused(iterate, deltas, Reason.IMPROPER_STEP, IMPROPER)
-        memory = Tracked(optimiser, iterate.memory.prior, evidence, heard)
+        memory = _Tracked(optimiser, iterate.memory.prior, evidence, heard)
         after = Iterate(moved, {**iterate.factors, **dict(zip(deltas, factors, strict=True))}, memory)
         return Aggregated(after, 1.0, 0, {}, float(residual) if heard.all() else np.inf)
 
     def log_evidence(self, prior: Family, iterate: Iterate) -> None:
         """None: clients maximise a bound, and q = p · Π t_m does not hold before convergence."""
 
-    def remembered(self, memory: "Tracked", change: Family) -> "Tracked":
+    def remembered(self, memory: "_Tracked", change: Family) -> "_Tracked":
         return memory._replace(prior=memory.prior * change)
 
 
-class Tracked(NamedTuple):
+class _Tracked(NamedTuple):
     """The memory of `Incremental`: the optimiser's state, the prior, who has answered, and the product of all factors.
 
     The product is cached, so that a step does not have to read all factors.
@@ -92,7 +94,7 @@ def track(
     posterior: Family,
     factors: list[Factor],
     deltas: list[Factor],
-    memory: Tracked,
+    memory: _Tracked,
     weight: float,
     unheard: float,
 ) -> tuple[Family, list[Factor], PyTree, Family, Bool[Array, ""], Float[Array, ""]]:

@@ -14,6 +14,8 @@ from partita.numerics.compiled import Compiled
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, refused
 from partita.server.refusal import Reason, Refusal
 
+__all__ = ["Backtracking", "Damped", "ProductRule", "attempt", "check_damping", "take"]
+
 
 def check_damping(damping: float | None) -> None:
     """Raises an `InputError` unless ρ is in (0, 1]."""

@@ -15,6 +15,8 @@ from partita.numerics.compiled import Compiled
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, begin, multiplied, refused
 from partita.server.refusal import Reason
 
+__all__ = ["IMPROPER", "ServerOptimiser", "check_rate", "optimiser_step"]
+
 IMPROPER = "would make the posterior improper at this learning rate"
 
 
@@ -46,7 +48,7 @@ class ServerOptimiser(Aggregation):
 
     def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
         changes, factors = list(deltas.values()), [iterate.factors[k] for k in deltas]
-        moved, factors, memory, proper, residual = ascend(self, iterate.posterior, factors, changes, iterate.memory)
+        moved, factors, memory, proper, residual = _ascend(self, iterate.posterior, factors, changes, iterate.memory)
         if not proper:
             return refused(iterate, deltas, Reason.IMPROPER_STEP, IMPROPER)
         changed = {**iterate.factors, **dict(zip(deltas, factors, strict=True))}
@@ -57,7 +59,7 @@ class ServerOptimiser(Aggregation):
 
 
 @Compiled
-def ascend(
+def _ascend(
     server: ServerOptimiser, posterior: Family, factors: list[Factor], deltas: list[Factor], memory: PyTree
 ) -> tuple[Family, list[Factor], PyTree, Bool[Array, ""], Float[Array, ""]]:
     """One optimiser step along ∇_μ F, divided among the factors, and whether the posterior is proper.

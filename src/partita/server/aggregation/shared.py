@@ -10,6 +10,8 @@ from partita.families.factor import Factor
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, log_mass, multiplied
 from partita.server.aggregation.product import attempt, check_damping
 
+__all__ = ["Common", "Shared"]
+
 
 class Shared(Aggregation):
     """q ← q · Π Δ_k^(ρ/B) over the B clients that answered, and t = (q/p)^(1/M); `Shared(None)` is ρ = 1/M.

@@ -14,6 +14,8 @@ from partita.server.aggregation import double_loop as loop
 from partita.server.aggregation.base import Aggregated, FreeEnergy, Iterate
 from partita.server.aggregation.double_loop import NO_MOMENTS, MomentLoop
 
+__all__ = ["StochasticLoop", "follow"]
+
 
 class StochasticLoop(MomentLoop):
     """Each round is one inner step of size `step` along the natural gradient; θ tracks q as θ^(1−outer) · q^outer.
