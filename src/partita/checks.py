@@ -7,11 +7,12 @@ Each raises an `AssertionError` that describes the violation. The tolerances nee
 from collections.abc import Sequence
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import PyTree
+from jaxtyping import Array, Bool, PyTree
 
 from partita.data.shard import Partition, federate
 from partita.engines import Engine, Failure, LocalEngine, Task
@@ -43,56 +44,14 @@ __all__ = [
 def check_family(q: Family, other: Family) -> None:
     """Checks a family at two different proper members of it."""
     _double(q)
-    assert q.is_proper(), "the member is not proper"
-    assert other.is_proper(), "the other member is not proper"
-
-    # the algebra of factors
-    assert _distance(q * q.one(), q) == 0, "q · 1 is not q"
-    _near(_distance(q * other / other, q), 0, 1e-10, "(q · p) / p is not q")
-    _near(_distance(q**2 / q, q), 0, 1e-12, "q² / q is not q")
-    factor = q / q**2
-    # where θ is bounded, as probabilities are, 1/q may be proper: then 1 is, which lies between q and 1/q
-    one = q.one()
-    bounded = one.is_proper() and np.isfinite(one.log_normaliser())
-    assert bounded or not factor.is_proper(), "1/q is said to be proper"
-    finite = bool(np.isfinite(factor.log_normaliser()))
-    assert bool(factor.is_proper()) == finite, "1/q is proper and its A not finite, or the reverse"
-    assert str(factor), "an improper factor does not print"
-    assert factor.is_finite(), "1/q is said not to be finite"
-
-    symmetric = q.symmetrised()
-    _near(_distance(symmetric, q), 0, 1e-12, "symmetrised() changes a proper member")
-    assert _distance(symmetric.symmetrised(), symmetric) == 0, "symmetrised() twice is not symmetrised()"
-
-    # A, its gradient and its Hessian
-    gradient = jax.jit(jax.grad(lambda r: r.log_normaliser()))(q)
-    _near(_distance(gradient, q.mean_parameters()), 0, 1e-8, "mean_parameters() is not the gradient of A")
-    eta, unravel = ravel_pytree(q)
-    hessian = jax.jit(jax.hessian(lambda e: unravel(e).log_normaliser()))(eta)
-    fisher = jax.jit(lambda r: r.fisher())(q)
-    _near(np.abs(hessian - fisher).max() / np.abs(hessian).max(), 0, 1e-6, "fisher() is not the Hessian of A")
-
-    # coordinates
-    _near(_distance(q.with_mean_parameters(q.mean_parameters()), q), 0, 1e-6, "mean parameters do not lead back")
-    _near(_distance(other.with_mean_parameters(q.mean_parameters()), q), 0, 1e-6, "mean parameters depend on the start")
-    _near(_distance(q.with_standard(q.standard()), q), 0, 1e-8, "standard parameters do not lead back")
-    _near(_distance(q.with_unconstrained(q.unconstrained()), q), 0, 1e-8, "unconstrained coordinates do not lead back")
+    for holds, message in _conditions(q, other):
+        assert holds, message
+    for found, expected, tolerance, message in _agreements(q, other):
+        _near(_distance(found, expected), 0, tolerance, message)
+    assert str(q / q**2), "an improper factor does not print"
     for member in (q.at_standard(q.standard()), q.at_unconstrained(q.unconstrained())):
         trees: list[Any] = [jax.tree.structure(plain) for plain in (member.plain(), q)]
         assert trees[0] == trees[1], "plain() of a member for derivatives has more leaves than q"
-        _near(_distance(member.plain(), q), 0, 1e-8, "members for derivatives do not lead back")
-    flat, back = ravel_pytree(q.unconstrained())
-    noise = jax.random.normal(jax.random.key(1), flat.shape)
-    assert q.with_unconstrained(back(flat + noise)).is_proper(), "an unconstrained point is not proper"
-
-    # entropy, KL and the natural gradient
-    _near(q.kl(q), 0, 1e-8, "KL(q ‖ q) is not 0")
-    assert q.kl(other) > 0, "KL(q ‖ p) is not positive"
-    bregman = other.log_normaliser() - q.log_normaliser() - inner(other / q, q.mean_parameters())
-    _near(q.kl(other), float(bregman), 1e-8, "KL is not the Bregman divergence of A")
-    _near(q.entropy(), float(q.log_normaliser() - q.cross(q)), 1e-8, "the entropy is not A − ⟨η, μ⟩")
-    ascent = jax.jit(lambda r: r.natural_gradient(lambda s: -s.kl(other)))(q)
-    _near(_distance(ascent, other / q), 0, 1e-6, "the natural gradient of −KL(q ‖ p) is not p / q")
 
     # draws, against the exact moments of the statistics (five standard errors)
     draws = q.sample(jax.random.key(0), (20_000,))
@@ -273,6 +232,57 @@ def bound(method: Method, model: Model, prior: Family, parts: Partition) -> Loca
 def _double(q: Family) -> None:
     leaf = jax.tree.leaves(q)[0]
     assert leaf.dtype == jnp.float64, "the checks need double precision: jax.config.update('jax_enable_x64', True)"
+
+
+@eqx.filter_jit
+def _conditions(q: Family, other: Family) -> list[tuple[Bool[Array, ""], str]]:
+    """What must be true of a family, and what is said where it is not."""
+    one, factor = q.one(), q / q**2
+    # where θ is bounded, as probabilities are, 1/q may be proper: then 1 is, which lies between q and 1/q
+    bounded = one.is_proper() & jnp.isfinite(one.log_normaliser())
+    finite = jnp.isfinite(factor.log_normaliser())
+    flat, back = ravel_pytree(q.unconstrained())
+    noise = jax.random.normal(jax.random.key(1), flat.shape)
+    return [
+        (q.is_proper(), "the member is not proper"),
+        (other.is_proper(), "the other member is not proper"),
+        (factor.is_finite(), "1/q is said not to be finite"),
+        (bounded | ~factor.is_proper(), "1/q is said to be proper"),
+        (factor.is_proper() == finite, "1/q is proper and its A not finite, or the reverse"),
+        (q.with_unconstrained(back(flat + noise)).is_proper(), "an unconstrained point is not proper"),
+        (q.kl(other) > 0, "KL(q ‖ p) is not positive"),
+    ]
+
+
+@eqx.filter_jit
+def _agreements(q: Family, other: Family) -> list[tuple[PyTree, PyTree, float, str]]:
+    """What must agree with what in a family, to which relative error, and what is said where it does not."""
+    mean, symmetric = q.mean_parameters(), q.symmetrised()
+    eta, unravel = ravel_pytree(q)
+    hessian = jax.hessian(lambda e: unravel(e).log_normaliser())(eta)
+    largest = jnp.abs(hessian).max()
+    bregman = other.log_normaliser() - q.log_normaliser() - inner(other / q, mean)
+    ascent = q.natural_gradient(lambda r: -r.kl(other))
+    for_derivatives = "members for derivatives do not lead back"
+    return [
+        (q * q.one(), q, 0.0, "q · 1 is not q"),
+        (q * other / other, q, 1e-10, "(q · p) / p is not q"),
+        (q**2 / q, q, 1e-12, "q² / q is not q"),
+        (symmetric, q, 1e-12, "symmetrised() changes a proper member"),
+        (symmetric.symmetrised(), symmetric, 0.0, "symmetrised() twice is not symmetrised()"),
+        (jax.grad(lambda r: r.log_normaliser())(q), mean, 1e-8, "mean_parameters() is not the gradient of A"),
+        (q.fisher() / largest, hessian / largest, 1e-6, "fisher() is not the Hessian of A"),
+        (q.with_mean_parameters(mean), q, 1e-6, "mean parameters do not lead back"),
+        (other.with_mean_parameters(mean), q, 1e-6, "mean parameters depend on the start"),
+        (q.with_standard(q.standard()), q, 1e-8, "standard parameters do not lead back"),
+        (q.with_unconstrained(q.unconstrained()), q, 1e-8, "unconstrained coordinates do not lead back"),
+        (q.at_standard(q.standard()).plain(), q, 1e-8, for_derivatives),
+        (q.at_unconstrained(q.unconstrained()).plain(), q, 1e-8, for_derivatives),
+        (q.kl(q), jnp.zeros(()), 1e-8, "KL(q ‖ q) is not 0"),
+        (q.kl(other), bregman, 1e-8, "KL is not the Bregman divergence of A"),
+        (q.entropy(), q.log_normaliser() - q.cross(q), 1e-8, "the entropy is not A − ⟨η, μ⟩"),
+        (ascent, other / q, 1e-6, "the natural gradient of −KL(q ‖ p) is not p / q"),
+    ]
 
 
 def _near(value: Any, expected: float, tolerance: float, message: str) -> None:
