@@ -232,7 +232,7 @@ class Family(eqx.Module):
 
     def precision_range(self, other: Self) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """The smallest and largest ratio, over all directions, of its precision to that of another, proper member."""
-        raise SettingsError(f"A {type(self).__name__} has no directional precision: use only Admission's KL bounds.")
+        raise SettingsError(f"A {type(self).__name__} has no directional precision: use only the KL bounds.")
 
     def has_scale(self) -> bool:
         """Whether `stretched` is supported for at least some of its coordinates."""

@@ -16,6 +16,7 @@ from partita.models import Model
 from partita.results.history import History
 from partita.results.posterior import Posterior
 from partita.server.bound import divergence, global_free_energy
+from partita.server.convergence import distance_left
 from partita.server.method import Method
 from partita.server.progress import Progress
 from partita.server.state import State
@@ -122,6 +123,7 @@ def _counts(state: State, event: Event) -> dict[str, Any]:
         "clients": [names[k] for k in event.clients],
         "staleness": event.staleness,
         "residual": state.worst_residual,
+        "distance_left": distance_left(state),
         "damping": event.damping,
         **({"hyper": {name: np.asarray(value).tolist() for name, value in state.hyper.items()}} if state.hyper else {}),
         "refused": {names[k]: refusal.sentence for k, refusal in event.refusals.items()},

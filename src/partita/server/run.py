@@ -168,7 +168,9 @@ def continued(state: State, fresh: State, method: Method) -> State:
     memory = state.memory if same else method.aggregation.resumed(state.iterate, heard, state.inactive)
     columns = unanswered_columns(len(state.names), {"gradients": fresh.gradients})
     unknown = {name: columns[name] for name in ("residual", "outcome")}
-    going_on = dataclasses.replace(state, memory=memory, **unknown, in_flight=(), arrived=(), refused={})
+    going_on = dataclasses.replace(
+        state, memory=memory, **unknown, movements=(), round_began=state.answers, in_flight=(), arrived=(), refused={}
+    )
     if set(state.hyper) != set(fresh.hyper):
         going_on = dataclasses.replace(going_on, hyper=fresh.hyper, gradients=columns["gradients"])
         change = going_on.current_prior / state.current_prior
@@ -180,7 +182,8 @@ def continued(state: State, fresh: State, method: Method) -> State:
             going_on = leave(going_on, name, method.aggregation)
         elif name in fresh.names and name in state.inactive_names:
             going_on = join(going_on, name, method.aggregation)
-    return _with_newcomers(going_on, fresh.names, method.aggregation)
+    going_on = _with_newcomers(going_on, fresh.names, method.aggregation)
+    return dataclasses.replace(going_on, round_start=going_on.posterior)
 
 
 def _alike(first: PyTree, second: PyTree) -> bool:

@@ -148,6 +148,12 @@ class State:
     """Gradient steps where clients that run in parallel count as the slowest of them (`fig:fmnist_homo_pvi_steps`)."""
     clock: float = number(default=0.0)
     """Simulated time."""
+    round_start: Family = tree()
+    """The posterior when the last round of answers was over."""
+    round_began: int = number(default=0)
+    """How many answers there had been then."""
+    movements: tuple[float, ...] = described(list, tuple, default=())
+    """How far the posterior moved in each of the last rounds, in standard deviations."""
     refused: Mapping[int, Refusal] = described(written, refusals, default_factory=dict)
     """The clients whose answers were refused since an answer was last accepted, the latest first."""
 
@@ -271,6 +277,7 @@ def init(prior: Family, clients: int | Sequence[str], seed: int = 0, aggregation
         names=names,
         prior=prior,
         posterior=iterate.posterior,
+        round_start=iterate.posterior,
         factors=tuple(iterate.factors[k] for k in range(len(names))),
         seed=seed,
         keeps_product=aggregation.keeps_product,

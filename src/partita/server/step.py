@@ -15,6 +15,7 @@ from partita.local.client import RESIDUAL_UNDEFINED, Reply
 from partita.models import Model
 from partita.server.admission import Admission, Admitted, admit
 from partita.server.bound import free_energy
+from partita.server.convergence import measured
 from partita.server.learn import learn
 from partita.server.method import Method
 from partita.server.refusal import Reason, Refusal
@@ -73,7 +74,7 @@ def step(
             engine.notify(task, event.refusals[task.client].sentence)
     if method.learning is not None:
         new = learn(method, method.learning, model, engine, new, len(event.clients), tolerance)
-    return new, dataclasses.replace(event, unanswered=unanswered)
+    return measured(new), dataclasses.replace(event, unanswered=unanswered)
 
 
 def dispatch(method: Method, state: State, away: Bool[np.ndarray, " m"]) -> State:

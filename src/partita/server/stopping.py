@@ -9,6 +9,7 @@ import numpy as np
 from partita.errors import SettingsError
 from partita.local.solvers import Outcome
 from partita.results.history import History
+from partita.server.convergence import DISTANCE_LEFT, distance_left
 from partita.server.method import Method
 from partita.server.refusal import Reason
 from partita.server.state import State
@@ -79,7 +80,8 @@ _REFUSED: Mapping[Reason, Ending] = {
 
 
 class Stopping:
-    """The stopping rule: a run has converged when every client's last answer lies within `tolerance` nats of q.
+    """The stopping rule: a run has converged when every client's last answer lies within `tolerance` nats of q, and q
+    is within a hundredth of a standard deviation of the fixed point, as far as its movements tell.
 
     A falling free energy is what tells divergence, since precisions may stay positive. What it needs of the history it
     keeps, so that a step costs the same however long a run is.
@@ -116,9 +118,11 @@ class Stopping:
         return None
 
     def _converged(self, state: State) -> Ending | None:
-        if not state.settled(self.tolerance):
+        left = distance_left(state)
+        if not (state.settled(self.tolerance) and left <= DISTANCE_LEFT):
             return None
-        return Ending(Status.CONVERGED, f"Every client's answer lies within {self.tolerance:g} nats of the posterior.")
+        near = f"Every client's answer lies within {self.tolerance:g} nats of the posterior"
+        return Ending(Status.CONVERGED, f"{near}, which is about {left:.1g} standard deviations from its fixed point.")
 
     def _spent(self, state: State) -> Ending | None:
         if not self.budget.spent(state):
@@ -137,7 +141,10 @@ class Stopping:
             spent = "The budget is spent before every client answered for the current hyperparameters."
             return Ending(Status.BUDGET_SPENT, spent)
         nats = "nats (or half the squared hyperparameter gradient)" if state.hyper else "nats"
-        return Ending(Status.BUDGET_SPENT, f"The budget is spent; the residual is {worst:.3g} {nats}.")
+        spent = f"The budget is spent; the residual is {worst:.3g} {nats}."
+        left = distance_left(state)
+        far = f" About {left:.2g} standard deviations are left to the fixed point: allow more rounds."
+        return Ending(Status.BUDGET_SPENT, spent + far if DISTANCE_LEFT < left < np.inf else spent)
 
 
 def _slower(state: State) -> str:

@@ -1,0 +1,60 @@
+"""How far is q from where the run is going? A short step is not a short distance: slow runs take many short steps."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from partita.families import Family
+from partita.numerics.compiled import Compiled
+from partita.server.state import State
+
+__all__ = ["DISTANCE_LEFT", "distance_left", "measured"]
+
+DISTANCE_LEFT = 0.01
+"""How many standard deviations a posterior may be from its fixed point and still be said to have converged."""
+_ROUNDS = 16
+"""How many rounds the rate of convergence is estimated from at most."""
+_SLOWEST = 0.999
+"""The largest rate that is told from rounding: movements of which a thousandth more is left do not count."""
+
+
+def measured(state: State) -> State:
+    """The state after a step; where a round of answers is over, with how far q moved in it.
+
+    The distance is √(2 KL), in standard deviations: that of any parameter, or of any combination of them, is at most
+    this. It is measured on q itself, so it means the same for every aggregation, schedule and damping.
+    """
+    if state.answers - state.round_began < max(int(state.active.sum()), 1):
+        return state
+    apart = float(_apart(state.posterior, state.round_start))
+    moved = math.sqrt(2 * max(apart, 0.0)) if math.isfinite(apart) else math.inf
+    movements = (*state.movements, moved)[-_ROUNDS:]
+    return dataclasses.replace(state, round_start=state.posterior, round_began=state.answers, movements=movements)
+
+
+def distance_left(state: State) -> float:
+    """About how many standard deviations q is from the fixed point; infinite before there is a rate.
+
+    Movements that shrink by a factor r a round add up to r/(1 − r) times the last one. The rate r is the largest of
+    those between the last 1, 2, 4 and 8 rounds and as many before: short spans tell of a slow part of the error that a
+    fast one has hidden until now, long spans do not take noise for progress.
+    """
+    moved = np.asarray(state.movements)
+    eps = jnp.finfo(jax.tree.leaves(state.posterior)[0].dtype).eps
+    if len(moved) and moved[-1] <= math.sqrt(eps):
+        return 0.0
+    spans = [(moved[-2 * span : -span].sum(), moved[-span:].sum(), span) for span in (1, 2, 4, 8)]
+    rates = [(after / before) ** (1 / span) for before, after, span in spans if 2 * span <= len(moved) and before > 0]
+    if not rates or not np.isfinite(moved).all():
+        return math.inf
+    rate = min(max(rates), _SLOWEST)
+    return float(moved[-1] * rate / (1 - rate))
+
+
+@Compiled
+def _apart(first: Family, second: Family) -> Float[Array, ""]:
+    return first.distance(second)

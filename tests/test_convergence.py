@@ -1,0 +1,66 @@
+"""*Converged* means near the run's own fixed point, and not that its last step was short."""
+
+import numpy as np
+import pytest
+
+import partita as pt
+
+GENERATOR = np.random.default_rng(7)
+DIMENSIONS, NOISE = 6, 0.7
+FULL = pt.FullGaussian.standard_normal(DIMENSIONS)
+MEAN_FIELD = pt.MeanFieldGaussian.standard_normal(DIMENSIONS)
+MODEL = pt.LinearRegression(NOISE)
+
+
+def table(rows, correlation):
+    """Columns of which each pair has this correlation."""
+    shared = GENERATOR.normal(size=(rows, 1))
+    x = np.sqrt(correlation) * shared + np.sqrt(1 - correlation) * GENERATOR.normal(size=(rows, DIMENSIONS))
+    return pt.Table(x, x @ GENERATOR.normal(size=DIMENSIONS) + NOISE * GENERATOR.normal(size=rows))
+
+
+def clients(data, number):
+    return pt.split(data, np.array_split(np.arange(len(data.y)), number))
+
+
+def fixed_point(data, family):
+    """Mean and standard deviation that exact inference has, or the best factorised Gaussian (Bishop 2006, 10.1.2)."""
+    precision = np.eye(DIMENSIONS) + np.asarray(data.x.T @ data.x) / NOISE**2
+    mean = np.linalg.solve(precision, np.asarray(data.x.T @ data.y) / NOISE**2)
+    variance = np.diag(np.linalg.inv(precision)) if family is FULL else 1 / np.diag(precision)
+    return mean, np.sqrt(variance)
+
+
+def sds_away(posterior, data, family):
+    """The largest error of a mean in standard deviations, or relative error of a standard deviation."""
+    mean, sd = fixed_point(data, family)
+    return max(np.abs((posterior.mean - mean) / sd).max(), np.abs(posterior.sd / sd - 1).max())
+
+
+CORRELATED, PLAIN = table(300, 0.99), table(300, 0.2)
+RUNS = {
+    "many clients, damping 1/M": (pt.methods.synchronous(pt.Conjugate(), damping=None), FULL, PLAIN, 20, 500),
+    "correlated columns": (pt.methods.sequential(pt.Conjugate()), MEAN_FIELD, CORRELATED, 3, 1000),
+    "random subsets": (pt.Method(pt.Conjugate(), pt.schedules.RandomSubset(5), pt.Damped(0.2)), FULL, PLAIN, 10, 500),
+    "asynchronous": (pt.methods.asynchronous(pt.Conjugate(), damping=0.1), FULL, PLAIN, 10, 500),
+    "Bayesian ADMM": (pt.methods.bayesian_admm(solver=pt.Conjugate()), FULL, PLAIN, 10, 3000),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_that_says_converged_is_within_a_hundredth_of_a_standard_deviation(name):
+    method, family, data, number, rounds = RUNS[name]
+    result = pt.run(method, MODEL, family, clients(data, number), rounds=rounds, monitor=pt.Monitor(every=0))
+    assert result.status is pt.Status.CONVERGED, result.message
+    assert sds_away(result.posterior, data, family) <= 0.01
+
+
+@pytest.mark.parametrize("name", ["correlated columns", "many clients, damping 1/M"])
+def test_a_run_that_ends_before_says_how_far_it_is_away(name):
+    method, family, data, number, _ = RUNS[name]
+    result = pt.run(method, MODEL, family, clients(data, number), rounds=40, monitor=pt.Monitor(every=0))
+    assert result.status is pt.Status.BUDGET_SPENT
+    away = sds_away(result.posterior, data, family)
+    assert away > 0.01
+    assert result.history.rows[-1]["distance_left"] >= away
+    assert "standard deviations" in result.message
