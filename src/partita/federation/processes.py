@@ -47,6 +47,8 @@ folder = ""
 _MODULE = '''"""The Flower apps, which are implemented in partita."""
 
 from partita.federation.apps import client_app, server_app
+
+__all__ = ["client_app", "server_app"]
 '''
 
 
