@@ -64,3 +64,18 @@ def test_a_run_that_ends_before_says_how_far_it_is_away(name):
     assert away > 0.01
     assert result.history.rows[-1]["distance_left"] >= away
     assert "standard deviations" in result.message
+
+
+@pytest.mark.parametrize("name", ["global_vi", "incremental_vi", "bayesian_admm"])
+def test_methods_that_need_tuning_say_that_they_have_not_arrived(name):
+    """With their defaults they are far from the optimum after a hundred rounds; so the bound is not called the best."""
+    settings = {"penalty": 0.1} if name == "bayesian_admm" else {}
+    parts = clients(pt.Table(10 * PLAIN.x, PLAIN.y), 4)
+    result = pt.run(pt.methods.named(name, **settings), MODEL, FULL, parts)
+    best = pt.run(pt.methods.sequential(pt.Conjugate()), MODEL, FULL, parts)
+    assert best.status is pt.Status.CONVERGED
+    if result.free_energy < best.free_energy - 0.1:
+        assert result.status is not pt.Status.CONVERGED
+        assert "so far" in repr(result)
+    else:
+        assert result.status is pt.Status.CONVERGED

@@ -48,9 +48,10 @@ class Result:
     def log_evidence(self) -> float:
         """Power EP's estimate of log p(y), from the factors' scales; NaN if the method gives none.
 
-        Methods that maximise the free energy have only that lower bound.
+        Methods that maximise the free energy have only that lower bound. It estimates log p(y) at a fixed point, so it
+        is NaN of a run that has not converged; the history has it step by step.
         """
-        return self._last("log_evidence")
+        return self._last("log_evidence") if self.status is Status.CONVERGED else float("nan")
 
     def _last(self, name: str) -> float:
         return next((row[name] for row in reversed(self.history.rows) if name in row), float("nan"))
@@ -58,7 +59,8 @@ class Result:
     def __repr__(self) -> str:
         clients = int(self.state.active.sum())
         spent = f"{clients} clients, {self.state.communications} communications"
-        known = [f"free energy {self.free_energy:.6g}"] if np.isfinite(self.free_energy) else []
+        done = "" if self.status in (Status.CONVERGED, Status.COMPLETE) else " so far"
+        known = [f"free energy {self.free_energy:.6g}{done}"] if np.isfinite(self.free_energy) else []
         known += [f"log evidence {self.log_evidence:.6g}"] if np.isfinite(self.log_evidence) else []
         family = f"{type(self.posterior.q).__name__} of {self.posterior.q.size()} natural parameters"
         return f"Result({self.status.value}: {', '.join([spent, *known])}; {family})\n{self.message}"

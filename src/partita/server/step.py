@@ -16,6 +16,7 @@ from partita.models import Model
 from partita.server.admission import Admission, Admitted, admit
 from partita.server.bound import free_energy
 from partita.server.convergence import measured
+from partita.server.evidence import with_masses
 from partita.server.learn import learn
 from partita.server.method import Method
 from partita.server.refusal import Reason, Refusal
@@ -186,6 +187,8 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
     accepted = set(deltas) - set(refusals) if admitted.taken.damping > 0 else set()
 
     iterate = admitted.taken.iterate
+    if method.solver.estimates_evidence and state.keeps_product and admitted.taken.damping < 1:
+        iterate = with_masses(state.iterate, iterate, {k: deltas[k] for k in accepted})
     for k in refusals:
         iterate = method.aggregation.without_estimate(iterate, k)
     # answers that were formed with other hyperparameters than those that are learned now

@@ -143,7 +143,7 @@ class Stopping:
         nats = "nats (or half the squared hyperparameter gradient)" if state.hyper else "nats"
         spent = f"The budget is spent; the residual is {worst:.3g} {nats}."
         left = distance_left(state)
-        far = f" About {left:.2g} standard deviations are left to the fixed point: allow more rounds."
+        far = f" At its present rate about {left:.2g} standard deviations are left: allow more rounds."
         return Ending(Status.BUDGET_SPENT, spent + far if DISTANCE_LEFT < left < np.inf else spent)
 
 
