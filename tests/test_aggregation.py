@@ -120,14 +120,14 @@ def test_backtracking_on_the_free_energy_converges_where_undamped_rounds_diverge
     undamped = pt.run(pt.methods.synchronous(solver, damping=1.0), model, prior, parts, rounds=30)
     assert undamped.status is pt.Status.DIVERGED
     method = pt.Method(solver, pt.Synchronous(), pt.Backtracking(monitor_free_energy=True))
-    watched = pt.run(method, model, prior, parts, rounds=200, tolerance=1e-4)
+    watched = pt.run(method, model, prior, parts, rounds=400, tolerance=1e-4)
     assert watched.status is pt.Status.CONVERGED
     assert np.diff(watched.history["free_energy"]).min() >= -ROUNDING
     # six answers, and one communication a client for the free energy before, at ρ = 1, and at every half of it
     trials = 2 - np.log2(watched.history["damping"])
     assert trials.max() > 2
     np.testing.assert_array_equal(np.diff(watched.history["communications"], prepend=0), 6 + 6 * trials)
-    damped = pt.run(pt.methods.synchronous(solver, damping=0.5), model, prior, parts, rounds=200, tolerance=1e-4)
+    damped = pt.run(pt.methods.synchronous(solver, damping=0.5), model, prior, parts, rounds=400, tolerance=1e-4)
     assert damped.status is pt.Status.CONVERGED
     assert len(watched.history) < len(damped.history)
 

@@ -171,7 +171,7 @@ def continued(state: State, fresh: State, method: Method) -> State:
     columns = unanswered_columns(len(state.names), {"gradients": fresh.gradients})
     unknown = {name: columns[name] for name in ("residual", "outcome")}
     going_on = dataclasses.replace(
-        state, memory=memory, **unknown, movements=(), round_began=state.answers, in_flight=(), arrived=(), refused={}
+        state, memory=memory, **unknown, round_began=state.answers, in_flight=(), arrived=(), refused={}
     )
     if set(state.hyper) != set(fresh.hyper):
         going_on = dataclasses.replace(going_on, hyper=fresh.hyper, gradients=columns["gradients"])
