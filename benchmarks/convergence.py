@@ -28,7 +28,7 @@ def adult(rows, clients):
     """The first rows of Adult, divided among clients that differ in size and label (B)."""
     train = pt.datasets.adult().train
     data = pt.Table(train.x[:rows], train.y[:rows])
-    return pt.split(data, pt.partitioners.beta_kappa(np.asarray(data.y), clients, 0.7, -3.0))
+    return pt.split(data, pt.partitioners.beta_kappa(np.asarray(data.y), clients, 0.7, -3.0), drop=True)
 
 
 def counts(clients):

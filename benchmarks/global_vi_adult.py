@@ -64,7 +64,7 @@ def main():
     warnings.simplefilter("ignore", ConvergenceWarning)
 
     adult = pt.datasets.adult()
-    parts = pt.split(adult.train, pt.partitioners.beta_kappa(adult.train.y, 10, 0.7, -3.0)).pooled()
+    parts = pt.split(adult.train, pt.partitioners.beta_kappa(adult.train.y, 10, 0.7, -3.0), drop=True).pooled()
     shard = parts.shards[0]
     x, y = np.asarray(shard.data.x), np.asarray(shard.data.y)
     model, prior = pt.LogisticRegression(), pt.MeanFieldGaussian.standard_normal(x.shape[1])

@@ -22,7 +22,7 @@ def clients(adult, name, deal=None):
         np.arange(len(adult.train.y)) if deal is None else np.random.default_rng(deal).permutation(len(adult.train.y))
     )
     table = pt.Table(adult.train.x[rows], adult.train.y[rows])
-    return pt.split(table, pt.partitioners.beta_kappa(table.y, 10, *BETA_KAPPA[name]))
+    return pt.split(table, pt.partitioners.beta_kappa(table.y, 10, *BETA_KAPPA[name]), drop=True)
 
 
 def independent_optimum(x, y):

@@ -68,7 +68,7 @@ class _Demo:
         train = Table(data.train.x[: settings.rows], data.train.y[: settings.rows])
         self.settings, self.names = settings, data.names
         self.test = Table(jnp.asarray(data.test.x), data.test.y)
-        self.clients = split(train, beta_kappa(np.asarray(train.y), 10, *_SPLITS[settings.split]))
+        self.clients = split(train, beta_kappa(np.asarray(train.y), 10, *_SPLITS[settings.split]), drop=True)
         self.pooled = self.clients.pooled()
         kind = MeanFieldGaussian if settings.family == "mean-field" else FullGaussian
         self.model, self.prior = LogisticRegression(), kind.standard_normal(len(data.names))

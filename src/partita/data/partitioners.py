@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
-from partita.data.shard import Partition, federate
+from partita.data.shard import Partition, federate, real_numbers
 from partita.errors import DataError
 
 __all__ = ["Indices", "beta_kappa", "by_column", "equal_random", "k_means", "label_shards", "split"]
@@ -15,10 +15,17 @@ __all__ = ["Indices", "beta_kappa", "by_column", "equal_random", "k_means", "lab
 Indices = list[Int[np.ndarray, " n"]]
 
 
-def split(data: PyTree, indices: Sequence[np.ndarray], names: Sequence[str] | None = None) -> Partition:
-    """The partition of `data` with the given row indices for each client."""
-    arrays = jax.tree.map(np.asarray, data)
-    parts = [jax.tree.map(lambda leaf, rows=rows: leaf[rows], arrays) for rows in indices]
+def split(
+    data: PyTree, indices: Sequence[np.ndarray], names: Sequence[str] | None = None, *, drop: bool = False
+) -> Partition:
+    """The partition of `data` with the given row indices for each client.
+
+    Every row belongs to one client; with `drop`, rows that belong to none are left out.
+    """
+    arrays = real_numbers(data)
+    places = [np.asarray(rows) for rows in indices]
+    _check_places(places, min((len(leaf) for leaf in jax.tree.leaves(arrays)), default=0), drop)
+    parts = [jax.tree.map(lambda leaf, rows=rows: leaf[rows], arrays) for rows in places]
     return federate(parts, names=names)
 
 
@@ -81,6 +88,20 @@ def by_column(values: np.ndarray) -> tuple[Indices, list[str]]:
     """One client per distinct value of a column, such as the hospital, with the values as names."""
     levels = list(dict.fromkeys(np.asarray(values).tolist()))
     return [np.flatnonzero(np.asarray(values) == level) for level in levels], [str(level) for level in levels]
+
+
+def _check_places(places: Sequence[np.ndarray], rows: int, drop: bool) -> None:
+    """Raises a `DataError` where a row is given twice, or not at all, or does not exist."""
+    if any(place.size and not np.issubdtype(place.dtype, np.integer) for place in places):
+        raise DataError("Indices of rows must be whole numbers: give numpy.flatnonzero of a mask.")
+    together = np.concatenate([place.ravel() for place in places if place.size] or [np.zeros(0, int)])
+    if (outside := together[(together < 0) | (together >= rows)]).size:
+        raise DataError(f"There is no row {outside[0]}: indices go from 0 to {rows - 1}.")
+    times = np.bincount(together, minlength=rows)
+    if (twice := np.flatnonzero(times > 1)).size:
+        raise DataError(f"Row {twice[0]} is given twice: give every row to one client.")
+    if not drop and (left := int((times == 0).sum())):
+        raise DataError(f"{left} rows belong to no client: give them to one, or pass drop=True to leave them out.")
 
 
 def _enough(rows: int, parts: int) -> None:

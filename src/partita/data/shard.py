@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from partita.data.table import Table
 from partita.errors import DataError, unknown
 
-__all__ = ["Partition", "Shard", "federate"]
+__all__ = ["Partition", "Shard", "federate", "real_numbers"]
 
 
 class Shard(eqx.Module):
@@ -71,6 +71,7 @@ def federate(
     names = [f"client {k}" for k in range(len(clients))] if names is None else list(names)
     if len(names) != len(clients) or len(set(names)) != len(names):
         raise DataError(f"Give {len(clients)} unique names, one per client, not {names}.")
+    clients = [real_numbers(data) for data in clients]
     sizes = [_rows(data, name) for data, name in zip(clients, names, strict=True)]
     _same_widths(clients, names)
     clients = [_floating(data) for data in clients]
@@ -89,6 +90,23 @@ def federate(
         for data, weight, size in zip(clients, weights, sizes, strict=True)
     ]
     return Partition(tuple(shards), tuple(names), tuple(sizes))
+
+
+def real_numbers(data: PyTree) -> PyTree[np.ndarray]:
+    """The data as arrays of real numbers; raises a `DataError` where they are something else."""
+    for leaf in jax.tree.leaves(data):
+        if hasattr(leaf, "toarray"):
+            raise DataError("The data are a sparse matrix: pass its .toarray().")
+    arrays = jax.tree.map(np.asarray, data)
+    for array in jax.tree.leaves(arrays):
+        if not (
+            np.issubdtype(array.dtype, np.bool_) or (np.isrealobj(array) and np.issubdtype(array.dtype, np.number))
+        ):
+            what = "complex numbers" if np.iscomplexobj(array) else "text or objects"
+            raise DataError(
+                f"The data hold {what} where real numbers are needed: code categories and labels as numbers."
+            )
+    return arrays
 
 
 def _rows(data: PyTree, name: str) -> int:

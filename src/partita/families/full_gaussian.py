@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import jax.scipy as jsp
 from jaxtyping import Array, Bool, Float, Key
 
-from partita.families.base import Theta, floating
+from partita.families.base import Theta, floating, positive
 from partita.families.gaussian import LOG_2PI, Gaussian, Moments, Standard, Unconstrained, check_vector, zeros_of
 from partita.families.layout import Layout
 
@@ -53,7 +53,8 @@ class FullGaussian(Gaussian):
         zeros = zeros_of(like)
         layout = Layout.of(zeros)
         vector = layout.ravel(zeros)
-        return cls(vector, jnp.eye(vector.size, dtype=vector.dtype) / scale**2, layout)
+        precision = jnp.eye(vector.size, dtype=vector.dtype) / positive(scale, "scale").astype(vector.dtype) ** 2
+        return cls(vector, precision, layout)
 
     def _cholesky(self) -> Float[Array, "d d"]:
         return jnp.linalg.cholesky(self.precision)

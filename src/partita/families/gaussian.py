@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from partita.errors import DataError, InputError, SettingsError
-from partita.families.base import Family, Theta, floating
+from partita.families.base import Family, Theta, floating, positive
 from partita.families.capabilities import Projected, Spreading
 from partita.families.layout import Layout
 from partita.numerics.noise import standard_normal
@@ -121,7 +121,8 @@ class MeanFieldGaussian(Gaussian):
         trees: list[Any] = [jax.tree.structure(tree) for tree in (mean, sd)]
         if trees[0] != trees[1]:
             sd = jax.tree.map(lambda m: jnp.asarray(sd, m.dtype), mean)
-        precision = jax.tree.map(lambda m, s: jnp.broadcast_to(1 / jnp.asarray(s, m.dtype) ** 2, m.shape), mean, sd)
+        sd = jax.tree.map(lambda m, s: positive(jnp.asarray(s, m.dtype), "standard deviation"), mean, sd)
+        precision = jax.tree.map(lambda m, s: jnp.broadcast_to(1 / s**2, m.shape), mean, sd)
         return cls(jax.tree.map(jnp.multiply, precision, mean), precision)
 
     @classmethod

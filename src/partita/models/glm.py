@@ -1,7 +1,7 @@
 """Generalised linear models: the likelihood depends on θ through a linear predictor f = xᵀθ."""
 
 import abc
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -14,6 +14,7 @@ from partita.data.table import Table
 from partita.expectations import Analytic, Expectation, GaussHermite, root
 from partita.expectations.capabilities import Rows
 from partita.families import Family
+from partita.families.base import positive
 from partita.families.gaussian import gaussian
 from partita.models.base import Model, check_table, check_values
 
@@ -68,13 +69,18 @@ class GeneralisedLinear(Model):
         return self.mean_response(x @ theta)
 
 
+def _slope(slope: Any) -> Any:
+    """A slope as it is given; a whole number as a floating-point one."""
+    if isinstance(slope, int | float):
+        positive(slope, "slope")
+    return float(slope) if isinstance(slope, int) else slope
+
+
 class BinaryRegression(GeneralisedLinear):
     """Binary y with P(y = 1) = link(slope · f); a subclass defines the link."""
 
     expectation: Expectation = GaussHermite()
-    slope: float | Float[Array, ""] = eqx.field(
-        converter=lambda slope: float(slope) if isinstance(slope, int) else slope, default=1.0
-    )
+    slope: float | Float[Array, ""] = eqx.field(converter=_slope, default=1.0)
     """The slope of the link. It is not identifiable if the prior's scale is learned as well."""
     positive: ClassVar[tuple[str, ...]] = ("slope",)
 
@@ -151,7 +157,7 @@ class LinearRegression(GeneralisedLinear):
     positive: ClassVar[tuple[str, ...]] = ("noise",)
 
     def __init__(self, noise: float = 1.0, expectation: Expectation | None = None) -> None:
-        self.noise = jnp.asarray(noise, jnp.result_type(float))
+        self.noise = positive(jnp.asarray(noise, jnp.result_type(float)), "noise")
         self.expectation = expectation or Analytic()
 
     def log_link_density(self, f: Array, y: Array) -> Array:

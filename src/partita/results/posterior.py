@@ -55,6 +55,8 @@ class Posterior:
 
     def sample(self, draws: int, seed: int = 0) -> Theta:
         """Independent draws of θ."""
+        if draws < 1:
+            raise SettingsError(f"The number of draws must be at least 1, not {draws}.")
         return self.q.sample(jax.random.key(seed), (draws,))
 
     def log_prob(self, theta: Theta) -> Float[Array, ""]:

@@ -16,6 +16,7 @@ from partita.models import Model
 from partita.results.history import History
 from partita.results.posterior import Posterior
 from partita.server.aggregation import Aggregation
+from partita.server.arguments import check_kinds, check_number, check_seed
 from partita.server.learn import unmoved
 from partita.server.membership import join, leave
 from partita.server.method import Method
@@ -108,12 +109,15 @@ def run(
         The posterior, how the run ended, its history, and its last state.
 
     """
+    check_kinds(method, model, prior, partition)
+    check_seed(seed)
+    for what, value in (("rounds", rounds), ("communications", communications), ("tolerance", tolerance)):
+        if value is not None:
+            check_number(what, value)
     if partition is not None and engine is None:
         engine = LocalEngine(partition)
     elif partition is not None or engine is None:
         raise SettingsError("Give either a partition, for clients in this process, or an engine.")
-    if seed < 0:
-        raise SettingsError(f"The seed must not be negative: {seed}.")
     store, requests, monitor = store or Store(), requests or Requests(), monitor or Monitor()
     # whoever is elsewhere may never answer
     rules = rules or (Rules() if engine.simulated else Rules(deadline=3600.0, until=engine.now() + 86400.0))
