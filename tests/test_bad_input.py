@@ -93,7 +93,7 @@ MISTAKES = {
     "no communications": (lambda: run(communications=0), "The budget is empty"),
     "no rounds": (lambda: run(rounds=0), "The budget is empty"),
     "fewer rounds than none": (lambda: run(rounds=-1, communications=5), "The budget is empty"),
-    "NaN rounds": (lambda: run(rounds=np.nan), "The budget is empty"),
+    "NaN rounds": (lambda: run(rounds=np.nan), "rounds must be a number, not nan"),
     "an unknown order": (
         lambda: pt.Sequential("alphabetical"),
         "no order named 'alphabetical': choose one of fixed",

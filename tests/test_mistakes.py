@@ -1,4 +1,4 @@
-"""What users get wrong is refused in one sentence, with the culprit and the remedy, and never counted as something else."""
+"""What users get wrong is refused in one sentence, with the culprit and the remedy."""
 
 import numpy as np
 import pytest

@@ -126,7 +126,7 @@ def test_more_clients_than_rows_are_refused(ask):
 
 def test_split_gives_each_client_its_rows_and_name():
     data = Table(np.arange(8.0).reshape(4, 2), np.array([0.0, 1.0, 0.0, 1.0]))
-    parts = split(data, [np.array([3, 0]), np.array([1])], names=["a", "b"])
+    parts = split(data, [np.array([3, 0]), np.array([1])], names=["a", "b"], drop=True)
     assert (parts.names, parts.sizes) == (("a", "b"), (2, 1))
     np.testing.assert_array_equal(parts.shards[0].data.x, data.x[[3, 0]])
     np.testing.assert_array_equal(parts.shards[1].data.y, data.y[[1]])

@@ -22,7 +22,7 @@ def test_it_ends_at_a_fixed_point_of_moment_matching(family, alpha):
     matched = run(method, LogisticRegression(), prior, federate([ROWS]), tolerance=-1.0, rounds=40)
     for a, b in zip(jax.tree.leaves(found.q), jax.tree.leaves(matched.state.posterior), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    assert found.free_energy == pytest.approx(matched.log_evidence, abs=1e-8)
+    assert found.free_energy == pytest.approx(matched.history.rows[-1]["log_evidence"], abs=1e-8)
 
 
 def test_as_alpha_vanishes_it_is_the_maximum_of_the_free_energy():

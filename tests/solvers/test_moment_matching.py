@@ -39,7 +39,7 @@ def test_with_a_row_each_clients_end_where_power_ep_by_sites_does(alpha):
     sites = solve(PowerEP(alpha, tolerance=1e-20), problem(prior, model=model, x=ROWS.x, y=ROWS.y), KEY)
     np.testing.assert_allclose(result.state.posterior.precision, sites.q.precision, rtol=1e-7, atol=1e-8)
     np.testing.assert_allclose(result.state.posterior.mean, sites.q.mean, rtol=1e-7)
-    assert result.log_evidence == pytest.approx(float(sites.free_energy), abs=1e-7)
+    assert result.history.rows[-1]["log_evidence"] == pytest.approx(float(sites.free_energy), abs=1e-7)
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())

@@ -99,13 +99,9 @@ def real_numbers(data: PyTree) -> PyTree[np.ndarray]:
             raise DataError("The data are a sparse matrix: pass its .toarray().")
     arrays = jax.tree.map(np.asarray, data)
     for array in jax.tree.leaves(arrays):
-        if not (
-            np.issubdtype(array.dtype, np.bool_) or (np.isrealobj(array) and np.issubdtype(array.dtype, np.number))
-        ):
+        if array.dtype.kind not in "biuf":
             what = "complex numbers" if np.iscomplexobj(array) else "text or objects"
-            raise DataError(
-                f"The data hold {what} where real numbers are needed: code categories and labels as numbers."
-            )
+            raise DataError(f"The data hold {what} where real numbers are needed: code categories as numbers.")
     return arrays
 
 
