@@ -17,7 +17,7 @@ from partita.errors import SettingsError, unknown
 from partita.families import Family
 from partita.families.base import Theta
 from partita.models import Model
-from partita.numerics.compiled import Compiled
+from partita.numerics.compiled import Compiled, Scalar
 
 __all__ = [
     "PRIOR_SCALES",
@@ -141,7 +141,7 @@ def constrained(u: Hyper, positive: Sequence[str]) -> Hyper:
 
 @Compiled
 def bound_gradient(
-    prior: Family, q: Family, hyper: Hyper, clients: Hyper, positive: tuple[str, ...], temperature: float
+    prior: Family, q: Family, hyper: Hyper, clients: Hyper, positive: tuple[str, ...], temperature: Scalar
 ) -> Hyper:
     """∇_u F: the sum of the clients' gradients in ε, and that of −KL(q ‖ p(ε)), by the chain rule in u."""
 
