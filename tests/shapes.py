@@ -24,7 +24,7 @@ def _beyond(hint):
 
 @contextlib.contextmanager
 def _raises(expected, strictly=pytest.raises, **settings):
-    """`pytest.raises`; where it is to be said of input that it is wrong, the library says so, and checks here do not."""
+    """`pytest.raises`, in which nothing is checked if the library itself is to say that input is wrong."""
     from partita import InputError
 
     wrong = isinstance(expected, type) and issubclass(expected, InputError | AssertionError)

@@ -16,6 +16,7 @@ from partita.expectations.capabilities import Rows
 from partita.families import Family
 from partita.families.gaussian import gaussian
 from partita.models.base import Model, check_table, check_values
+from partita.numerics.compiled import Scalar
 
 __all__ = [
     "BinaryRegression",
@@ -150,7 +151,7 @@ class LinearRegression(GeneralisedLinear):
     expectation: Expectation = eqx.field(kw_only=True)
     positive: ClassVar[tuple[str, ...]] = ("noise",)
 
-    def __init__(self, noise: float = 1.0, expectation: Expectation | None = None) -> None:
+    def __init__(self, noise: Scalar = 1.0, expectation: Expectation | None = None) -> None:
         self.noise = jnp.asarray(noise, jnp.result_type(float))
         self.expectation = expectation or Analytic()
 
