@@ -1,7 +1,7 @@
 # `make test` is the README's test command without the installation.
 PYTHON ?= .venv/bin/python
 
-.PHONY: install test slow lint versions docs bench demo
+.PHONY: install test slow shapes lint versions docs bench demo
 
 install:
 	python3 -m venv .venv && .venv/bin/pip install -e '.[test,lint,docs]' -e ./experiments
@@ -9,8 +9,15 @@ install:
 test:
 	$(PYTHON) -m pytest
 
-slow:
+slow: shapes
 	XLA_FLAGS= $(PYTHON) -m pytest -n 0 -m slow -s
+
+# Types and shapes of all annotations are checked at run time; the recorded runs cover every axis.
+SHAPES = tests/recorded tests/families tests/partition tests/models/test_glm.py tests/models/test_network.py tests/test_expectations.py \
+	tests/test_objective.py tests/test_aggregation.py tests/test_schedules.py tests/test_predict.py tests/test_metrics.py
+
+shapes:
+	$(PYTHON) -m pytest --jaxtyping-packages=partita,shapes.checked -m "" $(SHAPES)
 
 lint:
 	$(PYTHON) -m ruff check .

@@ -1,7 +1,10 @@
 """Checks of types and shapes at run time: `make shapes` runs tests with them."""
 
+import contextlib
 from typing import Any, Self
 
+import jaxtyping
+import pytest
 from beartype import BeartypeConf, BeartypeStrategy, beartype
 
 CONF = BeartypeConf(strategy=BeartypeStrategy.O1, is_pep484_tower=True)
@@ -17,3 +20,20 @@ def checked(function):
 
 def _beyond(hint):
     return any(part is Self or getattr(part, "_is_protocol", False) for part in (hint, *getattr(hint, "__args__", ())))
+
+
+@contextlib.contextmanager
+def _raises(expected, strictly=pytest.raises, **settings):
+    """`pytest.raises`, in which nothing is checked if the library itself is to say that input is wrong."""
+    from partita import InputError
+
+    wrong = isinstance(expected, type) and issubclass(expected, InputError | AssertionError)
+    with strictly(expected, **settings) as caught:
+        jaxtyping.config.update("jaxtyping_disable", wrong)
+        try:
+            yield caught
+        finally:
+            jaxtyping.config.update("jaxtyping_disable", False)
+
+
+pytest.raises = _raises

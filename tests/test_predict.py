@@ -100,7 +100,9 @@ def test_a_network_predicts_by_monte_carlo(expectation):
     found = posterior.predict_proba(X, "monte_carlo", draws=20_000)
     assert found.shape == (3, 3)
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-6)
-    by_hand = np.mean(jax.vmap(lambda theta: model.response(theta, X))(posterior.sample(20_000, seed=1)), axis=0)
+    by_hand = np.mean(
+        jax.vmap(lambda theta: model.response(theta, jnp.asarray(X)))(posterior.sample(20_000, seed=1)), axis=0
+    )
     # probabilities have an sd of at most 1/2: two means of 20,000 differ by 0.005, four sds are 0.02
     np.testing.assert_allclose(found, by_hand, atol=0.02)
     with pytest.raises(InputError, match="NetworkClassifier has no closed-form prediction"):

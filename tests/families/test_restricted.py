@@ -30,7 +30,7 @@ FAMILIES = {
 def some_direction(q):
     """A natural gradient: where a matrix is symmetric so is its gradient."""
     leaves, treedef = jax.tree.flatten(q)
-    drawn = [GENERATOR.normal(size=leaf.shape) for leaf in leaves]
+    drawn = [jnp.asarray(GENERATOR.normal(size=leaf.shape)) for leaf in leaves]
     return jax.tree.unflatten(treedef, [d + d.T if d.ndim == 2 and d.shape[0] == d.shape[1] else d for d in drawn])
 
 

@@ -44,8 +44,12 @@ def test_contract(model, y, log_density):
 def test_log_density_is_scipys(model, y, log_density):
     f = X @ THETA
     for x, value, expected in zip(X, y, log_density(f, y), strict=True):
-        np.testing.assert_allclose(model.log_density(THETA, Table(x, value)), expected, rtol=1e-12)
-    np.testing.assert_allclose(model.log_density_at(f, Table(X, y)), log_density(f, y), rtol=1e-12)
+        np.testing.assert_allclose(
+            model.log_density(jnp.asarray(THETA), Table(jnp.asarray(x), jnp.asarray(value))), expected, rtol=1e-12
+        )
+    np.testing.assert_allclose(
+        model.log_density_at(jnp.asarray(f), Table(jnp.asarray(X), jnp.asarray(y))), log_density(f, y), rtol=1e-12
+    )
 
 
 @every_model
@@ -64,7 +68,7 @@ def test_the_density_is_concave_in_the_predictor(model, y, log_density):
     """Newton's method and the quadrature's sign rest on it."""
     f = jnp.linspace(-20.0, 20.0, 41)
     for value in (0.0, 1.0):
-        slope = jax.grad(lambda g, value=value: model.log_link_density(g, value))
+        slope = jax.grad(lambda g, value=value: model.log_link_density(g, jnp.asarray(value)))
         assert (jax.vmap(jax.grad(slope))(f) <= 0).all()
 
 
@@ -85,7 +89,7 @@ def test_noise_is_a_hyperparameter_with_a_gradient():
     """Its leaf is ε of `sec:hyper-gradients`: d ell/dσ = Σ (E(y − f)² / σ² − 1) / σ."""
 
     def ell(model):
-        return model.ell(Q, Table(X, REAL), jnp.ones(5), jax.random.key(0))
+        return model.ell(Q, Table(jnp.asarray(X), jnp.asarray(REAL)), jnp.ones(5), jax.random.key(0))
 
     found = jax.grad(ell)(LinearRegression(0.7)).noise
     squares = (REAL - X @ THETA) ** 2 + X**2 @ np.square(Q.sd)

@@ -13,8 +13,8 @@ from partita.models import NetworkClassifier, NetworkRegressor
 
 WIDTHS = (3, 3, 3)
 X = np.array([[1.0, 0.5, -0.2], [1.0, -1.0, 0.7], [1.0, 0.1, 1.4], [1.0, 2.0, 0.3], [1.0, -0.3, -1.0]])
-CLASSES = Table(X, np.array([0.0, 2.0, 1.0, 0.0, 1.0]))
-REAL = Table(X, np.array([0.3, -1.2, 0.0, 2.0, 0.7]))
+CLASSES = Table(jnp.asarray(X), jnp.array([0.0, 2.0, 1.0, 0.0, 1.0]))
+REAL = Table(jnp.asarray(X), jnp.array([0.3, -1.2, 0.0, 2.0, 0.7]))
 CLASSIFIER, REGRESSOR = NetworkClassifier(WIDTHS), NetworkRegressor((3, 3, 1), noise=0.7)
 
 
@@ -49,14 +49,14 @@ def test_contract(model, data):
 def test_densities_and_responses_are_those_of_a_forward_pass():
     theta = theta_of(CLASSIFIER)
     logits = numpy_outputs(theta, X)
-    np.testing.assert_allclose(CLASSIFIER.response(theta, X), sp.softmax(logits, axis=1), rtol=1e-12)
+    np.testing.assert_allclose(CLASSIFIER.response(theta, CLASSES.x), sp.softmax(logits, axis=1), rtol=1e-12)
     expected = sp.log_softmax(logits, axis=1)[np.arange(5), CLASSES.y.astype(int)]
     found = jax.vmap(CLASSIFIER.log_density, in_axes=(None, 0))(theta, CLASSES)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
     theta = theta_of(REGRESSOR)
     mean = numpy_outputs(theta, X)[:, 0]
-    np.testing.assert_allclose(REGRESSOR.response(theta, X), mean, rtol=1e-12)
+    np.testing.assert_allclose(REGRESSOR.response(theta, REAL.x), mean, rtol=1e-12)
     found = jax.vmap(REGRESSOR.log_density, in_axes=(None, 0))(theta, REAL)
     np.testing.assert_allclose(found, st.norm.logpdf(REAL.y, mean, 0.7), rtol=1e-12)
 
@@ -72,7 +72,7 @@ def test_local_draws_have_the_moments_of_the_outputs_of_drawn_weights():
     shared = CLASSIFIER.shared(q, CLASSES)
     noise = jax.random.normal(jax.random.key(0), (40_000, *CLASSIFIER.noise_shape(shared)))
     local = jax.vmap(lambda e: CLASSIFIER.predictor_at(shared, e))(noise)
-    drawn = jax.vmap(lambda theta: CLASSIFIER.outputs(theta, X))(q.sample(jax.random.key(1), (40_000,)))
+    drawn = jax.vmap(lambda theta: CLASSIFIER.outputs(theta, CLASSES.x))(q.sample(jax.random.key(1), (40_000,)))
     # standard errors of two means are 0.7% of the sd; of the sds, 0.5%, and more for the tails of products
     np.testing.assert_allclose(local.mean(0), drawn.mean(0), atol=0.04 * float(drawn.std(0).max()))
     np.testing.assert_allclose(local.std(0), drawn.std(0), rtol=0.05)

@@ -1,6 +1,6 @@
 """A table before preprocessing: columns of numbers and of categories, and responses."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,18 +24,18 @@ class Frame(NamedTuple):
 
     @classmethod
     def build(
-        cls, columns: Mapping[str, np.ndarray], y: np.ndarray, levels: Mapping[str, tuple[str, ...]] | None = None
+        cls, columns: Mapping[str, np.ndarray], y: np.ndarray, levels: Mapping[str, Sequence[str]] | None = None
     ) -> "Frame":
         """A frame whose columns are floats or texts and as long as `y`."""
         y = np.asarray(y, dtype=float)
         kept = {str(name): _column(str(name), np.asarray(values), len(y)) for name, values in columns.items()}
-        levels = {name: tuple(str(level) for level in declared) for name, declared in (levels or {}).items()}
-        for name, declared in levels.items():
+        known = {name: tuple(str(level) for level in declared) for name, declared in (levels or {}).items()}
+        for name, declared in known.items():
             if name not in kept or kept[name].dtype.kind != Counts.dtype.kind:
                 raise DataError(f"Levels are declared for {name!r}, which is not a column of texts: declare none.")
             if len(set(declared)) < len(declared):
                 raise DataError(f"The levels declared for {name!r} repeat one: declare each once.")
-        return cls(kept, y, levels)
+        return cls(kept, y, known)
 
     @property
     def size(self) -> int:

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int, PyTree
+from jaxtyping import ArrayLike, Int, PyTree, Real, Shaped
 
 from partita.data.shard import Partition, federate, real_numbers
 from partita.errors import DataError
 
 __all__ = ["Indices", "beta_kappa", "by_column", "equal_random", "k_means", "label_shards", "split"]
 
-Indices = list[Int[np.ndarray, " n"]]
+Indices = list[Int[np.ndarray, "_"]]
 
 
 def split(
@@ -35,7 +35,7 @@ def equal_random(rows: int, clients: int, seed: int = 0) -> Indices:
     return [np.sort(part) for part in np.array_split(np.random.default_rng(seed).permutation(rows), clients)]
 
 
-def beta_kappa(y: np.ndarray, clients: int = 10, beta: float = 0.0, kappa: float = 0.0) -> Indices:
+def beta_kappa(y: Real[ArrayLike, " n"], clients: int = 10, beta: float = 0.0, kappa: float = 0.0) -> Indices:
     """The inhomogeneous split of `sec:appen:experiments:uci`: first the small half of the clients, then the large.
 
     Small clients have ⌊(1−β)N/M⌋ rows, of which a fraction η(1−κ) is positive; large ones ⌊(1+β)N/M⌋ rows and the
@@ -67,24 +67,26 @@ def beta_kappa(y: np.ndarray, clients: int = 10, beta: float = 0.0, kappa: float
     return [np.sort(np.concatenate(part)) for part in parts][:clients]
 
 
-def label_shards(y: np.ndarray, clients: int, shards: int = 2, seed: int = 0) -> Indices:
+def label_shards(y: Real[ArrayLike, " n"], clients: int, shards: int = 2, seed: int = 0) -> Indices:
     """Sorts rows by label, cuts them into `shards` pieces per client, and assigns the pieces at random."""
-    _enough(len(y), clients * shards)
-    pieces = np.array_split(np.argsort(y, kind="stable"), clients * shards)
+    labels = np.asarray(y)
+    _enough(len(labels), clients * shards)
+    pieces = np.array_split(np.argsort(labels, kind="stable"), clients * shards)
     dealt = np.random.default_rng(seed).permutation(clients * shards).reshape(clients, shards)
     return [np.sort(np.concatenate([pieces[i] for i in hand])) for hand in dealt]
 
 
-def k_means(x: Float[np.ndarray, "n d"], clients: int, seed: int = 0) -> Indices:
+def k_means(x: Real[ArrayLike, "n d"], clients: int, seed: int = 0) -> Indices:
     """One client per cluster of the inputs."""
     from scipy.cluster.vq import kmeans2  # the library uses nothing else of SciPy, which takes long to import
 
-    _enough(len(x), clients)
-    _, labels = kmeans2(np.asarray(x, float), clients, minit="++", seed=seed)
+    points = np.asarray(x, float)
+    _enough(len(points), clients)
+    _, labels = kmeans2(points, clients, minit="++", seed=seed)
     return [np.flatnonzero(labels == k) for k in range(clients)]
 
 
-def by_column(values: np.ndarray) -> tuple[Indices, list[str]]:
+def by_column(values: Shaped[np.ndarray, " n"]) -> tuple[Indices, list[str]]:
     """One client per distinct value of a column, such as the hospital, with the values as names."""
     levels = list(dict.fromkeys(np.asarray(values).tolist()))
     return [np.flatnonzero(np.asarray(values) == level) for level in levels], [str(level) for level in levels]

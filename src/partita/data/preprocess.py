@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from partita.data.columns import KINDS, Column, Feature
 from partita.data.frame import Frame
@@ -53,9 +54,9 @@ class Encoding(NamedTuple):
     columns: Mapping[str, type[Column]]
     levels: Mapping[str, tuple[str, ...]]
     """Of the columns that have some."""
-    mean: np.ndarray
-    rest: np.ndarray
-    sd: np.ndarray
+    mean: Float[np.ndarray, " d"]
+    rest: Float[np.ndarray, " d"]
+    sd: Float[np.ndarray, " d"]
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from partita.data.table import Table
 from partita.errors import DataError, unknown
@@ -17,7 +17,7 @@ __all__ = ["Partition", "Shard", "federate", "real_numbers"]
 class Shard(eqx.Module):
     """The rows of one client. Padding repeats a real row and has weight 0, so that no 0 × ∞ arises."""
 
-    data: PyTree[Array, "n ..."]
+    data: PyTree[Shaped[Array, "n ..."]]
     weights: Float[Array, " n"]
     rows: Int[Array, ""]
     """How many rows are real; they come first."""

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float, Real
 
 __all__ = ["Table", "with_intercept"]
 
@@ -15,7 +15,7 @@ class Table(NamedTuple):
     y: Float[Array, " n"]
 
 
-def with_intercept(x: Float[Array, "n d"]) -> Float[Array, "n d+1"]:
+def with_intercept(x: Real[ArrayLike, "n d"]) -> Real[Array, "n d+1"]:
     """Prepends a column of ones to x."""
     x = jnp.asarray(x)
     return jnp.concatenate([jnp.ones((len(x), 1), x.dtype), x], axis=1)

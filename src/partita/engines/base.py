@@ -5,9 +5,8 @@ import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, NamedTuple, get_type_hints
 
-import jax
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Array, Bool, Key
 
 from partita.families import Family
 from partita.families.factor import Factor
@@ -112,7 +111,7 @@ class Engine(abc.ABC):
         """The next answer or failure, or None after `timeout` seconds of the engine's clock."""
 
     @abc.abstractmethod
-    def ell(self, q: Family, key: jax.Array, without: Collection[str] = (), hyper: Hyper | None = None) -> float:
+    def ell(self, q: Family, key: Key[Array, ""], without: Collection[str] = (), hyper: Hyper | None = None) -> float:
         """Σ_k ell_k(q) over all clients except `without`; hyperparameters default to the model's own."""
 
     def sent_at(self, task: str) -> float:

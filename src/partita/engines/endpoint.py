@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Key
 
 from partita.data.shard import Shard
 from partita.engines.base import ROLES, Task
@@ -126,7 +127,7 @@ def read_ell(message: Message) -> float:
     return ell if type(ell) is float and np.isfinite(ell) else float("nan")
 
 
-def ell_message(task: str, q: Family, key: jax.Array, hyper: Hyper) -> Message:
+def ell_message(task: str, q: Family, key: Key[Array, ""], hyper: Hyper) -> Message:
     """A message that asks for a client's expected log-likelihood."""
     header = {"kind": "ell", "task": task, "key": np.asarray(jax.random.key_data(key)).tolist()}
     return Message(header, _named("q", q) | _named("e", hyper))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Array, Bool, Float, Key
 from threadpoolctl import threadpool_limits
 
 from partita.data.shard import Partition, Shard
@@ -19,7 +19,7 @@ from partita.families import Family
 from partita.hyper.values import Hyper, model_given
 from partita.local.client import Recipe, Reply, client_update
 from partita.models import Model
-from partita.numerics.compiled import Compiled
+from partita.numerics.compiled import Compiled, Whole
 
 __all__ = ["LocalEngine", "Pending", "client_key", "cores", "reply", "shard_ell", "total_ell"]
 
@@ -71,7 +71,7 @@ class LocalEngine(Engine):
         self._now = max(self._now, due)
         return Answer(task, work.result(), due)
 
-    def ell(self, q: Family, key: jax.Array, without: Collection[str] = (), hyper: Hyper | None = None) -> float:
+    def ell(self, q: Family, key: Key[Array, ""], without: Collection[str] = (), hyper: Hyper | None = None) -> float:
         model = model_given(self.recipe.model, hyper or {})
         named = zip(self.partition.names, self.partition.shards, strict=True)
         shards = [shard for name, shard in named if name not in without]
@@ -149,21 +149,21 @@ def cores() -> int:
 
 
 @jax.jit
-def client_key(seed: int, client: int, version: int) -> jax.Array:
+def client_key(seed: Whole, client: Whole, version: Whole) -> Key[Array, ""]:
     """A client's random key, a function of seed, client and factor version, so that a retry uses the same key."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), client), version)
 
 
-def total_ell(model: Model, q: Family, partition: Partition, key: jax.Array) -> float:
+def total_ell(model: Model, q: Family, partition: Partition, key: Key[Array, ""]) -> float:
     """Σ_k ell_k(q) over all clients of a partition."""
     return _sum(shard_ell(model, q, shard, key) for shard in partition.shards)
 
 
-def _sum(parts: Iterable[jax.Array]) -> float:
+def _sum(parts: Iterable[Float[Array, ""]]) -> float:
     return float(np.sum([float(part) for part in parts]))
 
 
 @Compiled
-def shard_ell(model: Model, q: Family, shard: Shard, key: jax.Array) -> jax.Array:
+def shard_ell(model: Model, q: Family, shard: Shard, key: Key[Array, ""]) -> Float[Array, ""]:
     """E_q[log p(y | θ)] of a client's rows."""
     return model.ell(q, shard.data, shard.weights, key)

@@ -7,9 +7,8 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-import jax
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Array, Bool, Key
 
 from partita.engines.base import Answer, Engine, EventLog, Failure, Task
 from partita.engines.endpoint import BINDING, UNBOUND, ell_message, read_ell, read_reply, update_message
@@ -104,7 +103,7 @@ class RemoteEngine(Engine):
     def sent_at(self, task: str) -> float:
         return self._under_way[task][1] if task in self._under_way else np.inf
 
-    def ell(self, q: Family, key: jax.Array, without: Collection[str] = (), hyper: Hyper | None = None) -> float:
+    def ell(self, q: Family, key: Key[Array, ""], without: Collection[str] = (), hyper: Hyper | None = None) -> float:
         """Asks every client; NaN if any does not answer in time."""
         question, asked = f"ell.{uuid.uuid4().hex}", [name for name in self.names if name not in without]
         missing, total, until = {f"{question}.{name}": name for name in asked}, 0.0, self.now() + self.patience

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from partita.data.shard import Shard
+from partita.numerics.compiled import Whole
 
 __all__ = ["BLOCK", "Block", "over_blocks", "sum_of"]
 
@@ -35,7 +36,7 @@ def over_blocks(function: Callable[[Block], PyTree], rows: Shard, length: int = 
     if count <= length:
         return function(Block(data, weights, jnp.ones(count, bool), jnp.asarray(0), jnp.asarray(0)))
 
-    def part(index: int | Int[Array, ""]) -> PyTree:
+    def part(index: Whole) -> PyTree:
         start = jnp.minimum(index * length, count - length)
         some, those = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, length), (data, weights))
         fresh = start + jnp.arange(length) >= index * length
@@ -44,7 +45,7 @@ def over_blocks(function: Callable[[Block], PyTree], rows: Shard, length: int = 
     return sum_of(part, -(-count // length))
 
 
-def sum_of(term: Callable[[int | Int[Array, ""]], PyTree], count: int) -> PyTree:
+def sum_of(term: Callable[[Whole], PyTree], count: int) -> PyTree:
     """The sum of term(0), …, term(count − 1), one after the other."""
     if count == 1:
         return term(0)

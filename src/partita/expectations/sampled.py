@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 
 from partita.data.shard import Shard
 from partita.errors import SettingsError
@@ -17,6 +17,7 @@ from partita.expectations.blocks import BLOCK, Block, over_blocks, sum_of
 from partita.expectations.capabilities import Density, LocalDraws, Rows, offered
 from partita.families import Family
 from partita.families.base import Sampler, Theta
+from partita.numerics.compiled import Whole
 from partita.numerics.noise import standard_normal
 
 __all__ = ["LocalReparameterisation", "MonteCarlo", "Sampled"]
@@ -106,10 +107,10 @@ class LocalReparameterisation(Sampled):
     def sum(self, term: _Term, model: Density, shared: PyTree, key: Key[Array, ""]) -> PyTree:
         shape, dtype = _local(model).noise_shape(shared), jax.tree.leaves(shared)[0].dtype
 
-        def noise(index: int | Int[Array, ""]) -> Array:
+        def noise(index: Whole) -> Array:
             return standard_normal(jax.random.fold_in(key, index), shape, dtype)
 
-        def pair(index: int | Int[Array, ""]) -> PyTree:
+        def pair(index: Whole) -> PyTree:
             drawn = noise(index)
             return jax.tree.map(jnp.add, term(drawn, shared), term(-drawn, shared))
 

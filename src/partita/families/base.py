@@ -1,7 +1,7 @@
 """Exponential families: one type for priors, posteriors, factors and their changes."""
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self, TypeAlias
 
 import equinox as eqx
@@ -12,12 +12,16 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Bool, Float, Key, PyTree
 
 from partita.errors import SettingsError
+from partita.numerics.compiled import Scalar
 from partita.numerics.trees import all_finite
 
-__all__ = ["Family", "Mean", "Remembering", "Sampler", "Theta", "floating", "inner", "positive"]
+__all__ = ["Family", "Mean", "Numbers", "Remembering", "Sampler", "Theta", "floating", "inner", "positive"]
 
 Theta: TypeAlias = Any
 """One value of the parameters, or a batch of values."""
+
+Numbers: TypeAlias = ArrayLike | Sequence[Any]
+"""A number, an array, or lists of numbers, of lists of them, and so on."""
 
 Mean: TypeAlias = Any
 """Mean parameters: a pytree whose leaves are in the order of the natural parameters' leaves."""
@@ -275,7 +279,7 @@ class Family(eqx.Module):
     def __truediv__(self, other: Self) -> Self:
         return jax.tree.map(jnp.subtract, *_same(self, other))
 
-    def __pow__(self, exponent: float | Float[Array, ""]) -> Self:
+    def __pow__(self, exponent: Scalar) -> Self:
         return jax.tree.map(lambda leaf: leaf * exponent, self.plain())
 
     def __str__(self) -> str:
@@ -306,13 +310,13 @@ def inner(natural: PyTree, mean: Mean) -> Float[Array, ""]:
     return jnp.sum(jnp.stack([jnp.vdot(a, b) for a, b in pairs]))
 
 
-def floating(leaf: ArrayLike) -> Float[Array, "..."]:
+def floating(leaf: Numbers) -> Float[Array, "..."]:
     """The leaf as a floating-point array with a strong dtype; a weak one would cause recompilation."""
     dtype = jnp.asarray(leaf).dtype
     return jnp.asarray(leaf, dtype if jnp.issubdtype(dtype, jnp.floating) else float)
 
 
-def positive(values: ArrayLike, name: str) -> Float[Array, "..."]:
+def positive(values: Numbers, name: str) -> Float[Array, "..."]:
     """The values as an array; raises an `InputError` with the first value that is not positive and finite."""
     array = floating(values)
     if isinstance(array, jax.core.Tracer):

@@ -5,10 +5,10 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
-from jaxtyping import Array, ArrayLike, Bool, Float, Key
+from jaxtyping import Array, Bool, Float, Key
 
 from partita.errors import SettingsError
-from partita.families.base import Family, positive
+from partita.families.base import Family, Numbers, positive
 from partita.families.gamma import Gamma
 from partita.families.stirling import fisher_excess
 
@@ -25,7 +25,7 @@ class Dirichlet(Family):
     exponent: Float[Array, "... k"]
 
     @classmethod
-    def from_concentration(cls, concentration: ArrayLike) -> Self:
+    def from_concentration(cls, concentration: Numbers) -> Self:
         """The member with these α, one per category."""
         concentration = positive(concentration, "concentration of a Dirichlet")
         if concentration.ndim == 0 or concentration.shape[-1] < 2:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from partita.families.base import Family
+from partita.numerics.compiled import Scalar
 
 __all__ = ["Factor"]
 
@@ -28,7 +29,7 @@ class Factor(eqx.Module):
     def __truediv__(self, other: Self) -> Self:
         return type(self)(self.natural / other.natural, self.log_scale - other.log_scale)
 
-    def __pow__(self, exponent: float | Float[Array, ""]) -> Self:
+    def __pow__(self, exponent: Scalar) -> Self:
         return type(self)(self.natural**exponent, self.log_scale * exponent)
 
     def expected_log(self, q: Family) -> Float[Array, ""]:

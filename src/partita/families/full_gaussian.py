@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, ArrayLike, Bool, Float, Key, Real
 
 from partita.families.base import Theta, floating, positive
 from partita.families.gaussian import LOG_2PI, Gaussian, Moments, Standard, Unconstrained, check_vector, zeros_of
@@ -40,7 +40,7 @@ class FullGaussian(Gaussian):
     layout: Layout = eqx.field(static=True)
 
     @classmethod
-    def from_mean_covariance(cls, mean: Theta, covariance: Float[Array, "d d"]) -> Self:
+    def from_mean_covariance(cls, mean: Theta, covariance: Real[ArrayLike, "d d"]) -> Self:
         """The member with this mean, shaped like θ, and this covariance of the raveled θ."""
         layout = Layout.of(mean)
         vector = layout.ravel(jax.tree.map(floating, mean))

@@ -5,11 +5,12 @@ from typing import NamedTuple, Self
 import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
-from jaxtyping import Array, ArrayLike, Bool, Float, Key
+from jaxtyping import Array, Bool, Float, Key
 
 from partita.errors import SettingsError
-from partita.families.base import Remembering, positive
+from partita.families.base import Numbers, Remembering, positive
 from partita.families.stirling import LOG_ROOT_2PI, fisher_excess, log_excess, log_gap, remainder, remainder_slope
+from partita.numerics.compiled import Whole
 
 __all__ = ["Gamma", "Moments", "Standard", "Unconstrained", "shape_of"]
 
@@ -41,13 +42,13 @@ class Gamma(Remembering):
     Natural parameters are `exponent` = shape − 1 and `rate`, with statistics T(θ) = (log θ, −θ).
     """
 
-    exponent: Float[Array, "..."]
-    rate: Float[Array, "..."]
-    known_mean: Float[Array, "..."] | None = None
+    exponent: Float[Array, "*k"]
+    rate: Float[Array, "*k"]
+    known_mean: Float[Array, "*k"] | None = None
     """The mean that it was made of, in members `at_standard` only."""
 
     @classmethod
-    def from_shape_rate(cls, shape: ArrayLike, rate: ArrayLike) -> Self:
+    def from_shape_rate(cls, shape: Numbers, rate: Numbers) -> Self:
         """The member with this shape and rate, one of which may be a scalar for all elements."""
         shape, rate = positive(shape, "shape of a gamma"), positive(rate, "rate of a gamma")
         try:
@@ -142,7 +143,7 @@ def shape_of(gap: Float[Array, "..."]) -> Float[Array, "..."]:
     The initial value is within 1.5 % (Minka 2002), so that four quadratically convergent steps are enough.
     """
 
-    def newton(_: int, shape: Float[Array, "..."]) -> Float[Array, "..."]:
+    def newton(_: Whole, shape: Float[Array, "..."]) -> Float[Array, "..."]:
         return 1 / (1 / shape - (log_gap(shape) - gap) / (shape * fisher_excess(shape)))
 
     start = (3 - gap + jnp.sqrt((gap - 3) ** 2 + 24 * gap)) / (12 * gap)

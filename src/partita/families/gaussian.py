@@ -96,8 +96,8 @@ class Gaussian(Family):
 class _IndependentSampler(eqx.Module):
     """Draws of independent Gaussians."""
 
-    mean: PyTree[Float[Array, "..."]]
-    sd: PyTree[Float[Array, "..."]]
+    mean: PyTree[Float[Array, "?*k"], " T"]
+    sd: PyTree[Float[Array, "?*k"], " T"]
 
     def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Theta:
         keys = _keys(key, self.mean)
@@ -111,8 +111,8 @@ class _IndependentSampler(eqx.Module):
 class MeanFieldGaussian(Gaussian):
     """Independent Gaussians, one per parameter; the leaves have the tree and the shapes of θ."""
 
-    precision_mean: PyTree[Float[Array, "..."]]
-    precision: PyTree[Float[Array, "..."]]
+    precision_mean: PyTree[Float[Array, "?*k"], " T"]
+    precision: PyTree[Float[Array, "?*k"], " T"]
 
     @classmethod
     def from_mean_sd(cls, mean: Theta, sd: Theta) -> Self:

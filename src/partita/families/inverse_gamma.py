@@ -3,9 +3,9 @@
 from typing import Any, ClassVar, Self
 
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
 
-from partita.families.base import positive
+from partita.families.base import Numbers, positive
 from partita.families.gamma import Gamma
 from partita.families.transformed import Transformed
 
@@ -22,7 +22,7 @@ class InverseGamma(Transformed):
     natural: Gamma
 
     @classmethod
-    def from_shape_scale(cls, shape: ArrayLike, scale: ArrayLike) -> Self:
+    def from_shape_scale(cls, shape: Numbers, scale: Numbers) -> Self:
         """The member with this shape and scale, one of which may be a scalar for all elements."""
         shape, scale = positive(shape, "shape of an inverse gamma"), positive(scale, "scale of an inverse gamma")
         return cls.of(Gamma.from_shape_rate(shape, scale))

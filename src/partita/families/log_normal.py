@@ -5,7 +5,6 @@ from typing import Any, ClassVar, Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import ArrayLike
 
 from partita.families.base import Theta, positive
 from partita.families.gaussian import Gaussian, MeanFieldGaussian
@@ -24,7 +23,7 @@ class LogNormal(Transformed):
     natural: Gaussian
 
     @classmethod
-    def from_median_sd(cls, median: Theta, log_sd: ArrayLike) -> Self:
+    def from_median_sd(cls, median: Theta, log_sd: Theta) -> Self:
         """Independent log-normals with this median and this standard deviation of the logarithm."""
         median = jax.tree.map(lambda leaf: positive(leaf, "median of a log-normal"), median)
         spread = jax.tree.map(lambda leaf: positive(leaf, "standard deviation of a logarithm"), log_sd)

@@ -5,10 +5,10 @@ from typing import NamedTuple, Self, TypedDict
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Bool, Float, Key
+from jaxtyping import Array, ArrayLike, Bool, Float, Key, Real
 
 from partita.errors import SettingsError
-from partita.families.base import Remembering, floating, positive
+from partita.families.base import Numbers, Remembering, floating, positive
 from partita.families.full_gaussian import FullGaussian, symmetric
 from partita.families.gamma import Gamma
 from partita.families.gamma import Moments as GammaMoments
@@ -59,7 +59,7 @@ class NormalGamma(Remembering):
 
     @classmethod
     def from_parameters(
-        cls, mean: Float[Array, " d"], covariance: Float[Array, "d d"], shape: ArrayLike, rate: ArrayLike
+        cls, mean: Real[ArrayLike, " d"], covariance: Real[ArrayLike, "d d"], shape: Numbers, rate: Numbers
     ) -> Self:
         """The member with this mean m, covariance Λ⁻¹ where the precision is 1, and this gamma for the precision."""
         mean = floating(mean)

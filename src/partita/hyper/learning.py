@@ -14,7 +14,7 @@ from jaxtyping import Array, PyTree
 from partita.errors import SettingsError, unknown
 from partita.families.base import inner
 from partita.hyper.values import Hyper
-from partita.numerics.compiled import Compiled
+from partita.numerics.compiled import Compiled, Scalar
 
 __all__ = [
     "HALVINGS",
@@ -59,7 +59,7 @@ def rprop(longest: float = 0.3, growth: float = 1.1) -> optax.GradientTransforma
     def init(u: optax.Params) -> optax.OptState:
         return jax.tree.map(lambda leaf: RpropState(jnp.full_like(leaf, longest), *[jnp.zeros_like(leaf)] * 2), u)
 
-    def stride(gradient: Array, past: RpropState, share: float) -> RpropState:
+    def stride(gradient: Array, past: RpropState, share: Scalar) -> RpropState:
         way, since = -jnp.sign(gradient), past.since + share
         turned = way * past.way < 0
         halved = turned & (since >= 1)
@@ -67,7 +67,7 @@ def rprop(longest: float = 0.3, growth: float = 1.1) -> optax.GradientTransforma
         return RpropState(jnp.where(halved, length / 2, length), way, jnp.where(halved, 0, since))
 
     def update(
-        gradient: optax.Updates, past: optax.OptState, _: optax.Params | None = None, *, share: float
+        gradient: optax.Updates, past: optax.OptState, _: optax.Params | None = None, *, share: Scalar
     ) -> tuple[optax.Updates, optax.OptState]:
         new = jax.tree.map(lambda g, s: stride(g, s, share), gradient, past)
         return jax.tree.map(lambda _, s: s.length * s.way, gradient, new), new
@@ -219,7 +219,7 @@ def learning_by_name(how: How, names: tuple[str, ...]) -> Learning:
 
 @Compiled
 def _optimiser_update(
-    learning: Learning, gradient: Hyper, memory: PyTree, u: Hyper, share: float
+    learning: Learning, gradient: Hyper, memory: PyTree, u: Hyper, share: Scalar
 ) -> tuple[Hyper, PyTree]:
     optimiser = optax.with_extra_args_support(learning.optimiser)
     return optimiser.update(jax.tree.map(jnp.negative, gradient), memory, u, share=share)

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float
 
 from partita.errors import SettingsError, unknown
 from partita.families import Family
 from partita.families.base import Theta
 from partita.models import Model
-from partita.numerics.compiled import Compiled
+from partita.numerics.compiled import Compiled, Scalar
 
 __all__ = [
     "PRIOR_SCALES",
@@ -96,7 +96,7 @@ def positive(model: Model, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name in PRIOR_SCALES or name in model.positive)
 
 
-def model_leaves(model: Model) -> dict[str, Array]:
+def model_leaves(model: Model) -> dict[str, Float[ArrayLike, "..."]]:
     """The model's own hyperparameters: its leaves of floating-point numbers, by their paths."""
     paths = jax.tree_util.tree_leaves_with_path(model)
     return {_name(path): leaf for path, leaf in paths if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)}
@@ -141,7 +141,7 @@ def constrained(u: Hyper, positive: Sequence[str]) -> Hyper:
 
 @Compiled
 def bound_gradient(
-    prior: Family, q: Family, hyper: Hyper, clients: Hyper, positive: tuple[str, ...], temperature: float
+    prior: Family, q: Family, hyper: Hyper, clients: Hyper, positive: tuple[str, ...], temperature: Scalar
 ) -> Hyper:
     """∇_u F: the sum of the clients' gradients in ε, and that of −KL(q ‖ p(ε)), by the chain rule in u."""
 

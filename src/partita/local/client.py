@@ -2,14 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Key
 
 from partita.data.shard import Shard
 from partita.errors import FederationError
@@ -20,7 +20,7 @@ from partita.local.context import Cavity, Context
 from partita.local.objective import Problem
 from partita.local.solvers import Outcome, Solver
 from partita.models import Model
-from partita.numerics.compiled import Compiled
+from partita.numerics.compiled import Compiled, Scalar, Whole
 from partita.numerics.trees import all_finite
 
 __all__ = [
@@ -70,20 +70,20 @@ def scalar(kind: type, valid: Callable[[Any], bool] = lambda value: True) -> Any
 class Info(eqx.Module):
     """Scalars that a client reports with its answer. A field is declared here and nowhere else."""
 
-    ell: Float[Array, ""] = scalar(float)
+    ell: float | Float[Array, ""] = scalar(float)
     """Its expected log-likelihood under the posterior it was sent."""
-    free_energy: Float[Array, ""] = scalar(float)
+    free_energy: float | Float[Array, ""] = scalar(float)
     """Its local free energy at its answer."""
-    residual: Float[Array, ""] = scalar(float, lambda value: not math.isnan(value))
+    residual: float | Float[Array, ""] = scalar(float, lambda value: not math.isnan(value))
     """KL(q_k ‖ q) between its answer and the posterior it was sent; infinite if its solver was stopped early.
 
     If the solver's remaining distance is larger, that distance.
     """
-    steps: Int[Array, ""] = scalar(int, lambda value: 0 <= value < 2**31)
-    outcome: Int[Array, ""] = scalar(int, lambda value: value in set(Outcome))
-    skipped: Int[Array, ""] = scalar(int, lambda value: 0 <= value < 2**31)
+    steps: Whole = scalar(int, lambda value: 0 <= value < 2**31)
+    outcome: Whole = scalar(int, lambda value: value in set(Outcome))
+    skipped: Whole = scalar(int, lambda value: 0 <= value < 2**31)
     """The number of rows without a proper factor, whose sites were not updated."""
-    finite: Bool[Array, ""] = scalar(bool)
+    finite: bool | Bool[Array, ""] = scalar(bool)
 
     def written(self) -> dict[str, Any]:
         """The scalars by name, as JSON holds them."""
@@ -110,7 +110,7 @@ class Reply(eqx.Module):
 
     delta: Factor
     info: Info
-    gradient: Hyper = eqx.field(default_factory=dict)
+    gradient: Mapping[str, Float[Array | np.ndarray, "..."]] = eqx.field(default_factory=dict)
 
 
 class _VisitSpec(eqx.Module):
@@ -144,7 +144,7 @@ def client_update(
 
 
 @Compiled
-def assign(recipe: Recipe, prior: Family, q: Family, factor: Factor, share: float, hyper: Hyper) -> _VisitSpec:
+def assign(recipe: Recipe, prior: Family, q: Family, factor: Factor, share: Scalar, hyper: Hyper) -> _VisitSpec:
     """Computes context, weight, baseline and start of a visit."""
     prior = prior_given(prior, hyper)
     context, start, dtype = recipe.context, recipe.start, jax.tree.leaves(q)[0].dtype

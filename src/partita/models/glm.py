@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float, Real
 
 from partita.data.table import Table
 from partita.expectations import Analytic, Expectation, GaussHermite, root
@@ -17,6 +17,7 @@ from partita.families import Family
 from partita.families.base import positive
 from partita.families.gaussian import gaussian
 from partita.models.base import Model, check_table, check_values
+from partita.numerics.compiled import Scalar
 
 __all__ = [
     "BinaryRegression",
@@ -33,11 +34,11 @@ class GeneralisedLinear(Model):
     """A likelihood p(y | f) with f = xᵀθ; a subclass gives log p(y | f), the mean response and the allowed y."""
 
     @abc.abstractmethod
-    def log_link_density(self, f: Array, y: Array) -> Array:
+    def log_link_density(self, f: Float[Array, "*#k"], y: Real[Array, "*#k"]) -> Float[Array, "*#k"]:
         """The log density log p(y | f), elementwise."""
 
     @abc.abstractmethod
-    def mean_response(self, f: Array) -> Array:
+    def mean_response(self, f: Float[Array, "*k"]) -> Float[Array, "*k"]:
         """E[y | f], elementwise."""
 
     def check(self, data: Table) -> None:
@@ -91,7 +92,7 @@ class BinaryRegression(GeneralisedLinear):
         y = np.asarray(data.y)
         check_values(y, (y == 0) | (y == 1), "labels are 0 or 1")
 
-    def steep(self, f: Array) -> Array:
+    def steep(self, f: Float[Array, "*k"]) -> Float[Array, "*k"]:
         """slope · f."""
         return jnp.asarray(self.slope, f.dtype) * f
 
@@ -99,10 +100,10 @@ class BinaryRegression(GeneralisedLinear):
 class LogisticRegression(BinaryRegression):
     """p(y = 1 | f) = 1 / (1 + exp(−slope · f)), y in {0, 1}."""
 
-    def log_link_density(self, f: Array, y: Array) -> Array:
+    def log_link_density(self, f: Float[Array, "*#k"], y: Real[Array, "*#k"]) -> Float[Array, "*#k"]:
         return -softplus((1 - 2 * y) * self.steep(f))
 
-    def mean_response(self, f: Array) -> Array:
+    def mean_response(self, f: Float[Array, "*k"]) -> Float[Array, "*k"]:
         return jax.nn.sigmoid(self.steep(f))
 
     def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Rows:
@@ -114,10 +115,10 @@ class LogisticRegression(BinaryRegression):
 class ProbitRegression(BinaryRegression):
     """p(y = 1 | f) = Φ(slope · f), y in {0, 1}."""
 
-    def log_link_density(self, f: Array, y: Array) -> Array:
+    def log_link_density(self, f: Float[Array, "*#k"], y: Real[Array, "*#k"]) -> Float[Array, "*#k"]:
         return jsp.special.log_ndtr((2 * y - 1) * self.steep(f))
 
-    def mean_response(self, f: Array) -> Array:
+    def mean_response(self, f: Float[Array, "*k"]) -> Float[Array, "*k"]:
         return jsp.special.ndtr(self.steep(f))
 
     def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Rows:
@@ -135,13 +136,13 @@ class PoissonRegression(GeneralisedLinear):
         y = np.asarray(data.y)
         check_values(y, (y >= 0) & (y == np.round(y)), "counts are whole numbers from 0 up")
 
-    def log_link_density(self, f: Array, y: Array) -> Array:
+    def log_link_density(self, f: Float[Array, "*#k"], y: Real[Array, "*#k"]) -> Float[Array, "*#k"]:
         return y * f - jnp.exp(f) - jsp.special.gammaln(y + 1)
 
     def expected_log_density(self, mean: Rows, variance: Rows, data: Table) -> Rows:
         return data.y * mean - jnp.exp(mean + variance / 2) - jsp.special.gammaln(data.y + 1)
 
-    def mean_response(self, f: Array) -> Array:
+    def mean_response(self, f: Float[Array, "*k"]) -> Float[Array, "*k"]:
         return jnp.exp(f)
 
     def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Rows:
@@ -156,17 +157,17 @@ class LinearRegression(GeneralisedLinear):
     expectation: Expectation = eqx.field(kw_only=True)
     positive: ClassVar[tuple[str, ...]] = ("noise",)
 
-    def __init__(self, noise: float = 1.0, expectation: Expectation | None = None) -> None:
+    def __init__(self, noise: Scalar = 1.0, expectation: Expectation | None = None) -> None:
         self.noise = positive(jnp.asarray(noise, jnp.result_type(float)), "noise")
         self.expectation = expectation or Analytic()
 
-    def log_link_density(self, f: Array, y: Array) -> Array:
+    def log_link_density(self, f: Float[Array, "*#k"], y: Real[Array, "*#k"]) -> Float[Array, "*#k"]:
         return jsp.stats.norm.logpdf(y, f, self.noise.astype(f.dtype))
 
     def expected_log_density(self, mean: Rows, variance: Rows, data: Table) -> Rows:
         return self.log_link_density(mean, data.y) - variance / (2 * self.noise.astype(variance.dtype) ** 2)
 
-    def mean_response(self, f: Array) -> Array:
+    def mean_response(self, f: Float[Array, "*k"]) -> Float[Array, "*k"]:
         return f
 
     def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Rows:
@@ -174,11 +175,13 @@ class LinearRegression(GeneralisedLinear):
 
 
 @jax.custom_jvp
-def softplus(f: Array) -> Array:
+def softplus(f: Float[ArrayLike, "*k"]) -> Float[Array, "*k"]:
     """log(1 + exp(f)), several times faster than `jax.nn.softplus` together with its derivatives."""
     return jnp.maximum(f, 0) + jnp.log1p(jnp.exp(-jnp.abs(f)))
 
 
 @softplus.defjvp
-def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+def _(
+    primals: tuple[Float[ArrayLike, "*k"]], tangents: tuple[Float[ArrayLike, "*k"]]
+) -> tuple[Float[Array, "*k"], Float[Array, "*k"]]:
     return softplus(primals[0]), jax.nn.sigmoid(primals[0]) * tangents[0]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Real
 
 from partita.errors import DataError
 from partita.expectations import Assignments, Expectation
@@ -34,7 +34,7 @@ class GaussianMixture(Model):
 
     expectation: Expectation = Assignments()
 
-    def check(self, data: Float[Array, "n d"]) -> None:
+    def check(self, data: Real[np.ndarray, "n d"]) -> None:
         if np.ndim(data) != 2:
             raise DataError("the data are not a matrix: give rows of an array of two dimensions")
         check_finite(data)

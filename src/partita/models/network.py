@@ -18,6 +18,7 @@ from partita.families import Family
 from partita.families.base import Theta
 from partita.families.capabilities import IndependentGaussian
 from partita.models.base import Model, check_table, check_values
+from partita.numerics.compiled import Scalar
 
 __all__ = ["Network", "NetworkClassifier", "NetworkRegressor", "Shared"]
 
@@ -123,7 +124,7 @@ class NetworkRegressor(Network):
     expectation: Expectation
     positive: ClassVar[tuple[str, ...]] = ("noise",)
 
-    def __init__(self, widths: tuple[int, ...], noise: float = 1.0, expectation: Expectation | None = None) -> None:
+    def __init__(self, widths: tuple[int, ...], noise: Scalar = 1.0, expectation: Expectation | None = None) -> None:
         self.widths = tuple(widths)
         self.noise = jnp.asarray(noise, jnp.result_type(float))
         self.expectation = expectation or LocalReparameterisation()

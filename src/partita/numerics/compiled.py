@@ -2,12 +2,19 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 import equinox as eqx
 import jax
+from jaxtyping import Array, Int, Real
 
-__all__ = ["Compiled"]
+__all__ = ["Compiled", "Scalar", "Whole"]
+
+Scalar: TypeAlias = float | Real[Array, ""]
+"""A number, which is an array where it is traced."""
+
+Whole: TypeAlias = int | Int[Array, ""]
+"""The same of a whole number."""
 
 _TRACED = object()
 """Placeholder for a traced leaf."""

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Float, Int
+from jaxtyping import ArrayLike, Float, Int, Real
 
 from partita.errors import SettingsError
 from partita.families import Family, MeanFieldGaussian
@@ -18,29 +18,29 @@ __all__ = [
     "root_mean_squared_error",
 ]
 
-Probabilities = Float[np.ndarray, "n c"] | Float[np.ndarray, " n"]
+Probabilities = Float[ArrayLike, "n c"] | Float[ArrayLike, " n"]
 
 
-def error(probabilities: Probabilities, y: Int[np.ndarray, " n"]) -> float:
+def error(probabilities: Probabilities, y: Real[ArrayLike, " n"]) -> float:
     """The classification error rate."""
     p, y = _checked(probabilities, y)
     return float(np.mean(p.argmax(axis=1) != y))
 
 
-def negative_log_likelihood(probabilities: Probabilities, y: Int[np.ndarray, " n"]) -> float:
+def negative_log_likelihood(probabilities: Probabilities, y: Real[ArrayLike, " n"]) -> float:
     """The mean of −log p(label); infinite if a label has probability 0."""
     p, y = _checked(probabilities, y)
     with np.errstate(divide="ignore"):
         return float(-np.mean(np.log(p[np.arange(len(y)), y])))
 
 
-def brier(probabilities: Probabilities, y: Int[np.ndarray, " n"]) -> float:
+def brier(probabilities: Probabilities, y: Real[ArrayLike, " n"]) -> float:
     """The mean squared distance between the probabilities and the label's indicator, summed over classes."""
     p, y = _checked(probabilities, y)
     return float(np.mean(np.sum((p - np.eye(p.shape[1])[y]) ** 2, axis=1)))
 
 
-def calibration_error(probabilities: Probabilities, y: Int[np.ndarray, " n"], bins: int = 15) -> float:
+def calibration_error(probabilities: Probabilities, y: Real[ArrayLike, " n"], bins: int = 15) -> float:
     """The expected calibration error: |accuracy − confidence| in equal bins of confidence, weighted by their rows."""
     p, y = _checked(probabilities, y)
     confidence = p.max(axis=1)
@@ -50,7 +50,7 @@ def calibration_error(probabilities: Probabilities, y: Int[np.ndarray, " n"], bi
     return float(np.abs(gaps).sum() / len(y))
 
 
-def root_mean_squared_error(predictions: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> float:
+def root_mean_squared_error(predictions: Float[ArrayLike, " n"], y: Real[ArrayLike, " n"]) -> float:
     """The root of the mean squared difference, for a real response."""
     return float(np.sqrt(np.mean((np.asarray(predictions) - np.asarray(y)) ** 2)))
 
@@ -71,7 +71,7 @@ def pruned(q: Family, prior: Family, threshold: float = 0.1) -> int:
 
 
 def _checked(
-    probabilities: Probabilities, y: Int[np.ndarray, " n"]
+    probabilities: Probabilities, y: Real[ArrayLike, " n"]
 ) -> tuple[Float[np.ndarray, "n c"], Int[np.ndarray, " n"]]:
     p = np.asarray(probabilities, float)
     p = np.stack([1 - p, p], axis=1) if p.ndim == 1 else p

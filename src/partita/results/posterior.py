@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, ArrayLike, Float, Key, PyTree, Real
 
 from partita.data.table import Table
 from partita.errors import SettingsError, unknown
@@ -64,8 +64,8 @@ class Posterior:
         return self.q.log_prob(theta)
 
     def predict(
-        self, x: Float[Array, "n d"], how: Predictive = "closed", draws: int = 100, seed: int = 0
-    ) -> np.ndarray:
+        self, x: Real[ArrayLike, "n d"], how: Predictive = "closed", draws: int = 100, seed: int = 0
+    ) -> Float[np.ndarray, "n ..."]:
         """The posterior mean of E[y | θ, x], row by row: in closed form where the model has one, or by Monte Carlo.
 
         A model with local reparameterisation samples each row's predictor instead of θ: the distribution is the same,
@@ -83,15 +83,15 @@ class Posterior:
         return np.asarray(found)
 
     def predict_proba(
-        self, x: Float[Array, "n d"], how: Predictive = "closed", draws: int = 100, seed: int = 0
-    ) -> np.ndarray:
+        self, x: Real[ArrayLike, "n d"], how: Predictive = "closed", draws: int = 100, seed: int = 0
+    ) -> Float[np.ndarray, "n c"]:
         """The probability of every class, a row per input; "closed" is the probit approximation for logistic."""
         if not self.model.predicts_classes:
             raise SettingsError(f"{type(self.model).__name__} does not predict classes: use predict.")
         response = self.predict(x, how, draws, seed)
         return np.stack([1 - response, response], axis=1) if response.ndim == 1 else response
 
-    def log_predictive_density(self, data: PyTree, draws: int = 100, seed: int = 0) -> np.ndarray:
+    def log_predictive_density(self, data: PyTree, draws: int = 100, seed: int = 0) -> Float[np.ndarray, " n"]:
         """log ∫ p(y_n | θ) q(θ) dθ of every row, by Monte Carlo."""
         return np.asarray(_log_mean_density(self.model, self.sample(draws, seed), data))
 
@@ -136,13 +136,13 @@ def _elements(label: str, leaf: Array) -> list[str]:
 
 
 @Compiled
-def _closed_response(model: Model, q: Family, x: Float[Array, "n d"]) -> Array:
+def _closed_response(model: Model, q: Family, x: Float[Array, "n d"]) -> Float[Array, "n ..."]:
     closed = offered(model, ClosedResponse, "closed-form prediction", 'pass how="monte_carlo"')
     return closed.expected_response(q, x)
 
 
 @Compiled
-def mean_response(model: Model, draws: Theta, x: Float[Array, "n d"]) -> Array:
+def mean_response(model: Model, draws: Theta, x: Float[Array, "n d"]) -> Float[Array, "n ..."]:
     """The mean of the response over draws of θ."""
     predicting = offered(model, Response, "response to predict", "use log_predictive_density")
     return jnp.mean(jax.lax.map(lambda theta: predicting.response(theta, x), draws), axis=0)
@@ -151,7 +151,7 @@ def mean_response(model: Model, draws: Theta, x: Float[Array, "n d"]) -> Array:
 @Compiled
 def _local_response(
     model: Model, q: Family, x: Float[Array, "n d"], draws: LocalReparameterisation, key: Key[Array, ""]
-) -> Array:
+) -> Float[Array, "n ..."]:
     local = offered(model, LocalDraws, "predictors that can be sampled locally", "use the expectation MonteCarlo")
     predicting = offered(model, LocalResponse, "response to predict", "use log_predictive_density")
     shared = local.shared(q, Table(x, jnp.zeros(len(x), x.dtype)))

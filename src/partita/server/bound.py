@@ -3,6 +3,7 @@
 import equinox as eqx
 import jax
 import numpy as np
+from jaxtyping import Array, Float
 
 from partita.data.shard import Partition
 from partita.engines.base import Engine
@@ -44,6 +45,6 @@ def partition_free_energy(model: Model, partition: Partition, prior: Family, q: 
 
 
 @eqx.filter_jit
-def divergence(q: Family, prior: Family) -> jax.Array:
+def divergence(q: Family, prior: Family) -> Float[Array, ""]:
     """KL(q ‖ prior)."""
     return q.kl(prior)

@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 import equinox as eqx
 import numpy as np
+from jaxtyping import Bool, Float, Int
 
 from partita.errors import SettingsError, unknown
 
@@ -18,11 +19,11 @@ class ScheduleView(NamedTuple):
 
     turn: int
     """How many turns there have been."""
-    residual: np.ndarray
+    residual: Float[np.ndarray, " m"]
     """KL(q_k ‖ q) as recorded at each client's last answer; infinite before the first."""
-    age: np.ndarray
+    age: Int[np.ndarray, " m"]
     """How many turns ago each client last answered."""
-    busy: np.ndarray
+    busy: Bool[np.ndarray, " m"]
     """Which clients are busy with an earlier task, or offline."""
     seed: int
 

@@ -12,6 +12,7 @@ from partita.families.base import Theta
 from partita.local.objective import Problem
 from partita.local.solvers.base import Progress
 from partita.local.solvers.gradient import LBFGS
+from partita.numerics.compiled import Scalar
 
 __all__ = ["AlphaDivergence", "AlphaProblem"]
 
@@ -22,7 +23,7 @@ class AlphaProblem(Problem):
     Maximising it minimises D_α[p̂ ‖ q]. It is a lower bound on log ∫ p̂, and α → 0 is the free energy.
     """
 
-    alpha: float | Float[Array, ""] = 0.5
+    alpha: Scalar = 0.5
     rule: GridQuadrature | MonteCarlo = GridQuadrature()
 
     def free_energy(self, q: Family, key: Key[Array, ""]) -> Float[Array, ""]:

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from partita.families import Family
 from partita.local.objective import Problem
+from partita.numerics.compiled import Scalar, Whole
 from partita.numerics.trees import where
 
 __all__ = [
@@ -62,11 +63,11 @@ class Solution(eqx.Module):
     free_energy: Float[Array, ""]
     steps: Int[Array, ""]
     outcome: Int[Array, ""]
-    log_mass: float | Float[Array, ""] = 0.0
+    log_mass: Scalar = 0.0
     """The log mass of q for solvers that match unnormalised densities; from it the evidence is estimated."""
-    skipped: int | Int[Array, ""] = 0
+    skipped: Whole = 0
     """The number of rows without a proper factor, which were not updated."""
-    left: float | Float[Array, ""] = 0.0
+    left: Scalar = 0.0
     """For solvers that restart at every visit: KL of the next step, had the solver continued, in nats."""
 
 
@@ -178,14 +179,14 @@ def unmoved(q: Family, free_energy: Float[Array, ""]) -> LineSearchResult:
     return LineSearchResult(q, free_energy, jnp.asarray(False), jnp.asarray(0), jnp.asarray(False))
 
 
-def after(found: LineSearchResult, moved: Float[Array, ""], tolerance: float | Float[Array, ""]) -> Int[Array, ""]:
+def after(found: LineSearchResult, moved: Float[Array, ""], tolerance: Scalar) -> Int[Array, ""]:
     """The outcome after a line search that moved q by `moved` nats of KL."""
     outcome = jnp.where(moved <= tolerance, Outcome.CONVERGED, Outcome.RUNNING)
     outcome = jnp.where(found.rose, outcome, Outcome.STALLED)
     return jnp.where(found.limited, Outcome.TRUST_REGION, outcome)
 
 
-def single_step_outcome(max_steps: int | Int[Array, ""], outcome: Int[Array, ""]) -> Int[Array, ""]:
+def single_step_outcome(max_steps: Whole, outcome: Int[Array, ""]) -> Int[Array, ""]:
     """The outcome, where reaching a limit of one step counts as converged."""
     unfinished = (outcome == Outcome.RUNNING) | (outcome == Outcome.STEP_LIMIT)
     return jnp.where(unfinished & (max_steps == 1), Outcome.CONVERGED, outcome)

@@ -2,16 +2,17 @@
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Int, Key
 
 from partita.families import Family
 from partita.local.objective import Problem
 from partita.local.solvers.base import Outcome, Progress, Solver, after, line_search, running, unmoved
+from partita.numerics.compiled import Scalar
 
 __all__ = ["Conjugate", "FixedPoint", "NaturalGradient", "damped"]
 
 
-def damped(q: Family, target: Family, damping: float | Float[Array, ""]) -> Family:
+def damped(q: Family, target: Family, damping: Scalar) -> Family:
     """q^(1−ρ) · target^ρ."""
     return q ** (1 - damping) * target**damping
 

@@ -12,6 +12,7 @@ from partita.families.factor import Factor
 from partita.local.objective import Problem
 from partita.local.solvers.base import Outcome, Progress, Solver, running, single_step_outcome
 from partita.local.solvers.power import check_power
+from partita.numerics.compiled import Scalar
 from partita.numerics.trees import where
 
 __all__ = ["BATCH", "MomentMatching", "between"]
@@ -114,6 +115,6 @@ class MomentMatching(Solver):
         return where(step > 0, secant, derivative)
 
 
-def between(q: Family, moments: Mean, step: float | Float[Array, ""]) -> Mean:
+def between(q: Family, moments: Mean, step: Scalar) -> Mean:
     """The mean parameters of q, moved by a step towards others."""
     return jax.tree.map(lambda a, b: (1 - step) * a + step * b, q.mean_parameters(), moments)

@@ -50,12 +50,12 @@ class Sites(eqx.Module):
     """An unnormalised Gaussian factor s_n for every row: exp(shift·u − precision·u²/2 + log_scale).
 
     With a full covariance u is the row's predictor f, so a site has two numbers and a scale. With a mean-field family
-    u is θ, and its coordinates are matched separately.
+    u is θ, and its coordinates are matched separately. Of all rows, the first axis is the row; one row has none.
     """
 
-    shift: Float[Array, " n"] | Float[Array, "n d"]
-    precision: Float[Array, " n"] | Float[Array, "n d"]
-    log_scale: Float[Array, " n"]
+    shift: Float[Array, "*site"]
+    precision: Float[Array, "*site"]
+    log_scale: Float[Array, "..."]
 
     def product(self, like: Gaussian, shard: Shard) -> Factor:
         """Π_n s_n^(w_n), over rows of these weights."""

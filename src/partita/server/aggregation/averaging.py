@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 from partita.errors import SettingsError, check_fraction, unknown
 from partita.families import Family
 from partita.families.factor import Factor
-from partita.numerics.compiled import Compiled
+from partita.numerics.compiled import Compiled, Scalar, Whole
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, begin, multiplied, refused
 from partita.server.refusal import Reason
 
@@ -88,8 +88,8 @@ class _Averages(NamedTuple):
 def _respond(
     posterior: Family,
     delta: Factor,
-    step: float,
-    clients: float,
+    step: Scalar,
+    clients: Whole,
     answer: Family,
     factor: Factor,
     mean: Family,
@@ -103,7 +103,7 @@ def _respond(
 
 @Compiled
 def _mix(
-    before: Family, centre: Family, product: Family, mixing: float
+    before: Family, centre: Family, product: Family, mixing: Scalar
 ) -> tuple[Family, Bool[Array, ""], Float[Array, ""]]:
     """The posterior between the mean of the answers and the product, whether it is proper, and how far it moved."""
     posterior = centre ** (1 - mixing) * product**mixing

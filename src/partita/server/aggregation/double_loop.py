@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from partita.errors import SettingsError
 from partita.families import Family, inner
@@ -30,7 +30,7 @@ from partita.families.base import Mean
 from partita.families.factor import Factor
 from partita.local.objective import log_partition
 from partita.local.solvers.power import check_power
-from partita.numerics.compiled import Compiled
+from partita.numerics.compiled import Compiled, Scalar, Whole
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, refused
 from partita.server.refusal import Reason, Refusal
 
@@ -141,14 +141,14 @@ class Search(NamedTuple):
     """The step length of the factors now held by clients."""
 
 
-def matched(alpha: float, theta: Family, deltas: list[Factor]) -> Family:
+def matched(alpha: Scalar, theta: Family, deltas: list[Factor]) -> Family:
     """The members with the moments of the clients' tilted densities, from their answers, along a first axis."""
     return stacked([theta * delta.natural**alpha for delta in deltas])
 
 
 @Compiled
 def search(
-    alpha: float, theta: Family, trial: list[Factor], deltas: list[Factor], memory: Search
+    alpha: Scalar, theta: Family, trial: list[Factor], deltas: list[Factor], memory: Search
 ) -> tuple[Family, list[Factor], Search, Float[Array, ""], Bool[Array, " m"]]:
     """θ, the next trial factors, the memory, the residual in nats, and which answers are proper.
 
@@ -214,7 +214,7 @@ def natural(q: Family, change: Mean) -> Family:
     return jax.jvp(q.with_mean_parameters, (q.mean_parameters(),), (change,))[1]
 
 
-def newton(alpha: float, steepest: Family, clients: int | Int[Array, ""]) -> Family:
+def newton(alpha: Scalar, steepest: Family, clients: Whole) -> Family:
     """The Newton steps of the λ_k if every tilted density were q, where the Hessian is F ⊗ (11ᵀ + αI)."""
     return jax.tree.map(lambda v: (jnp.sum(v, axis=0) / (alpha + clients) - v) / alpha, steepest)
 
@@ -224,7 +224,7 @@ def product(prior: Family, factors: Family) -> Family:
     return prior * jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), factors)
 
 
-def cavities_proper(alpha: float, theta: Family, factors: Family) -> Bool[Array, ""]:
+def cavities_proper(alpha: Scalar, theta: Family, factors: Family) -> Bool[Array, ""]:
     """Whether θ / t_k^α is proper for every client, so that its tilted density has moments."""
     return jnp.all(jax.vmap(lambda factor: (theta / factor**alpha).is_proper())(factors))
 

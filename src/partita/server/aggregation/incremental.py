@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from partita.errors import SettingsError
 from partita.families import Family
 from partita.families.factor import Factor
-from partita.numerics.compiled import Compiled
+from partita.numerics.compiled import Compiled, Scalar
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, begin, multiplied, refused
 from partita.server.aggregation.server_optimiser import IMPROPER, check_rate, optimiser_step
 from partita.server.refusal import Reason
@@ -20,7 +20,7 @@ from partita.server.refusal import Reason
 __all__ = ["Incremental", "agile_adam", "track"]
 
 
-def agile_adam(learning_rate: float) -> optax.GradientTransformation:
+def agile_adam(learning_rate: Scalar) -> optax.GradientTransformation:
     """Adam with b2 = 0.99 instead of 0.999, since gradients shrink quickly."""
     return optax.adam(learning_rate, b2=0.99)
 
@@ -95,8 +95,8 @@ def track(
     factors: list[Factor],
     deltas: list[Factor],
     memory: _Tracked,
-    weight: float,
-    unheard: float,
+    weight: Scalar,
+    unheard: Scalar,
 ) -> tuple[Family, list[Factor], PyTree, Family, Bool[Array, ""], Float[Array, ""]]:
     """The posterior after an optimiser step, the factors, the optimiser's state, the factors' product, whether it is
     proper, and the residual: KL from prior times factors to the posterior, in nats.

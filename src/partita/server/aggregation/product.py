@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool
 from partita.errors import check_fraction
 from partita.families import Family
 from partita.families.factor import Factor
-from partita.numerics.compiled import Compiled
+from partita.numerics.compiled import Compiled, Scalar
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, refused
 from partita.server.refusal import Reason, Refusal
 
@@ -94,7 +94,7 @@ def attempt(iterate: Iterate, deltas: Mapping[int, Factor], damping: float) -> A
 
 
 @Compiled
-def take(posterior: Family, factor: Factor, delta: Factor, damping: float) -> tuple[Family, Factor, Bool[Array, ""]]:
+def take(posterior: Family, factor: Factor, delta: Factor, damping: Scalar) -> tuple[Family, Factor, Bool[Array, ""]]:
     """Applies one change: q · Δ^ρ and t · Δ^ρ, and whether the former is proper."""
     change = delta**damping
     moved = posterior * change.natural

@@ -89,7 +89,7 @@ def follow(
         jnp.asarray(server.outer, residual.dtype),
         lambda length: loop.cavities_proper(alpha, theta * towards**length, after),
     )
-    changes = usable(loop.stacked(deltas)) ** server.step
+    changes = usable(loop.stacked([delta**server.step for delta in deltas]))
     told = jax.tree.map(lambda leaf, change: leaf.at[answered].add(change), loop.stacked(factors), changes)
     held = jax.vmap(loop.rescaled, (0, 0, None))(told, after, q)
     return theta * towards**far, loop.apart(held, len(factors)), residual, proper
