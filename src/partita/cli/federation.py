@@ -125,12 +125,12 @@ def client(
     data: Annotated[Path, typer.Option(help="A CSV or parquet file with the client's rows.")],
 ) -> None:
     """Run a client until it is interrupted. It answers the server's tasks; its rows stay on this machine."""
-    from partita.federation import rows
+    from partita.federation.client import usable
     from partita.federation.config import load
     from partita.federation.processes import run_client
 
     about = load(folder)
-    frame = rows.read(data, about.data)
+    frame = usable(data, about)
     typer.echo(f"{name}: read {frame.size} rows of {data.name}. Waiting for {about.server.address}; Ctrl-C stops.")
     with _interruptible():
         run_client(folder, about, name, data)
@@ -183,12 +183,13 @@ def result(
     from rich.console import Console
     from rich.table import Table as Grid
 
-    from partita.federation.result import MAX_PARAMETERS_SHOWN, draw, summary
+    from partita.federation.result import MAX_PARAMETERS_SHOWN, account, draw, summary
 
     rows = summary(folder)
     figure = draw(folder, rows)
     if json:
-        typer.echo(jsons.dumps({"summary": rows, "files": {"figure": str(figure)}}, indent=2))
+        about = {"summary": rows, "account": account(folder), "files": {"figure": str(figure)}}
+        typer.echo(jsons.dumps(about, indent=2))
         return
     grid = Grid(title=f"Posterior of {folder.name}")
     for column in rows[0]:
@@ -202,6 +203,8 @@ def result(
             f"Shown: {MAX_PARAMETERS_SHOWN} of {len(rows):,} parameters; all are in {folder / 'summary.csv'}.",
             soft_wrap=True,
         )
+    for line in account(folder):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print(f"Figure: {figure}", highlight=False, soft_wrap=True)
 
 

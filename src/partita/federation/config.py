@@ -40,7 +40,9 @@ class Data:
     categories: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Categorical columns with their levels; an empty list collects the levels from clients at enrolment."""
     positive: tuple[str, ...] = ()
-    """The values of a non-numeric response that count as 1; all others count as 0."""
+    """The values of a response that count as 1, where it is not numbers."""
+    negative: tuple[str, ...] = ()
+    """The values that count as 0; without any, the only other value that clients have."""
 
     @property
     def columns(self) -> dict[str, tuple[type[Column], tuple[str, ...]]]:
@@ -180,6 +182,10 @@ def _mistakes(federation: Federation, source: str) -> Iterator[str]:
     for column, levels in data.categories.items():
         if not isinstance(levels, list) or not all(isinstance(level, str) for level in levels):
             yield f"has {levels!r} as the levels of {column!r}, where a list of texts is expected"
+    if set(data.positive) & set(data.negative):
+        yield f"has labels of {data.response!r} that are both positive and negative: leave them in one of the lists"
+    if data.negative and not data.positive:
+        yield f"has negative labels without positive ones: list the values of {data.response!r} that count as 1"
     for name, value in dataclasses.asdict(federation.run).items():
         if not 0 < value < math.inf and name not in ("tolerance", "quorum"):
             yield f"has an invalid run.{name}: it must be a number above 0"

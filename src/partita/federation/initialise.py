@@ -21,7 +21,7 @@ seed = 0
 
 [data]
 response = {response}
-{positive}numbers = {numbers}
+{labels}numbers = {numbers}
 
 [data.categories]  # with their levels; [] to collect them from clients at enrolment
 {categories}
@@ -117,10 +117,13 @@ def _columns(example: Path, response: str) -> dict[str, str]:
     if response not in table.columns:
         raise unknown(f"column of {example.name}", response, table.columns)
     levels = {name: sorted(set(texts(table[name]))) for name in table.columns if not table[name].dtype.is_numeric()}
-    positive = levels.pop(response, [])[-1:]
-    ones = f"positive = {json.dumps(positive)}  # these values count as 1, all others as 0\n"
+    *negative, positive = levels.pop(response, []) or [""]
+    labels = (
+        f"positive = {json.dumps([positive])}  # these values count as 1\n"
+        f"negative = {json.dumps(negative)}  # these count as 0; a client with others is refused\n"
+    )
     return {
         "numbers": json.dumps([name for name in table.columns if name not in (*levels, response)]),
         "categories": "\n".join(f"{json.dumps(name)} = {json.dumps(some)}" for name, some in levels.items()),
-        "positive": ones if positive else "",
+        "labels": labels if positive else "",
     }
