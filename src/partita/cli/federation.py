@@ -33,7 +33,10 @@ _Folder = Annotated[Path, typer.Argument(help="The federation's folder, with fed
 def init(
     folder: Annotated[Path, typer.Argument(help="A new folder for the federation.")],
     client: Annotated[list[str], typer.Option(help="The name of a client; repeat it for each.")],
-    example: Annotated[Path, typer.Option(help="A CSV or parquet file with the columns that every client has.")],
+    example: Annotated[
+        list[Path],
+        typer.Option(help="A CSV or parquet file with the columns that every client has; repeat it for more levels."),
+    ],
     response: Annotated[str, typer.Option(help="The column to predict.")],
     model: Annotated[
         Literal["linear", "logistic", "probit", "poisson"], typer.Option(help="The kind of regression.")
@@ -50,12 +53,18 @@ def init(
 ) -> None:
     """Write federation.toml, for review and editing, and a folder to give to each client.
 
-    Columns and levels are taken from the example file; its rows are not copied.
+    Columns and levels are taken from the example files; their rows are not copied.
     """
     from partita.federation.initialise import initialise
 
-    for path in initialise(folder, client, response, example, address, model, schedule, secure):
+    made = initialise(folder, client, response, example, address, model, schedule, secure)
+    for path in made.written:
         typer.echo(path)
+    if made.left_out:
+        typer.echo(
+            f"Left out: {', '.join(map(repr, made.left_out))}, whose values are nearly all different, as identifiers are; "
+            f"if they are to predict, add them to {folder / 'federation.toml'} and run `partita federation credentials`."
+        )
 
 
 @federation.command()

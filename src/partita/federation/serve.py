@@ -73,8 +73,8 @@ def _stored(folder: Path, earlier: Mapping[str, Any]) -> str:
     """What is said of a run that had finished before."""
     return (
         f"This run finished on {earlier['time']}, and no client was asked again. Its stored result: "
-        f"{earlier['message']} See it with `partita result {folder}`; to go on, allow more rounds or a smaller tolerance "
-        f"in {folder / CONFIG_FILE} and use `partita resume {folder}`; for a new run, make another folder."
+        f"{earlier['message']} See it with `partita result {folder}`; to go on, allow more rounds or a smaller "
+        f"tolerance in {folder / CONFIG_FILE} and use `partita resume {folder}`; for a new run, make another folder."
     )
 
 
