@@ -62,8 +62,9 @@ def init(
         typer.echo(path)
     if made.left_out:
         typer.echo(
-            f"Left out: {', '.join(map(repr, made.left_out))}, whose values are nearly all different, as identifiers are; "
-            f"if they are to predict, add them to {folder / 'federation.toml'} and run `partita federation credentials`."
+            f"Left out: {', '.join(map(repr, made.left_out))}, whose values are nearly all different, as identifiers' "
+            f"are; to use them, add them to {folder / 'federation.toml'} and run "
+            f"`partita federation credentials {folder}`."
         )
 
 

@@ -23,7 +23,20 @@ from partita.models.named import KINDS, Likelihood
 from partita.server.admission import Admission
 from partita.server.method import Method
 
-__all__ = ["CONFIG_FILE", "NAME", "Bounds", "Data", "Federation", "Prior", "Run", "Server", "host_and_port", "load", "loopback", "read"]
+__all__ = [
+    "CONFIG_FILE",
+    "NAME",
+    "Bounds",
+    "Data",
+    "Federation",
+    "Prior",
+    "Run",
+    "Server",
+    "host_and_port",
+    "load",
+    "loopback",
+    "read",
+]
 
 CONFIG_FILE = "federation.toml"
 NAME = re.compile(r"\w(?:[\w.-]*\w)?")
@@ -214,8 +227,8 @@ def host_and_port(address: str) -> tuple[str, int]:
         )
     if number is not None and number.is_unspecified:
         raise FederationError(
-            f"{host} is no address that clients can reach: give the server's name or address on the network; it listens "
-            "on all its interfaces."
+            f"{host} is no address that clients can reach: give the server's name or address on the network; it "
+            "listens on all its interfaces."
         )
     return host, int(port)
 

@@ -199,8 +199,8 @@ def _keep_running(folder: Path, federation: Federation, name: str, data: Path) -
     log = folder / f"client-{name}.log"
     if not _listens(federation.server.address):
         print(
-            f"{name}: nothing answers at {federation.server.address} yet: start the server, or correct server.address in "
-            "federation.toml; the client goes on trying.",
+            f"{name}: nothing answers at {federation.server.address} yet: start the server, or correct server.address "
+            "in federation.toml; the client goes on trying.",
             file=sys.stderr,
             flush=True,
         )

@@ -25,7 +25,6 @@ def waiting(now: FederationStatus) -> str:
     return f"{now.rounds:.1f} rounds, {now.communications} communications{residual}: waiting for {answers}.{missing}"
 
 
-
 def _listed(names: Sequence[str]) -> str:
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last
