@@ -99,8 +99,8 @@ class Encoding(NamedTuple):
         try:
             columns = {str(name): KINDS[kind] for name, kind in contents["columns"].items()}
             levels = {str(name): tuple(map(str, some)) for name, some in contents["levels"].items()}
-            scales = (np.array(contents[name], dtype=float) for name in _SCALES)
-            found = cls(columns, levels, *scales)._replace(labels=_labels(contents, "the encoding"))
+            mean, rest, sd = (np.array(contents[name], dtype=float) for name in _SCALES)
+            found = cls(columns, levels, mean, rest, sd, _labels(contents, "the encoding"))
             if any(getattr(found, name).shape != (len(found.names) - 1,) for name in _SCALES):
                 raise ValueError("its columns and scales do not match")
         except _DAMAGED as error:

@@ -12,7 +12,7 @@ from partita.federation.example import Example, of_files
 from partita.io import atomic
 from partita.models.named import KINDS
 
-__all__ = ["Initialised", "initialise", "issue_credentials"]
+__all__ = ["initialise", "issue_credentials"]
 
 _TOML = """# A federation of partita. Server and clients have the same file.
 name = {name}
@@ -59,7 +59,7 @@ secure = {secure}
 """
 
 
-class Initialised(NamedTuple):
+class _Initialised(NamedTuple):
     """What was made."""
 
     written: list[Path]
@@ -76,7 +76,7 @@ def initialise(
     model: str,
     schedule: str,
     secure: bool | None = None,
-) -> Initialised:
+) -> _Initialised:
     """Writes the folder of a federation with the columns of an example file, or of several.
 
     By default certificates and keys are made if the address is not on loopback.
@@ -98,7 +98,7 @@ def initialise(
         make_authority(folder, host)
         written += [folder / "ca.crt", folder / "server.pem", folder / "server.key", folder / "keys"]
     atomic.write_text(folder / CONFIG_FILE, text)  # last, since a folder that has it is not made again
-    return Initialised(written + issue_credentials(folder), found.left_out)
+    return _Initialised(written + issue_credentials(folder), found.left_out)
 
 
 def issue_credentials(folder: Path) -> list[Path]:
