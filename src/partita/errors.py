@@ -42,7 +42,7 @@ class MissingExtraError(InputError):
     """A package is needed that is not installed."""
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} is not installed: pip install 'partita[{extra}]'.")
+        super().__init__(f"{what} is not installed: pip install '.[{extra}]' in a checkout of partita.")
 
 
 class DamagedFileError(InputError):

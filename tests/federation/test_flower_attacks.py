@@ -56,7 +56,7 @@ class Nodes:
         return [self._replies.pop(identity) for identity in list(identities) if identity in self._replies]
 
 
-def named(name, then=None):
+def named(name, then=lambda message: None):
     """A node that says it has this name, and answers the rest with `then`."""
     return lambda message: (
         to_records(Message({"name": name}, {})) if message.header["kind"] == "name" else then(message)
@@ -167,6 +167,18 @@ def test_without_keys_a_name_is_its_first_nodes_while_that_is_online():
     link._looked, link._asked = -np.inf, {}
     link.poll(0.0)
     assert link._nodes == {"east": 2}
+
+
+def test_without_keys_a_second_node_of_a_name_is_told_that_it_is_taken():
+    """It idled in silence; what it answers changes nothing, and it is told once for every time it is asked."""
+    grid = Nodes({1: named("east"), 2: named("east", lambda message: to_records(Message({"name": "east"}, {})))})
+    link = FlowerLink(grid, ["east", "west"])
+    for _ in range(3):
+        assert link.poll(0.0) is None
+    told = [(node, message.header) for node, message in grid.heard if message.header["kind"] == "refused"]
+    assert [node for node, _ in told] == [2]
+    assert "another client of this name" in told[0][1]["reason"]
+    assert link._nodes == {"east": 1}
 
 
 def test_with_keys_a_node_is_the_client_whose_key_it_has():

@@ -1,20 +1,25 @@
 """How Flower's programs are started and watched, with other programs in their place."""
 
 import contextlib
+import re
+import socket
 import sys
 import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
 import partita as pt
 from partita.federation import config, processes
 from partita.federation.initialise import initialise
-from partita.federation.serve import SERVER_LOCK
+from partita.federation.serve import LEDGER_FILE, SERVER_LOCK
 from partita.io.lock import hold
+from partita.storage.ledger import Ledger
 from support.clinic_files import clinic, write
+from support.clinics import stopped
 
 
 @pytest.fixture
@@ -63,6 +68,85 @@ def test_a_client_is_given_another_port_whenever_it_starts(study, commands):
         processes.run_client(folder, config.load(folder), "east", study / "east.csv")
     ports = [command[command.index("--port") + 1] for command in commands]
     assert len(set(ports)) > 1
+
+
+def test_a_client_says_when_nothing_answers_at_the_servers_address(study, commands, capfd):
+    """It waited in silence, at a wrong port too."""
+    folder = study / "clients" / "east"
+    path = folder / config.CONFIG_FILE
+    path.write_text(path.read_text().replace("9092", str(processes.free_port())))
+    federation = config.load(folder)
+    with pytest.raises(Started):
+        processes.run_client(folder, federation, "east", study / "east.csv")
+    said = capfd.readouterr().err
+    assert f"east: nothing answers at {federation.server.address}" in said
+    assert "server.address" in said
+    assert said.count("nothing answers") == 1
+
+
+def test_a_client_whose_server_answers_says_nothing(study, commands, capfd):
+    folder = study / "clients" / "east"
+    path = folder / config.CONFIG_FILE
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        path.write_text(path.read_text().replace("9092", str(there.getsockname()[1])))
+        with pytest.raises(Started):
+            processes.run_client(folder, config.load(folder), "east", study / "east.csv")
+    assert not capfd.readouterr().err
+
+
+def test_a_second_client_in_one_folder_is_told(study, commands):
+    folder = study / "clients" / "east"
+    with hold(folder / ".client-east"), pytest.raises(pt.InputError, match="east is running already"):
+        processes.run_client(folder, config.load(folder), "east", study / "east.csv")
+    assert not commands
+
+
+class Alive:
+    """A program that goes on."""
+
+    def poll(self):
+        return None
+
+
+def test_a_server_says_whom_it_waits_for(study, monkeypatch, capfd):
+    """It printed nothing for minutes."""
+    path = study / config.CONFIG_FILE
+    path.write_text(path.read_text().replace('["east"]', '["east", "north", "west"]'))
+    ledger = Ledger(study / LEDGER_FILE)
+    now = [0.0]
+    events = iter(
+        [
+            lambda: None,
+            lambda: ledger.note("east", "joined", "30 rows"),
+            lambda: ledger.note("north", "incompatible", "Its file has no rows."),
+            lambda: ledger.note("west", "joined", "30 rows"),
+            lambda: ledger.say("ended", {"status": "converged", "message": "It has ended."}),
+        ]
+    )
+
+    def sleep(seconds):
+        now[0] += 60.0
+        next(events)()
+
+    monkeypatch.setattr(processes.time, "sleep", sleep)
+    monkeypatch.setattr(processes.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(processes, "START", np.inf)
+    assert processes._await_end(study, ledger, [Alive()], study / "server.log") == "It has ended."
+    assert capfd.readouterr().out.splitlines() == [
+        "Waiting for east, north and west to enrol.",
+        "Enrolled: east. Waiting for north and west to enrol.",
+        "Enrolled: east. Waiting for north and west to enrol. north: it does not fit: Its file has no rows.",
+        "Enrolled: east and west. Waiting for north to enrol. north: it does not fit: Its file has no rows.",
+    ]
+
+
+def test_a_server_says_whose_answer_it_waits_for(tmp_path, monkeypatch, capfd):
+    stopped(tmp_path)
+    ledger = Ledger(tmp_path / LEDGER_FILE)
+    monkeypatch.setattr(processes.time, "sleep", lambda seconds: ledger.say("ended", {"status": "x", "message": "."}))
+    processes._await_end(tmp_path, ledger, [Alive()], tmp_path / "server.log")
+    (said,) = capfd.readouterr().out.splitlines()
+    assert re.fullmatch(r"\d\.\d rounds, .*: waiting for the answers? of [\w-]+( and [\w-]+)?\..*", said)
 
 
 def test_a_second_server_leaves_the_firsts_files_alone(study):

@@ -33,7 +33,10 @@ _Folder = Annotated[Path, typer.Argument(help="The federation's folder, with fed
 def init(
     folder: Annotated[Path, typer.Argument(help="A new folder for the federation.")],
     client: Annotated[list[str], typer.Option(help="The name of a client; repeat it for each.")],
-    example: Annotated[Path, typer.Option(help="A CSV or parquet file with the columns that every client has.")],
+    example: Annotated[
+        list[Path],
+        typer.Option(help="A CSV or parquet file with the columns that every client has; repeat it for more levels."),
+    ],
     response: Annotated[str, typer.Option(help="The column to predict.")],
     model: Annotated[
         Literal["linear", "logistic", "probit", "poisson"], typer.Option(help="The kind of regression.")
@@ -50,12 +53,19 @@ def init(
 ) -> None:
     """Write federation.toml, for review and editing, and a folder to give to each client.
 
-    Columns and levels are taken from the example file; its rows are not copied.
+    Columns and levels are taken from the example files; their rows are not copied.
     """
     from partita.federation.initialise import initialise
 
-    for path in initialise(folder, client, response, example, address, model, schedule, secure):
+    made = initialise(folder, client, response, example, address, model, schedule, secure)
+    for path in made.written:
         typer.echo(path)
+    if made.left_out:
+        typer.echo(
+            f"Left out: {', '.join(map(repr, made.left_out))}, whose values are nearly all different, as identifiers' "
+            f"are; to use them, add them to {folder / 'federation.toml'} and run "
+            f"`partita federation credentials {folder}`."
+        )
 
 
 @federation.command()
@@ -125,12 +135,12 @@ def client(
     data: Annotated[Path, typer.Option(help="A CSV or parquet file with the client's rows.")],
 ) -> None:
     """Run a client until it is interrupted. It answers the server's tasks; its rows stay on this machine."""
-    from partita.federation import rows
+    from partita.federation.client import usable
     from partita.federation.config import load
     from partita.federation.processes import run_client
 
     about = load(folder)
-    frame = rows.read(data, about.data)
+    frame = usable(data, about)
     typer.echo(f"{name}: read {frame.size} rows of {data.name}. Waiting for {about.server.address}; Ctrl-C stops.")
     with _interruptible():
         run_client(folder, about, name, data)
@@ -183,12 +193,13 @@ def result(
     from rich.console import Console
     from rich.table import Table as Grid
 
-    from partita.federation.result import MAX_PARAMETERS_SHOWN, draw, summary
+    from partita.federation.result import MAX_PARAMETERS_SHOWN, account, draw, summary
 
     rows = summary(folder)
     figure = draw(folder, rows)
     if json:
-        typer.echo(jsons.dumps({"summary": rows, "files": {"figure": str(figure)}}, indent=2))
+        about = {"summary": rows, "account": account(folder), "files": {"figure": str(figure)}}
+        typer.echo(jsons.dumps(about, indent=2))
         return
     grid = Grid(title=f"Posterior of {folder.name}")
     for column in rows[0]:
@@ -202,6 +213,8 @@ def result(
             f"Shown: {MAX_PARAMETERS_SHOWN} of {len(rows):,} parameters; all are in {folder / 'summary.csv'}.",
             soft_wrap=True,
         )
+    for line in account(folder):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print(f"Figure: {figure}", highlight=False, soft_wrap=True)
 
 

@@ -40,6 +40,10 @@ class Column(abc.ABC):
         """What has to be agreed on, besides scales, to encode the column."""
         return ()
 
+    def missing(self, rows: int) -> int:
+        """How many of so many rows have no value."""
+        return 0
+
     @classmethod
     @abc.abstractmethod
     def array(cls, values: np.ndarray) -> np.ndarray | None:
@@ -98,6 +102,9 @@ class Moments(Column):
     def exact_mean(self) -> Fraction:
         """The mean as a rational number."""
         return Fraction(self.mean) + Fraction(self.rest)
+
+    def missing(self, rows: int) -> int:
+        return max(rows - self.present, 0)
 
     @classmethod
     def array(cls, values: np.ndarray) -> np.ndarray | None:
@@ -170,7 +177,11 @@ class Counts(Column):
         found = texts(values)
         strange = sorted(set(found) - set(levels)) if levels else []
         if strange:
-            raise misfit(f"column {name!r} has categories that are not declared", f", such as {strange[0]!r}")
+            raise misfit(
+                f"column {name!r} has categories that are not declared: add them to data.categories in the server's "
+                "federation.toml, or write [] there to collect everybody's, and hand out the clients' folders again",
+                f", such as {strange[0]!r}",
+            )
         return np.array(found, dtype=str)
 
     @classmethod

@@ -10,7 +10,7 @@ import numpy as np
 from partita.data.frame import Frame, Frames, divided, permuted
 from partita.data.preprocess import federated
 from partita.data.table import Table
-from partita.errors import DataError
+from partita.errors import MissingExtraError
 
 __all__ = ["Dataset", "adult", "adult_frames", "breast_cancer", "digits", "encoded"]
 
@@ -72,5 +72,5 @@ def _scikit_learn() -> ModuleType | Any:
     try:
         import sklearn.datasets as scikit_learn
     except ImportError:
-        raise DataError("This data set comes with scikit-learn: pip install 'partita[data]'.") from None
+        raise MissingExtraError("scikit-learn, with which this data set comes,", "data") from None
     return scikit_learn

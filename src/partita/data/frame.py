@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.data.columns import KINDS, Counts
+from partita.data.labels import Labels
 from partita.errors import DataError
 
 __all__ = ["Frame", "Frames", "divided", "permuted"]
@@ -21,12 +22,20 @@ class Frame(NamedTuple):
     columns: Mapping[str, np.ndarray]
     y: np.ndarray
     levels: Mapping[str, tuple[str, ...]]
+    labels: Labels | None = None
+    """What `y` was before it became 1 and 0; None if it was numbers."""
 
     @classmethod
     def build(
-        cls, columns: Mapping[str, np.ndarray], y: np.ndarray, levels: Mapping[str, Sequence[str]] | None = None
+        cls,
+        columns: Mapping[str, np.ndarray],
+        y: np.ndarray | None = None,
+        levels: Mapping[str, Sequence[str]] | None = None,
+        labels: Labels | None = None,
     ) -> "Frame":
-        """A frame whose columns are floats or texts and as long as `y`."""
+        """A frame whose columns are floats or texts and as long as `y`; without `y`, rows whose response is unknown."""
+        if y is None:
+            y = np.full(max((len(values) for values in columns.values()), default=0), np.nan)
         y = np.asarray(y, dtype=float)
         kept = {str(name): _column(str(name), np.asarray(values), len(y)) for name, values in columns.items()}
         known = {name: tuple(str(level) for level in declared) for name, declared in (levels or {}).items()}
@@ -35,7 +44,7 @@ class Frame(NamedTuple):
                 raise DataError(f"Levels are declared for {name!r}, which is not a column of texts: declare none.")
             if len(set(declared)) < len(declared):
                 raise DataError(f"The levels declared for {name!r} repeat one: declare each once.")
-        return cls(kept, y, known)
+        return cls(kept, y, known, labels)
 
     @property
     def size(self) -> int:
@@ -44,7 +53,8 @@ class Frame(NamedTuple):
 
     def rows(self, indices: np.ndarray) -> "Frame":
         """Some of the rows, in the order of the indices."""
-        return Frame({name: values[indices] for name, values in self.columns.items()}, self.y[indices], self.levels)
+        columns = {name: values[indices] for name, values in self.columns.items()}
+        return self._replace(columns=columns, y=self.y[indices])
 
 
 class Frames(NamedTuple):

@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from partita.data.columns import KINDS, Column, Feature
 from partita.data.frame import Frame
+from partita.data.labels import Labels, agreed
 from partita.data.table import Table
 from partita.errors import DataError
 from partita.io.settings import build
@@ -28,10 +29,13 @@ class Summary(NamedTuple):
     """The statistics that a client sends about its columns, in the frame's order."""
 
     columns: Mapping[str, Column]
+    labels: Labels | None = None
+    """Of the response; None if it is a number."""
 
     def to_dict(self) -> dict[str, Any]:
         """The summary as lists, texts and numbers, for JSON."""
-        return {"columns": [{"name": name, **dataclasses.asdict(column)} for name, column in self.columns.items()]}
+        columns = [{"name": name, **dataclasses.asdict(column)} for name, column in self.columns.items()]
+        return {"columns": columns, "labels": _written(self.labels)}
 
     @classmethod
     def from_dict(cls, contents: Mapping[str, Any]) -> "Summary":
@@ -40,9 +44,10 @@ class Summary(NamedTuple):
             columns = dict(_column(**column) for column in contents["columns"])
             if len(columns) < len(contents["columns"]):
                 raise ValueError("a column appears twice")
+            labels = _labels(contents, "the summary")
         except _DAMAGED as error:
             raise DataError(f"This is not a summary ({error!r:.200}): send what Summary.to_dict made.") from None
-        return cls(columns)
+        return cls(columns, labels)
 
 
 class Encoding(NamedTuple):
@@ -57,6 +62,8 @@ class Encoding(NamedTuple):
     mean: Float[np.ndarray, " d"]
     rest: Float[np.ndarray, " d"]
     sd: Float[np.ndarray, " d"]
+    labels: Labels | None = None
+    """Of the response; None if it is a number."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -76,6 +83,7 @@ class Encoding(NamedTuple):
             new = sorted(set(column.levels) - set(self.levels.get(name, ())))
             if new:
                 raise DataError(f"Column {name!r} has the category {new[0]!r}, which was not seen in round 0.")
+        agreed([self.labels, summary.labels])
 
     def to_dict(self) -> dict[str, Any]:
         """The encoding as lists, texts and numbers, for JSON."""
@@ -83,6 +91,7 @@ class Encoding(NamedTuple):
             "columns": {name: kind.kind for name, kind in self.columns.items()},
             "levels": {name: list(levels) for name, levels in self.levels.items()},
             **{name: getattr(self, name).tolist() for name in _SCALES},
+            "labels": _written(self.labels),
         }
 
     @classmethod
@@ -91,7 +100,8 @@ class Encoding(NamedTuple):
         try:
             columns = {str(name): KINDS[kind] for name, kind in contents["columns"].items()}
             levels = {str(name): tuple(map(str, some)) for name, some in contents["levels"].items()}
-            found = cls(columns, levels, *(np.array(contents[name], dtype=float) for name in _SCALES))
+            mean, rest, sd = (np.array(contents[name], dtype=float) for name in _SCALES)
+            found = cls(columns, levels, mean, rest, sd, _labels(contents, "the encoding"))
             if any(getattr(found, name).shape != (len(found.names) - 1,) for name in _SCALES):
                 raise ValueError("its columns and scales do not match")
         except _DAMAGED as error:
@@ -105,6 +115,8 @@ class Encoding(NamedTuple):
                 raise DataError(f"Column {column!r} is missing from the frame: give the columns that were summarised.")
             if column not in self.columns:
                 raise DataError(f"Column {column!r} was not summarised: drop it, or summarise all frames with it.")
+        if frame.labels is not None:
+            agreed([self.labels, frame.labels])
         x = np.column_stack([np.empty((frame.size, 0)), *(values for _, values in self._features(frame.columns))])
         x = ((x - self.mean) - self.rest) / self.sd
         inputs: Any = np.concatenate([np.ones((frame.size, 1)), np.where(np.isnan(x), 0.0, x)], axis=1)
@@ -123,7 +135,8 @@ def summarise(frame: Frame) -> Summary:
         {
             name: kinds[values.dtype.kind].summarise(name, values, frame.levels.get(name, ()))
             for name, values in frame.columns.items()
-        }
+        },
+        frame.labels,
     )
 
 
@@ -139,7 +152,8 @@ def merge(summaries: Iterable[Summary]) -> Summary:
                 f"One client summarises the columns {', '.join(other.columns)} and another {', '.join(first.columns)}: "
                 "give all frames the same columns in the same order."
             )
-    return Summary({name: _merged(name, [summary.columns[name] for summary in summaries]) for name in first.columns})
+    columns = {name: _merged(name, [summary.columns[name] for summary in summaries]) for name in first.columns}
+    return Summary(columns, agreed([summary.labels for summary in summaries]))
 
 
 def encoding(summary: Summary) -> Encoding:
@@ -155,6 +169,7 @@ def encoding(summary: Summary) -> Encoding:
         mean,
         rest,
         np.where(sd > 0, sd, 1.0),
+        summary.labels,
     )
 
 
@@ -168,6 +183,16 @@ def _column(name: str, **contents: Any) -> tuple[str, Column]:
     fields = {kind: {field.name for field in dataclasses.fields(kind)} for kind in KINDS.values()}
     (kind,) = (kind for kind in KINDS.values() if fields[kind] == contents.keys())
     return str(name), build(kind, contents, "the summary")
+
+
+def _written(labels: Labels | None) -> dict[str, Any] | None:
+    return None if labels is None else {name: list(texts) for name, texts in dataclasses.asdict(labels).items()}
+
+
+def _labels(contents: Mapping[str, Any], source: str) -> Labels | None:
+    """The inverse of `_written`."""
+    written = contents.get("labels")
+    return None if written is None else build(Labels, written, source)
 
 
 def _merged(name: str, columns: list[Column]) -> Column:

@@ -28,6 +28,7 @@ _PULL_INTERVAL_SECONDS = 0.2
 """Seconds between two polls for answers."""
 _ASK = 60.0
 """Timeout in seconds for a node to identify itself; then it is asked again."""
+_TAKEN = "is not asked, since another client of this name is online: stop one of them, or give it its own name."
 RAW = "partita.raw"
 """The array format in Flower's records: raw bytes."""
 LARGEST = 2**31
@@ -69,6 +70,8 @@ class Pending(NamedTuple):
     task: str
     size: int
     """The size of its arrays in bytes."""
+    only_tells: bool = False
+    """Whether what comes back changes nothing."""
 
 
 class FlowerLink(Transport):
@@ -115,10 +118,12 @@ class FlowerLink(Transport):
     def now(self) -> float:
         return time.time()
 
-    def _push(self, node: int, message: Message, kind: str, name: str | None, ttl: float) -> None:
+    def _push(
+        self, node: int, message: Message, kind: str, name: str | None, ttl: float, only_tells: bool = False
+    ) -> None:
         envelope = Envelope(to_records(message), dst_node_id=node, message_type=kind, ttl=ttl)
         for identity in self.grid.push_messages([envelope]):
-            self._pending[identity] = Pending(node, name, message.words("task", ""), message.size)
+            self._pending[identity] = Pending(node, name, message.words("task", ""), message.size, only_tells)
 
     def _look_around(self) -> None:
         """Refreshes which nodes are online, and asks unknown nodes to identify themselves."""
@@ -137,7 +142,7 @@ class FlowerLink(Transport):
 
     def _open(self, identity: str) -> Delivery | None:
         """The answer to one message, if it has arrived."""
-        node, name, task, size = self._pending[identity]
+        node, name, task, size, only_tells = self._pending[identity]
         try:
             envelope = self._pull(identity)
             if envelope is None:
@@ -147,6 +152,8 @@ class FlowerLink(Transport):
         except InputError as error:
             message = Message({"kind": "unreadable", "task": task, "reason": str(error)}, {})
         del self._pending[identity]
+        if only_tells:
+            return None
         if message is None:
             self._asked.pop(node, None)
         if name is not None:
@@ -157,6 +164,9 @@ class FlowerLink(Transport):
         # the first node to claim a name owns it while it is online
         if claimed in self.names and self._nodes.get(claimed) not in self._online:
             self._nodes[claimed] = node
+        elif claimed in self.names:
+            told = Message({"kind": "refused", "reason": _TAKEN}, {})
+            self._push(node, told, "train.partita", None, _ASK, only_tells=True)
         return None
 
     def _pull(self, identity: str) -> Envelope | None:

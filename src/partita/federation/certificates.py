@@ -5,7 +5,7 @@ import inspect
 import ipaddress
 from pathlib import Path
 
-from partita.errors import FederationError
+from partita.errors import MissingExtraError
 from partita.io import atomic
 
 __all__ = ["PRIVATE", "make_authority", "make_key"]
@@ -16,7 +16,7 @@ try:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError:
-    raise FederationError("Making certificates needs cryptography: pip install 'partita[flower]'.") from None
+    raise MissingExtraError("cryptography, which makes certificates,", "flower") from None
 
 _YEARS = 2
 """The validity of certificates in years."""

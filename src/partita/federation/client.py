@@ -7,20 +7,40 @@ from typing import Any
 
 from partita.data import federate
 from partita.data.frame import Frame
-from partita.data.preprocess import Encoding, summarise
+from partita.data.preprocess import Encoding, federated, summarise
+from partita.data.table import Table
 from partita.engines.endpoint import ClientEndpoint
-from partita.errors import FederationError, InputError
+from partita.errors import DataError, FederationError, InputError
 from partita.federation import rows
 from partita.federation.config import Federation
 from partita.io.wire import Message
+from partita.models import Model
 
-__all__ = ["Client"]
+__all__ = ["Client", "usable"]
 
 _LOG = logging.getLogger("partita")
 _CONFIG_MISMATCH = (
     "Its federation.toml differs from the server's in columns, model, method, prior or seed: copy the server's."
 )
 _PRIVATE_ERROR = "The client cannot use its data; the details are only in the client's log."
+
+
+def usable(path: Path, federation: Federation) -> Frame:
+    """A client's rows; an `InputError` unless they fit the federation's columns and its model."""
+    frame = rows.read(path, federation.data)
+    own = federated([frame])
+    _check(federation.built_model(len(own.names)), own.encode(frame), federation.data.response)
+    return frame
+
+
+def _check(model: Model, table: Table, response: str) -> None:
+    """Checks the rows as the model does; the server is told what the model needs, and no value."""
+    try:
+        model.check(table)
+    except InputError as error:
+        why = f": column {response!r} does not fit the model, {error.public}" if error.public else ""
+        public = f"The client cannot use its data{why}." if why else _PRIVATE_ERROR
+        raise DataError(f"Column {response!r} does not fit the model: {error}.", public) from None
 
 
 class Client:
@@ -53,7 +73,7 @@ class Client:
 
     @functools.cached_property
     def _frame(self) -> Frame:
-        return rows.read(self.path, self.federation.data)
+        return usable(self.path, self.federation)
 
     def _site(self, header: dict[str, Any]) -> ClientEndpoint:
         contents = header.get("encoding")
@@ -62,7 +82,7 @@ class Client:
             encoding = Encoding.from_dict(contents or {})
             table = encoding.encode(self._frame)
             model = self.federation.built_model(len(encoding.names))
-            model.check(table)
+            _check(model, table, self.federation.data.response)
             prior = self.federation.built_prior(model, len(encoding.names))
             recipe = self.federation.built_method(model).recipe(model)
             shard = federate([table], names=[self.name]).shards[0]

@@ -23,11 +23,26 @@ from partita.models.named import KINDS, Likelihood
 from partita.server.admission import Admission
 from partita.server.method import Method
 
-__all__ = ["CONFIG_FILE", "NAME", "Bounds", "Data", "Federation", "Prior", "Run", "Server", "load", "loopback", "read"]
+__all__ = [
+    "CONFIG_FILE",
+    "NAME",
+    "Bounds",
+    "Data",
+    "Federation",
+    "Prior",
+    "Run",
+    "Server",
+    "host_and_port",
+    "load",
+    "loopback",
+    "read",
+]
 
 CONFIG_FILE = "federation.toml"
 NAME = re.compile(r"\w(?:[\w.-]*\w)?")
 """Valid client names; they are also names of folders and keys."""
+_HOST = re.compile(r"(?=.{1,64}$)[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
+"""Valid host names; a certificate's common name has at most 64 characters."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +55,9 @@ class Data:
     categories: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Categorical columns with their levels; an empty list collects the levels from clients at enrolment."""
     positive: tuple[str, ...] = ()
-    """The values of a non-numeric response that count as 1; all others count as 0."""
+    """The values of a response that count as 1, where it is not numbers."""
+    negative: tuple[str, ...] = ()
+    """The values that count as 0; without any, the only other value that clients have."""
 
     @property
     def columns(self) -> dict[str, tuple[type[Column], tuple[str, ...]]]:
@@ -180,15 +197,40 @@ def _mistakes(federation: Federation, source: str) -> Iterator[str]:
     for column, levels in data.categories.items():
         if not isinstance(levels, list) or not all(isinstance(level, str) for level in levels):
             yield f"has {levels!r} as the levels of {column!r}, where a list of texts is expected"
+    if set(data.positive) & set(data.negative):
+        yield f"has labels of {data.response!r} that are both positive and negative: leave them in one of the lists"
+    if data.negative and not data.positive:
+        yield f"has negative labels without positive ones: list the values of {data.response!r} that count as 1"
     for name, value in dataclasses.asdict(federation.run).items():
         if not 0 < value < math.inf and name not in ("tolerance", "quorum"):
             yield f"has an invalid run.{name}: it must be a number above 0"
     fits = solver["kind"] not in ("newton", "conjugate") and federation.prior.family == "mean-field"
     if isinstance(federation.built_model(1), Template) and not fits:
         yield 'has a network, which needs a solver of kind "adam" and a "mean-field" prior'
-    host = federation.server.address.rpartition(":")[0]
+    host, _ = host_and_port(federation.server.address)
     if not federation.server.secure and not loopback(host):
         yield f"has a server at {host} without encryption: set secure = true, or use 127.0.0.1"
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The parts of the server's address; IPv6 addresses have brackets there."""
+    name, _, port = address.rpartition(":")
+    host = name[1:-1] if name.startswith("[") and name.endswith("]") else name
+    try:
+        number = ipaddress.ip_address(host)
+        named = (number.version == 6) == (host != name)
+    except ValueError:
+        number, named = None, _HOST.fullmatch(name) is not None
+    if not named or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
+        raise FederationError(
+            f"The address {address!r} is not a host and a port from 1 to 65535, such as 127.0.0.1:9092: give both."
+        )
+    if number is not None and number.is_unspecified:
+        raise FederationError(
+            f"{host} is no address that clients can reach: give the server's name or address on the network; it "
+            "listens on all its interfaces."
+        )
+    return host, int(port)
 
 
 def loopback(host: str) -> bool:

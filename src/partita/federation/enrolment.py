@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from partita.data.labels import Labels, agreed
 from partita.data.preprocess import Encoding, Summary, encoding, merge
 from partita.engines.remote import Delivery, Transport
 from partita.errors import FederationError, InputError
@@ -33,11 +34,14 @@ class Enrolment:
             )
         self.rows: dict[str, int] = found["rows"]
         """The number of rows of each enrolled client."""
+        self.imputed: dict[str, dict[str, int]] = found.get("imputed", {})
+        """The numbers that are missing at each enrolled client, by column."""
         self.encoding = None if found["encoding"] is None else Encoding.from_dict(found["encoding"])
         self._summaries: dict[str, Summary] = {}
         self._ask: dict[str, float] = {}
         """When each client may be invited again."""
-        self._unfit: dict[str, str] = {}
+        self.unfit: dict[str, str] = {}
+        """Why clients could not enrol."""
 
     def assemble(self) -> Encoding:
         """Waits for all clients, up to the configured timeout, and fixes the encoding, which is then stored."""
@@ -49,8 +53,10 @@ class Enrolment:
                 if letter is not None:
                     self.welcome(letter)
             if not self.rows:
-                raise FederationError("No client enrolled in time: start the clients, then the server again.")
+                why = "".join(f" {name} does not fit: {reason}" for name, reason in sorted(self.unfit.items()))
+                raise FederationError(f"No client enrolled in time: start the clients, then the server again.{why}")
             self.rows = {name: self.rows[name] for name in self.federation.clients if name in self.rows}
+            self._settle_labels()
             self.encoding = encoding(merge(self._summaries[name] for name in self.rows))
             self._keep()
         return self.encoding
@@ -76,20 +82,35 @@ class Enrolment:
             if type(rows) is not int or rows < 1:
                 raise FederationError(f"has {rows!r} rows")
             self._expected(summary)
-            if self.encoding is None:
-                merge([*self._summaries.values(), summary])
-            else:
+            if self.encoding is not None:
                 self.encoding.check(summary)
         except InputError as error:
-            if self._unfit.get(name) != str(error):
-                self.ledger.note(name, "incompatible", str(error))
-                self.link.post(name, Message({"kind": "refused", "reason": f"does not fit: {error}"}, {}))
-            self._unfit[name], self._ask[name] = str(error), self.link.now() + RETRY_INCOMPATIBLE_SECONDS
-            return
+            return self._refuse(name, str(error))
         self._summaries[name], self.rows[name] = summary, rows
+        missing = {column: about.missing(rows) for column, about in summary.columns.items()}
+        self.imputed[name] = {column: count for column, count in missing.items() if count}
+        self.unfit.pop(name, None)
         self.ledger.note(name, "joined", f"{rows} rows")
         if self.encoding is not None:
             self._keep()
+
+    def _refuse(self, name: str, reason: str) -> None:
+        """Logs why a client does not fit and tells it, once; later it is invited again."""
+        if self.unfit.get(name) != reason:
+            self.ledger.note(name, "incompatible", reason)
+            self.link.post(name, Message({"kind": "refused", "reason": f"does not fit: {reason}"}, {}))
+        self.unfit[name], self._ask[name] = reason, self.link.now() + RETRY_INCOMPATIBLE_SECONDS
+
+    def _settle_labels(self) -> None:
+        """Where no label is declared to count as 0, that of most clients does; those with another one do not fit."""
+        own = {name: labels for name in self.rows if (labels := self._summaries[name].labels) is not None}
+        found = [labels for labels in own.values() if labels.zeros]
+        for name, labels in own.items() if found else ():
+            try:
+                agreed([max(found, key=found.count), labels])
+            except InputError as error:
+                del self.rows[name], self.imputed[name], self._summaries[name]
+                self._refuse(name, str(error))
 
     def _expected(self, summary: Summary) -> None:
         """Raises an `InputError` if a summary does not match the federation's columns."""
@@ -101,11 +122,17 @@ class Enrolment:
                 raise FederationError(f"Column {name!r} has another type than in federation.toml.")
             if not summary.columns[name].declares(levels):
                 raise FederationError(f"Column {name!r} has other levels than in federation.toml.")
+        data, labels = self.federation.data, summary.labels
+        declared = Labels(data.positive, data.negative) if data.positive else None
+        if declared is not None and not declared.zeros and labels is not None:
+            declared = Labels(declared.ones, labels.zeros[:1])
+        if labels != declared:
+            raise FederationError(f"The response {data.response!r} has other labels than in federation.toml.")
 
     def _keep(self) -> None:
         assert self.encoding is not None
-        about = {"rows": self.rows, "encoding": self.encoding.to_dict(), "digest": self.federation.digest}
-        self.ledger.say(_ROSTER, about)
+        agreed = {"encoding": self.encoding.to_dict(), "digest": self.federation.digest}
+        self.ledger.say(_ROSTER, {"rows": self.rows, "imputed": self.imputed, **agreed})
 
 
 class Attended(Transport):

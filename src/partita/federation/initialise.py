@@ -4,11 +4,11 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from partita.data.columns import texts
-from partita.errors import FederationError, unknown
-from partita.federation.config import CONFIG_FILE, load, loopback, read
-from partita.federation.rows import whole
+from partita.errors import FederationError
+from partita.federation.config import CONFIG_FILE, host_and_port, load, loopback, read
+from partita.federation.example import Example, of_files
 from partita.io import atomic
 from partita.models.named import KINDS
 
@@ -21,7 +21,7 @@ seed = 0
 
 [data]
 response = {response}
-{positive}numbers = {numbers}
+{labels}numbers = {numbers}
 
 [data.categories]  # with their levels; [] to collect them from clients at enrolment
 {categories}
@@ -59,37 +59,46 @@ secure = {secure}
 """
 
 
+class _Initialised(NamedTuple):
+    """What was made."""
+
+    written: list[Path]
+    left_out: list[str]
+    """Columns of the example that look like identifiers."""
+
+
 def initialise(
     folder: Path,
     clients: Sequence[str],
     response: str,
-    example: Path,
+    example: Path | Sequence[Path],
     address: str,
     model: str,
     schedule: str,
     secure: bool | None = None,
-) -> list[Path]:
-    """Writes the folder of a federation with the columns of an example file; returns the paths written.
+) -> _Initialised:
+    """Writes the folder of a federation with the columns of an example file, or of several.
 
     By default certificates and keys are made if the address is not on loopback.
     """
     if (folder / CONFIG_FILE).exists():
         raise FederationError(f"{folder / CONFIG_FILE} already exists: choose another folder, or edit it.")
-    host = address.rpartition(":")[0]
+    host, _ = host_and_port(address)
+    found = of_files([example] if isinstance(example, Path) else example, response)
     secure = not loopback(host) if secure is None else secure
     about = {"name": folder.resolve().name, "clients": list(clients), "response": response, "model": model}
     there = {"schedule": schedule, "address": address, "secure": secure}
     known = {key: json.dumps(value) for key, value in (about | there).items()}
-    text = _TOML.format(**known, **_columns(example, response), kinds=", ".join(KINDS))
+    text = _TOML.format(**known, **_written(found), kinds=", ".join(KINDS))
     read(text.encode(), CONFIG_FILE)
-    atomic.write_text(folder / CONFIG_FILE, text)
     written = [folder / CONFIG_FILE]
     if secure:
         from partita.federation.certificates import make_authority
 
         make_authority(folder, host)
         written += [folder / "ca.crt", folder / "server.pem", folder / "server.key", folder / "keys"]
-    return written + issue_credentials(folder)
+    atomic.write_text(folder / CONFIG_FILE, text)  # last, since a folder that has it is not made again
+    return _Initialised(written + issue_credentials(folder), found.left_out)
 
 
 def issue_credentials(folder: Path) -> list[Path]:
@@ -111,16 +120,14 @@ def issue_credentials(folder: Path) -> list[Path]:
     return written
 
 
-def _columns(example: Path, response: str) -> dict[str, str]:
-    """The columns of a file by their kinds, as TOML: texts are categories."""
-    table = whole(example)
-    if response not in table.columns:
-        raise unknown(f"column of {example.name}", response, table.columns)
-    levels = {name: sorted(set(texts(table[name]))) for name in table.columns if not table[name].dtype.is_numeric()}
-    positive = levels.pop(response, [])[-1:]
-    ones = f"positive = {json.dumps(positive)}  # these values count as 1, all others as 0\n"
-    return {
-        "numbers": json.dumps([name for name in table.columns if name not in (*levels, response)]),
-        "categories": "\n".join(f"{json.dumps(name)} = {json.dumps(some)}" for name, some in levels.items()),
-        "positive": ones if positive else "",
-    }
+def _written(example: Example) -> dict[str, str]:
+    """An example's columns as TOML."""
+    labels = ""
+    if example.labels:
+        *negative, positive = example.labels
+        labels = (
+            f"positive = {json.dumps([positive])}  # these values count as 1\n"
+            f"negative = {json.dumps(negative)}  # these count as 0; a client with others is refused\n"
+        )
+    levels = (f"{json.dumps(name)} = {json.dumps(some)}" for name, some in example.categories.items())
+    return {"numbers": json.dumps(example.numbers), "categories": "\n".join(levels), "labels": labels}

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import FederationError, MissingExtraError
-from partita.federation.config import Federation, loopback
+from partita.federation.config import Federation, host_and_port, load, loopback
 from partita.federation.serve import LEDGER_FILE, SERVER_LOCK
+from partita.federation.status import read_status
+from partita.federation.waiting import waiting
 from partita.io import atomic
 from partita.io.lock import held, hold
 from partita.storage.ledger import Ledger
@@ -25,6 +27,8 @@ __all__ = ["START", "environment", "free_port", "program", "run_client", "runnin
 
 START = 120.0
 """Timeout in seconds for a program to start."""
+_LOOK = 5.0
+"""Seconds between two looks at what the server waits for."""
 _APP = """[build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
@@ -96,7 +100,7 @@ def running(command: list[str], env: Mapping[str, str], log: Path) -> Iterator[s
 def serve(folder: Path, federation: Federation, log: Path | None = None, module: str = _MODULE) -> str:
     """Runs a federation's server until the run ends; returns the final message. `module` holds Flower's two apps."""
     folder, secure = folder.resolve(), federation.server.secure
-    host, port = _host_and_port(federation.server.address)
+    host, port = host_and_port(federation.server.address)
     home, logs = folder / ".flower", log or folder / "server.log"
     env = environment(home)
     with contextlib.ExitStack() as stack:
@@ -113,7 +117,7 @@ def serve(folder: Path, federation: Federation, log: Path | None = None, module:
         trust = f"root-certificates = {json.dumps(str(folder / 'ca.crt'))}" if secure else "insecure = true"
         app = _write_app(home, module)
         atomic.write_text(home / "config.toml", f'[superlink.partita]\naddress = "{local}"\n{trust}\n')
-        inner_host, inner_port = _host_and_port(local)
+        inner_host, inner_port = host_and_port(local)
         link = [program("flower-superlink"), "--host", inner_host, "--port", str(inner_port)]
         started = [stack.enter_context(running([*link, *_server_security(folder, federation)], env, logs))]
         _await_health(local, secure, folder, started, logs)
@@ -151,8 +155,9 @@ def _gate(folder: Path, host: str, port: int, inner: str) -> list[str]:
 
 
 def _await_end(folder: Path, ledger: Ledger, started: list[subprocess.Popen[bytes]], logs: Path) -> str:
-    """The run's final message; raises an `InputError` if one of the programs has died."""
+    """The run's final message; raises an `InputError` if one of the programs has died. Prints what it waits for."""
     began, until = False, time.monotonic() + START
+    about, said, look = load(folder), "", time.monotonic()
     while True:
         at_work = held(folder / SERVER_LOCK)
         began = began or at_work
@@ -162,6 +167,11 @@ def _await_end(folder: Path, ledger: Ledger, started: list[subprocess.Popen[byte
             raise FederationError(f"{ended['message']} Continue with `partita resume {folder}`.")
         if ended is not None:
             return str(ended["message"])
+        if time.monotonic() >= look:
+            line, look = waiting(read_status(folder, about.name, about.clients)), time.monotonic() + _LOOK
+            if line != said:
+                print(line, flush=True)
+            said = line
         if gone or (not began and time.monotonic() > until):
             raise FederationError(f"The server stopped; see {logs}. Continue with `partita resume {folder}`.")
         time.sleep(0.2)
@@ -173,12 +183,29 @@ def run_client(folder: Path, federation: Federation, name: str, data: Path) -> N
         raise FederationError(
             f"{name!r} is not among the clients of {federation.name}: {', '.join(federation.clients)}."
         )
+    try:
+        with hold(folder / f".client-{name}", wait=False):
+            _keep_running(folder, federation, name, data)
+    except BlockingIOError:
+        raise FederationError(
+            f"The client {name} is running already in {folder}: stop that one first, or give each its own folder."
+        ) from None
+
+
+def _keep_running(folder: Path, federation: Federation, name: str, data: Path) -> None:
     home = folder / f".flower-{name}"
     about = {"client": name, "folder": str(folder.resolve()), "data": str(data.resolve())}
     config = " ".join(f"{key}={json.dumps(value)}" for key, value in about.items())
     command = [program("flower-supernode"), "--superlink", federation.server.address, "--node-config", config]
     command += _client_security(folder, federation, name)
     log = folder / f"client-{name}.log"
+    if not _listens(federation.server.address):
+        print(
+            f"{name}: nothing answers at {federation.server.address} yet: start the server, or correct server.address "
+            "in federation.toml; the client goes on trying.",
+            file=sys.stderr,
+            flush=True,
+        )
     while True:
         with running([*command, "--port", str(free_port())], environment(home), log) as node:
             _echo(node, log, f"{name}: ")  # the prefix of partita's own log lines
@@ -201,11 +228,13 @@ def _echo(process: subprocess.Popen[bytes], log: Path, mark: str) -> None:
             time.sleep(0.5)
 
 
-def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise FederationError(f"The address {address!r} is not a host and a port, such as 127.0.0.1:9092.")
-    return host, int(port)
+def _listens(address: str) -> bool:
+    """Whether connections are accepted at an address."""
+    try:
+        with socket.create_connection(host_and_port(address), timeout=5.0):
+            return True
+    except OSError:
+        return False
 
 
 def free_port() -> int:

@@ -13,12 +13,14 @@ from partita.data.preprocess import Encoding
 from partita.data.table import Table
 from partita.errors import FederationError
 from partita.federation import config
+from partita.federation.attendance import Attendance
 from partita.federation.rows import read
 from partita.hyper.values import model_given
+from partita.io.settings import build
 from partita.results.posterior import Posterior
 from partita.results.posterior_file import load_posterior
 
-__all__ = ["MAX_PARAMETERS_SHOWN", "FederationResult", "draw", "fitted", "summary"]
+__all__ = ["MAX_PARAMETERS_SHOWN", "FederationResult", "account", "draw", "fitted", "summary"]
 
 MAX_PARAMETERS_SHOWN = 60
 """The largest number of parameters shown in a figure or a terminal."""
@@ -32,8 +34,11 @@ class FederationResult(NamedTuple):
     data: config.Data
 
     def table(self, path: str | os.PathLike[str]) -> Table:
-        """Reads a file with the federation's columns and encodes it as the clients' rows were."""
-        return self.encoding.encode(read(Path(path), self.data))
+        """Reads a file with the federation's columns and encodes it as the clients' rows were.
+
+        The response may be missing, as it is of rows to predict: then it is NaN.
+        """
+        return self.encoding.encode(read(Path(path), self.data, response=False))
 
 
 def fitted(folder: str | os.PathLike[str]) -> FederationResult:
@@ -56,6 +61,13 @@ def summary(folder: Path) -> list[dict[str, Any]]:
     _result(folder)
     with (folder / "summary.csv").open(newline="", encoding="utf-8") as file:
         return [{name: _number(value) for name, value in row.items()} for row in csv.DictReader(file)]
+
+
+def account(folder: Path) -> list[str]:
+    """How the run ended, and a line for every client: its rows, its answers, and why it has no part."""
+    about = _result(folder)
+    members = [build(Attendance, member, str(folder / "result.json")) for member in about.get("clients", [])]
+    return [str(about["message"]), *(member.line for member in members)]
 
 
 def draw(folder: Path, rows: list[dict[str, Any]]) -> Path:

@@ -7,18 +7,23 @@ import numpy as np
 
 from partita.data.columns import Moments, misfit, texts
 from partita.data.frame import Frame
-from partita.errors import DataError, FederationError
+from partita.data.labels import Labels
+from partita.errors import DataError, FederationError, MissingExtraError
 from partita.federation.config import Data
 
 __all__ = ["read", "whole"]
 
 
-def read(path: Path, data: Data) -> Frame:
-    """Reads the columns that the federation uses; reports all errors at once, by column."""
+def read(path: Path, data: Data, response: bool = True) -> Frame:
+    """Reads the columns that the federation uses; reports all errors at once, by column.
+
+    Rows to predict need no `response`: where the file has no such column it is NaN.
+    """
     table, expected = whole(path), data.columns
     columns: dict[str, np.ndarray] = {}
     problems = []
-    for name in (*expected, data.response):
+    y, labels = None, None
+    for name in (*expected, *([data.response] if response or data.response in table.columns else [])):
         try:
             if name not in table.columns:
                 raise misfit(f"column {name!r} is missing")
@@ -26,7 +31,7 @@ def read(path: Path, data: Data) -> Frame:
                 kind, levels = expected[name]
                 columns[name] = kind.read(name, table[name], levels)
             else:
-                response = _response(table[name], data)
+                y, labels = _response(table[name], data)
         except DataError as error:
             problems.append(error)
     if problems:
@@ -36,7 +41,7 @@ def read(path: Path, data: Data) -> Frame:
         )
     if not len(table):
         raise FederationError(f"{path.name} has no rows: give it at least one.", "Its file has no rows.")
-    return Frame.build(columns, response, {name: levels for name, (_, levels) in expected.items() if levels})
+    return Frame.build(columns, y, {name: levels for name, (_, levels) in expected.items() if levels}, labels)
 
 
 def whole(path: Path) -> Any:
@@ -44,7 +49,7 @@ def whole(path: Path) -> Any:
     try:
         import polars
     except ImportError:
-        raise FederationError("Reading data files needs polars: pip install 'partita[flower]'.") from None
+        raise MissingExtraError("polars, which reads data files,", "flower") from None
     if not path.is_file():
         raise FederationError(f"There is no file {path}.", "Its data file does not exist.")
     try:
@@ -58,11 +63,12 @@ def whole(path: Path) -> Any:
         ) from None
 
 
-def _response(values: Any, data: Data) -> np.ndarray:
+def _response(values: Any, data: Data) -> tuple[np.ndarray, Labels | None]:
     if values.null_count():
         raise misfit(f"column {data.response!r} has {values.null_count()} rows without a response")
     if data.positive:
-        return np.isin(texts(values), data.positive).astype(float)
+        labels = Labels.of(data.response, texts(values), data.positive, data.negative)
+        return labels.encode(texts(values)), labels
     if not values.dtype.is_numeric():
         raise misfit(f"column {data.response!r} has text where numbers are expected: list the `positive` values")
-    return Moments.read(data.response, values)
+    return Moments.read(data.response, values), None

@@ -1,13 +1,17 @@
 """The server of a federation, for any link: enrols clients, runs the method, and writes the result."""
 
+import dataclasses
+import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from partita.data.preprocess import Encoding
 from partita.engines.remote import RemoteEngine, Transport
 from partita.expectations.capabilities import Template
-from partita.federation.config import Federation
+from partita.federation.attendance import Attendance, attendance, remarks
+from partita.federation.config import CONFIG_FILE, Federation
 from partita.federation.enrolment import Attended, Enrolment
 from partita.io import atomic
 from partita.server.monitor import Monitor
@@ -20,10 +24,14 @@ __all__ = ["LEDGER_FILE", "SERVER_LOCK", "serve"]
 LEDGER_FILE = "ledger.sqlite"
 SERVER_LOCK = ".serving"
 """The server's lock file."""
+_FINISHED = "finished"
 
 
 def serve(folder: Path, federation: Federation, link: Transport) -> Result:
-    """Runs the federation in a folder to the end, resuming it if it was interrupted."""
+    """Runs the federation in a folder to the end, resuming it if it was interrupted.
+
+    A run that has finished, and for which nothing is left to do, asks nobody: its stored result says so.
+    """
     ledger = Ledger(folder / LEDGER_FILE)
     began = link.now()
     reception = Enrolment(federation, link, ledger)
@@ -48,18 +56,38 @@ def serve(folder: Path, federation: Federation, link: Transport) -> Result:
         seed=federation.seed,
         monitor=Monitor(every=0, progress=False),
     )
-    _write_result(folder, result, agreed, None if isinstance(model, Template) else agreed.names)
+    earlier, ending = ledger.said(_FINISHED), {"status": result.status.value, "steps": len(result.history)}
+    if earlier is not None and earlier["ending"] == ending:
+        result = dataclasses.replace(result, message=_stored(folder, earlier))
+    else:
+        members = attendance(reception, result)
+        result = dataclasses.replace(result, message=" ".join([result.message, *remarks(members)]))
+        _write_result(folder, result, members, agreed, None if isinstance(model, Template) else agreed.names)
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d at %H:%M UTC")
+        ledger.say(_FINISHED, {"ending": ending, "time": now, "message": result.message})
     ledger.say("ended", {"status": result.status.value, "message": result.message})
     return result
 
 
-def _write_result(folder: Path, result: Result, agreed: Encoding, names: Sequence[str] | None) -> None:
+def _stored(folder: Path, earlier: Mapping[str, Any]) -> str:
+    """What is said of a run that had finished before."""
+    return (
+        f"This run finished on {earlier['time']}, and no client was asked again. Its stored result: "
+        f"{earlier['message']} See it with `partita result {folder}`; to go on, allow more rounds or a smaller "
+        f"tolerance in {folder / CONFIG_FILE} and use `partita resume {folder}`; for a new run, make another folder."
+    )
+
+
+def _write_result(
+    folder: Path, result: Result, members: Sequence[Attendance], agreed: Encoding, names: Sequence[str] | None
+) -> None:
     """Writes the posterior, its summary, and the history with the encoding to the federation's folder."""
     result.posterior.save(folder / "posterior.npz", names)
     atomic.write_csv(folder / "summary.csv", result.posterior.summary(names))
     about = {
         "status": result.status.value,
         "message": result.message,
+        "clients": [dataclasses.asdict(member) for member in members],
         "encoding": agreed.to_dict(),
         "history": result.history.rows,
     }

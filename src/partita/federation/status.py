@@ -20,6 +20,8 @@ _ERROR_PREFIXES = {
     "incompatible": "it does not fit:",
     **{f"could not {change}": f"it could not {change}:" for change in ("leave", "retire", "join")},
 }
+_BEFORE = {"joined": "enrolled", "incompatible": "incompatible"}
+"""The state of a client that has not been asked, by the last of these events."""
 MAX_ERROR_LENGTH = 300
 """Characters of a client's text that are shown."""
 
@@ -30,7 +32,7 @@ class ClientStatus:
 
     name: str
     state: str
-    """working, waiting, left, expected (not enrolled yet) or incompatible (incompatible)."""
+    """working, waiting, left; before it is asked: expected, enrolled, or incompatible."""
     rows: int | None
     rounds: int
     """The number of accepted answers."""
@@ -111,7 +113,8 @@ def _member(name: str, row: Any, rows: int | None, busy: set[int], events: list[
     seen = [event[0] for event in events if event[2] in ("joined", "accepted", "refused", "late")]
     last_error = [f"{_ERROR_PREFIXES[event[2]]} {event[3]}" for event in events if event[2] in _ERROR_PREFIXES]
     if row is None:
-        state = "incompatible" if events and events[-1][2] == "incompatible" else "expected"
+        last = [event[2] for event in events if event[2] in _BEFORE]
+        state = _BEFORE[last[-1]] if last else "expected"
     else:
         state = "left" if row[3] else "working" if row[0] in busy else "waiting"
     return ClientStatus(

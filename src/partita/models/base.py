@@ -77,4 +77,4 @@ def check_values(y: np.ndarray, allowed: np.ndarray, what: str) -> None:
     """Raises an `InputError` that names the first response which is not allowed."""
     if not allowed.all():
         row = int(np.argmin(allowed))
-        raise DataError(f"row {row} has the response {y[row]:g}: {what}")
+        raise DataError(f"row {row} has the response {y[row]:g}: {what}", f"whose {what}")

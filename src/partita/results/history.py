@@ -74,7 +74,10 @@ class History:
 
     @property
     def remarks(self) -> list[str]:
-        """Warnings about clients' last answers: skipped rows and solvers that did not converge."""
+        """Warnings about clients' last answers: skipped rows, solvers that did not converge, refusals.
+
+        Where everybody's were refused, that is how the run ended.
+        """
         skipped = self.last("skipped").items()
         found = [f"{rows} rows of {name} have no proper site and were skipped." for name, rows in skipped]
         unconverged = self.last("unconverged")
@@ -82,7 +85,19 @@ class History:
             names = [name for name in unconverged if unconverged[name] == reason]
             who = names[0] if len(names) == 1 else f"{len(names)} clients"
             found.append(f"The last solve of {who} did not converge: {reason}")
+        refused = self.last_refused
+        if any(name not in refused for row in self.rows for name in row["clients"]):
+            found += [f"The last answer of {name} was refused: it {reason}." for name, reason in refused.items()]
         return found
+
+    @property
+    def last_refused(self) -> dict[str, str]:
+        """The clients whose last answer was refused, or divided out again, with the reason."""
+        found: dict[str, str] = {}
+        for row in reversed(self.rows):
+            for name in (*row["clients"], *row["refused"]):
+                found.setdefault(name, row["refused"].get(name, ""))
+        return {name: reason for name, reason in found.items() if reason}
 
     @property
     def refusals(self) -> list[tuple[int, str, str]]:

@@ -1,0 +1,82 @@
+"""Who took part in a run: for every client of the federation its rows, its answers, and why it has no part."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from partita.federation.enrolment import Enrolment
+from partita.io.wire import equal
+from partita.server.run import Result
+
+__all__ = ["Attendance", "attendance", "remarks"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Attendance:
+    """A client's part in a run."""
+
+    name: str
+    rows: int
+    """How many rows it has; 0 if it did not enrol."""
+    imputed: Mapping[str, int]
+    """How many numbers were missing, by column; each became everybody's mean."""
+    skipped: int
+    """The rows that have no part in its last answer."""
+    answers: int
+    """How many of its answers were accepted."""
+    took_part: bool
+    """Whether the posterior holds a factor of its own."""
+    refused: str
+    """Why its last answer was refused; empty if it was not."""
+    unfit: str
+    """Why it could not enrol; empty if it did, or never came."""
+
+    @property
+    def sentences(self) -> list[str]:
+        """What a reader of the result has to know of it."""
+        if not self.rows:
+            came = f"does not fit: {self.unfit.rstrip('.')}" if self.unfit else "never came"
+            return [f"{self.name} {came}."]
+        return [] if self.took_part else [f"{self.name} has no part in the posterior."]
+
+    @property
+    def line(self) -> str:
+        """Its rows and answers, in a line."""
+        if not self.rows:
+            return self.sentences[0]
+        dropped = f"{self.skipped:,} dropped, as they have no proper site" if self.skipped else "none dropped"
+        parts = [f"{self.rows - self.skipped:,} rows used, {dropped}", f"{self.answers:,} answers accepted"]
+        if self.imputed:
+            missing = ", ".join(f"{count:,} of {column}" for column, count in self.imputed.items())
+            parts.append(f"missing numbers, set to the mean: {missing}")
+        if self.refused:
+            parts.append(f"the last answer was refused: it {self.refused}")
+        return f"{self.name}: {'; '.join(parts)}{'' if self.took_part else '; it has no part in the posterior'}."
+
+
+def attendance(reception: Enrolment, result: Result) -> list[Attendance]:
+    """Everybody's part, in the order of federation.toml; others that took part come last."""
+    state, refused, skipped = result.state, result.history.last_refused, result.history.last("skipped")
+    answers = dict.fromkeys((*reception.federation.clients, *state.names), 0)
+    for row in result.history:
+        for name in row["clients"]:
+            answers[name] += name not in row["refused"]
+    held = zip(state.names, (factor.natural for factor in state.factors), strict=True)
+    divided = {name for name, factor in held if state.keeps_product and equal(factor, factor.one())}
+    return [
+        Attendance(
+            name,
+            reception.rows.get(name, 0),
+            reception.imputed.get(name, {}),
+            int(skipped.get(name, 0)),
+            count,
+            count > 0 and name not in divided,
+            refused.get(name, ""),
+            reception.unfit.get(name, ""),
+        )
+        for name, count in answers.items()
+    ]
+
+
+def remarks(members: Iterable[Attendance]) -> list[str]:
+    """Sentences on those without a part in the posterior."""
+    return [sentence for member in members for sentence in member.sentences]

@@ -1,0 +1,159 @@
+"""How a federation is set up: addresses, columns of an example file, and what is not overwritten."""
+
+import csv
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import partita as pt
+from partita.cli import app
+from partita.data.preprocess import federated
+from partita.errors import InputError, MissingExtraError
+from partita.federation import certificates, config
+from partita.federation.initialise import initialise
+from partita.federation.rows import read
+from support.clinic_files import COLUMNS, TOML, clinic, write
+
+ROOT = Path(__file__).parents[2]
+
+
+def init(folder, *examples, **options):
+    """`partita federation init` with these example files; what it prints."""
+    arguments = ["federation", "init", folder, "--client", "east", "--client", "west", "--response", "ill"]
+    for example in examples:
+        arguments += ["--example", example]
+    for name, value in options.items():
+        arguments += [f"--{name}", value]
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return " ".join(done.output.split())
+
+
+ADDRESSES = {
+    "0.0.0.0": "not a host and a port",
+    "0.0.0.0:9092": "no address that clients can reach",
+    "[::]:9092": "no address that clients can reach",
+    "127.0.0.1:99999": "not a host and a port",
+    "127.0.0.1:0": "not a host and a port",
+    "127.0.0.1": "not a host and a port",
+    "data.example.org": "not a host and a port",
+    ":9092": "not a host and a port",
+    "::1:9092": "not a host and a port",
+    "data example.org:9092": "not a host and a port",
+    "daten.bücher.example:9092": "not a host and a port",
+    f"{'x' * 64}.example.org:9092": "not a host and a port",
+}
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_an_address_that_cannot_be_is_told_and_leaves_nothing_behind(address, tmp_path):
+    """There was a traceback and half a folder, or the port was taken as it was."""
+    write(tmp_path / "east.csv", clinic(0))
+    with pytest.raises(InputError, match=ADDRESSES[address]):
+        initialise(tmp_path / "study", ["east"], "ill", tmp_path / "east.csv", address, "logistic", "sequential")
+    assert not (tmp_path / "study").exists()
+    with pytest.raises(InputError, match=ADDRESSES[address]):
+        config.read(f'{TOML}[server]\nsecure = true\naddress = "{address}"\n'.encode(), "federation.toml")
+
+
+@pytest.mark.parametrize("address", ["localhost:1", "127.0.0.1:65535", "[::1]:9092", "10.0.0.7:9092", "a-b.example:9"])
+def test_an_address_that_can_be_is_taken(address):
+    secure = "false" if address.startswith(("l", "127", "[")) else "true"
+    text = f'{TOML}[server]\nsecure = {secure}\naddress = "{address}"\n'
+    assert config.read(text.encode(), "federation.toml").server.address == address
+
+
+def test_where_certificates_cannot_be_made_there_is_no_federation(tmp_path, monkeypatch):
+    """It can be made again when they can."""
+    write(tmp_path / "east.csv", clinic(0))
+    about = (["east"], "ill", tmp_path / "east.csv", "10.0.0.7:9092", "logistic", "sequential")
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "make_authority", lambda *_: (_ for _ in ()).throw(MissingExtraError("it", "x")))
+        with pytest.raises(MissingExtraError):
+            initialise(tmp_path / "study", *about)
+    initialise(tmp_path / "study", *about)
+    assert config.load(tmp_path / "study").server.secure
+
+
+def test_identifiers_are_left_out_with_a_sentence(tmp_path):
+    rows = [(1000 + 7 * k % 211, f"patient {k}", *row[:5]) for k, row in enumerate(clinic(0))]
+    write(tmp_path / "east.csv", rows, ("key", "name", *COLUMNS[:5]))
+    said = init(tmp_path / "study", tmp_path / "east.csv")
+    data = config.load(tmp_path / "study").data
+    assert data.numbers == ("age", "pressure")
+    assert list(data.categories) == ["pain", "site"]
+    for column in ("'key'", "'name'"):
+        assert re.search(rf"Left out: .*{column}", said)
+    assert "patient 3" not in (tmp_path / "study" / "federation.toml").read_text() + said
+
+
+def test_levels_and_labels_of_several_examples_are_taken_together(tmp_path):
+    """Those of one site's example stopped the others."""
+    for name, pain, ill in (("east", "none", "no"), ("west", "much", "yes")):
+        write(tmp_path / f"{name}.csv", [(*row[:2], pain, row[3], ill) for row in clinic(0)], COLUMNS[:5])
+    init(tmp_path / "study", tmp_path / "east.csv", tmp_path / "west.csv")
+    data = config.load(tmp_path / "study").data
+    assert data.categories["pain"] == ["much", "none"]
+    assert (data.positive, data.negative) == (("yes",), ("no",))
+    for name in ("east", "west"):
+        assert read(tmp_path / f"{name}.csv", data).size == 30
+
+
+def test_examples_with_other_columns_are_told(tmp_path):
+    write(tmp_path / "east.csv", clinic(0))
+    write(tmp_path / "west.csv", [row[1:] for row in clinic(0)], COLUMNS[1:])
+    with pytest.raises(InputError, match=r"west.csv has no column 'age', which east.csv has"):
+        init(tmp_path / "study", tmp_path / "east.csv", tmp_path / "west.csv")
+
+
+def test_a_site_with_another_level_is_told_what_to_do(tmp_path):
+    data = config.read(TOML.encode(), "federation.toml").data
+    write(tmp_path / "east.csv", [(*row[:2], "awful", *row[3:]) for row in clinic(0)])
+    with pytest.raises(InputError, match=r"add them to data.categories .* or write \[\] there") as caught:
+        read(tmp_path / "east.csv", data)
+    assert "awful" in str(caught.value)
+    assert "awful" not in caught.value.public
+
+
+def test_rows_to_predict_need_no_response(tmp_path):
+    data = config.read(TOML.encode(), "federation.toml").data
+    write(tmp_path / "east.csv", clinic(0))
+    agreed = federated([read(tmp_path / "east.csv", data)])
+    write(tmp_path / "new.csv", [row[:4] for row in clinic(0)], COLUMNS[:4])
+    study = pt.federation.FederationResult(None, agreed, data)
+    np.testing.assert_array_equal(study.table(tmp_path / "new.csv").x, study.table(tmp_path / "east.csv").x)
+    assert np.isnan(study.table(tmp_path / "new.csv").y).all()
+    with pytest.raises(InputError, match="'ill' is missing"):
+        read(tmp_path / "new.csv", data)
+    assert np.isnan(pt.Frame.build({"age": np.zeros(3)}).y).all()
+
+
+@pytest.mark.parametrize("extra", ["flower", "dask", "data"])
+def test_a_missing_extra_is_installed_as_the_pages_say(extra):
+    command = re.search(r"pip install '[^']+'", str(MissingExtraError("It", extra)))
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    assert any(command.group() in page.read_text() for page in pages)
+
+
+def test_no_other_message_says_how_to_install_an_extra():
+    for path in (ROOT / "src").rglob("*.py"):
+        assert "partita[" not in path.read_text(), path
+
+
+def test_an_example_overwrites_nobodys_file(tmp_path):
+    (tmp_path / "north.csv").write_text("my own\n")
+    command = [sys.executable, str(ROOT / "examples" / "clinics" / "make_rows.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "north.csv is there already" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["north.csv"]
+    assert (tmp_path / "north.csv").read_text() == "my own\n"
+    (tmp_path / "north.csv").unlink()
+    assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 0
+    with (tmp_path / "north.csv").open() as file:
+        assert len(list(csv.reader(file))) == 201
