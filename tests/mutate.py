@@ -1,7 +1,7 @@
 """Mutated inputs: messages, federation.toml, checkpoints, ledgers and posterior files.
 
-`python tests/mutate.py --count 10000 --seed 0` reads so many of each. Nothing but the project's own errors may come out,
-no changed content may be accepted, nothing may take long, and memory must not grow.
+`python tests/mutate.py --count 10000 --seed 0` reads so many of each. Nothing but the project's own errors may come
+out, no changed content may be accepted, nothing may take long, and memory must not grow.
 """
 
 import argparse
@@ -17,9 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-
-jax.config.update("jax_enable_x64", True)
-
 import numpy as np
 
 import partita as pt
@@ -99,6 +96,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     settings = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
     wrong = []
     for kind in settings.kinds or mutable.TARGETS:
         outcome = mutate(kind, settings.count, settings.seed)

@@ -1,6 +1,8 @@
 """What is mutated: a sound input of each kind, and how it is read."""
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +16,6 @@ from partita.io import wire
 from partita.results.history import History
 from partita.results.posterior_file import load_posterior
 from partita.server.state import State, init, with_learning
-from partita.storage.ledger import Ledger
 from support.clinic_files import TOML
 from support.mutations import Mutation, npz_rewritten, sqlite_rewritten, toml_rewritten
 from support.problems import MODEL, PARTS, PRIOR, SOLVER
@@ -110,11 +111,18 @@ def ledgers(folder: Path) -> Target:
     ledger.say("roster", {"rows": {"east": 3}, "encoding": None})
     ledger.request("client 1", "leave")
     ledger._db.close()
+    numbers = itertools.count()
 
     def content(data: bytes) -> Any:
-        for extra in folder.glob("ledger.sqlite-*"):
-            extra.unlink()
+        path = folder / f"{next(numbers)}.sqlite"  # SQLite knows a file by what was there before
         path.write_bytes(data)
+        try:
+            return read(path)
+        finally:
+            for written in folder.glob(f"{path.name}*"):
+                written.unlink()
+
+    def read(path: Path) -> Any:
         ledger = pt.Ledger(path, durable=False)
         try:
             state, history = ledger.load(_fresh())
@@ -141,6 +149,7 @@ def _run(store: Any) -> None:
     pt.run(METHOD, MODEL, PRIOR, PARTS, communications=7, store=store, monitor=SILENT)
 
 
+@functools.cache
 def _fresh() -> State:
     return with_learning(init(PRIOR, PARTS.names, 0, METHOD.aggregation), METHOD.learning, MODEL)
 

@@ -1,5 +1,7 @@
 """Ways to change bytes: anywhere, or so that what holds them stays valid."""
 
+import contextlib
+import functools
 import io
 import json
 import sqlite3
@@ -12,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Generator = np.random.Generator
-VALUES = (None, True, -1, 0, 1, 2**70, 1.5, -0.0, 1e308, float("nan"), float("inf"), "", "x", "0", [], [1], {}, {"a": 1})
+VALUES = (None, True, -1, 0, 1, 2**70, 1.5, -0.0, 1e308, np.nan, np.inf, "", "x", "0", [], [1], {}, {"a": 1})
 """What a value of JSON may become."""
 
 
@@ -27,8 +29,15 @@ class Mutation(NamedTuple):
 
 def _place(data: bytes, generator: Generator) -> int:
     """Anywhere, or half the time where something is written: files of SQLite are mostly zeros."""
-    written = np.flatnonzero(np.frombuffer(data, np.uint8)) if generator.random() < 0.5 else np.empty(0, int)
-    return int(generator.choice(written)) if len(written) else int(generator.integers(max(len(data), 1)))
+    written = _written(data) if generator.random() < 0.5 else ()
+    if len(written):
+        return int(written[generator.integers(len(written))])
+    return int(generator.integers(max(len(data), 1)))
+
+
+@functools.lru_cache(maxsize=4)
+def _written(data: bytes) -> np.ndarray:
+    return np.flatnonzero(np.frombuffer(data, np.uint8))
 
 
 def _piece(data: bytes, generator: Generator) -> tuple[int, int]:
@@ -173,8 +182,6 @@ def sqlite_rewritten(data: bytes, generator: Generator) -> bytes:
     """A sound database in which a record is changed, missing, repeated, or in another's place."""
 
     def change(db: sqlite3.Connection) -> None:
-        for (trigger,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
-            db.execute(f"DROP TRIGGER {trigger}")  # whoever damages a file does not keep its sums
         found = _record(db, generator)
         if found is None:
             return
@@ -183,22 +190,25 @@ def sqlite_rewritten(data: bytes, generator: Generator) -> bytes:
         if how == 0:
             db.execute(f"DELETE FROM {table} WHERE rowid = ?", [row])
         elif how == 1:
-            values[0] = other_value(values[0], generator)
+            key = columns.index("place" if "place" in columns else columns[1])
+            values[key] = other_value(values[key], generator)
             db.execute(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * len(values))})", values)
         else:
             place = generator.integers(len(values))
             new = other_value(values[place], generator)
             db.execute(f"UPDATE OR REPLACE {table} SET {columns[place]} = ? WHERE rowid = ?", [new, row])
 
-    return with_database(data, lambda db: _tried(db, change))
+    def without_triggers(db: sqlite3.Connection) -> None:
+        """Whoever damages a file does not keep its sums. What the database itself refuses leaves it as it is."""
+        triggers = db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+        for name, _ in triggers:
+            db.execute(f"DROP TRIGGER {name}")
+        with contextlib.suppress(sqlite3.IntegrityError, OverflowError):
+            change(db)
+        for _, statement in triggers:
+            db.execute(statement)
 
-
-def _tried(db: sqlite3.Connection, change: Callable[[sqlite3.Connection], None]) -> None:
-    """A change that the database itself refuses leaves it as it is."""
-    try:
-        change(db)
-    except (sqlite3.IntegrityError, OverflowError):
-        pass
+    return with_database(data, without_triggers)
 
 
 def toml_rewritten(data: bytes, generator: Generator) -> bytes:
@@ -218,6 +228,19 @@ def toml_rewritten(data: bytes, generator: Generator) -> bytes:
 
 _TOML_VALUES = (
     *("-1", "0", "1", "3", "0.5", "-0.0", "1e400", "nan", "inf", "-inf", "9" * 30, "9" * 5000, "1000000000", "true"),
-    *('""', '"x"', '"\\u0000"', '"../.."', "[]", "[1]", '[""]', '["a", "a"]', "[[]]", "{}", "{ a = 1 }", '{ a = ["x"] }'),
+    *(
+        '""',
+        '"x"',
+        '"\\u0000"',
+        '"../.."',
+        "[]",
+        "[1]",
+        '[""]',
+        '["a", "a"]',
+        "[[]]",
+        "{}",
+        "{ a = 1 }",
+        '{ a = ["x"] }',
+    ),
     *("2020-01-01", "[1000000000, 1000000000]", "[-1]", "[0]", '"[::1]:99999"', '"sequential"', '"adam"', '"network"'),
 )

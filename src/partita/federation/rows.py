@@ -16,6 +16,8 @@ __all__ = ["read", "whole"]
 def read(path: Path, data: Data) -> Frame:
     """Reads the columns that the federation uses; reports all errors at once, by column."""
     table, expected = whole(path), data.columns
+    if not len(table):
+        raise FederationError(f"{path.name} has no rows: give it at least one.", "Its file has no rows.")
     columns: dict[str, np.ndarray] = {}
     problems = []
     for name in (*expected, data.response):
@@ -34,8 +36,6 @@ def read(path: Path, data: Data) -> Frame:
             f"{path.name} does not fit the federation: {'; '.join(map(str, problems))}.",
             f"Its file does not fit: {'; '.join(str(error.public) for error in problems)}.",
         )
-    if not len(table):
-        raise FederationError(f"{path.name} has no rows: give it at least one.", "Its file has no rows.")
     return Frame.build(columns, response, {name: levels for name, (_, levels) in expected.items() if levels})
 
 

@@ -3,21 +3,23 @@
 The checksum of all other bytes is the comment at the end of the archive, which NumPy leaves alone.
 """
 
+import contextlib
 import io
 import json
 import math
 import os
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from partita.errors import DamagedFileError
+from partita.errors import DamagedFileError, InputError
 from partita.io import atomic
 from partita.io.checksum import SIZE, checksum, checksum_of_file
 
-__all__ = ["fill", "read", "write"]
+__all__ = ["fill", "read", "understood", "write"]
 
 _PLAIN = "fiubU"
 """Kinds of arrays that a file may hold: numbers and texts, no objects."""
@@ -42,7 +44,7 @@ def fill(file: IO[bytes], contents: dict[str, Any]) -> None:
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The arrays and JSON of a file that `write` wrote; anything else raises a `DamagedFileError`."""
-    try:
+    with understood(path):
         data = Path(path).read_bytes()
         if checksum(memoryview(data)[:-SIZE]) != data[-SIZE:]:
             raise ValueError("its checksum is another one")
@@ -52,11 +54,24 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str,
         if not isinstance(about, dict):
             raise ValueError("it has no table of contents")
         return arrays, about
+
+
+@contextlib.contextmanager
+def understood(path: str | os.PathLike[str], kind: str = "file") -> Iterator[None]:
+    """Raises a `DamagedFileError` where what a file holds cannot be understood.
+
+    Bytes from anywhere make zipfile, NumPy, JSON and what is built from them raise any kind of error.
+    """
+    try:
+        yield
+    except InputError:
+        raise
     except FileNotFoundError:
         raise DamagedFileError(f"There is no file {path}.") from None
-    except Exception as error:  # zipfile and NumPy raise any kind for bytes that are no archive
+    except Exception as error:
+        why = str(error) if type(error) is ValueError else repr(error)
         raise DamagedFileError(
-            f"{path} is not a partita file, or it is corrupt ({error}): use a copy of it, or another file."
+            f"{path} is not a partita {kind}, or it is corrupt ({why:.200}): use a copy of it, or another {kind}."
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""The wire format: named arrays and JSON as bytes with a checksum, without pickle. The ledger stores arrays in it too."""
+"""The wire format: named arrays and JSON as bytes with a checksum, without pickle. The ledger has arrays in it too."""
 
 import json
 import math
