@@ -1,7 +1,7 @@
 # `make test` is the README's test command without the installation.
 PYTHON ?= .venv/bin/python
 
-.PHONY: install test slow lint versions docs bench demo
+.PHONY: install test slow mutate lint versions docs bench demo
 
 install:
 	python3 -m venv .venv && .venv/bin/pip install -e '.[test,lint,docs]' -e ./experiments
@@ -11,6 +11,10 @@ test:
 
 slow:
 	XLA_FLAGS= $(PYTHON) -m pytest -n 0 -m slow -s
+
+# Ten thousand mutated inputs of each kind; COUNT and SEED are others.
+mutate:
+	PYTHONPATH=tests $(PYTHON) tests/mutate.py --count $(or $(COUNT),10000) --seed $(or $(SEED),0)
 
 lint:
 	$(PYTHON) -m ruff check .

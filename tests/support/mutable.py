@@ -17,11 +17,21 @@ from partita.results.history import History
 from partita.results.posterior_file import load_posterior
 from partita.server.state import State, init, with_learning
 from support.clinic_files import TOML
-from support.mutations import Mutation, npz_rewritten, sqlite_rewritten, toml_rewritten
+from support.mutations import (
+    Mutation,
+    message_resealed,
+    npz_resealed,
+    npz_rewritten,
+    sqlite_resealed,
+    sqlite_rewritten,
+    toml_rewritten,
+)
 from support.problems import MODEL, PARTS, PRIOR, SOLVER
 
 METHOD = pt.methods.asynchronous(SOLVER, learn=["prior_scale"])
 SILENT = pt.Monitor(every=0)
+ARCHIVES = (Mutation("members", npz_rewritten), Mutation("members, resealed", npz_resealed, True)) * 2
+RECORDS = (Mutation("records", sqlite_rewritten), Mutation("records, resealed", sqlite_resealed, True)) * 2
 
 
 class Target(NamedTuple):
@@ -47,7 +57,7 @@ def messages(folder: Path) -> Target:
         found = wire.unpack(data)
         return found.header, _plain(found.arrays)
 
-    return Target(wire.pack(message), content, ())
+    return Target(wire.pack(message), content, (Mutation("contents", message_resealed, True),) * 2)
 
 
 def settings(folder: Path) -> Target:
@@ -89,7 +99,7 @@ def checkpoints(folder: Path) -> Target:
         path.write_bytes(data)
         return _known(*pt.Checkpoint(path).load(_fresh()))
 
-    return Target(path.read_bytes(), content, (Mutation("members", npz_rewritten),) * 3)
+    return Target(path.read_bytes(), content, ARCHIVES)
 
 
 def posteriors(folder: Path) -> Target:
@@ -101,7 +111,7 @@ def posteriors(folder: Path) -> Target:
         found = pt.Posterior.load(path, MODEL)
         return _plain(found.q), _plain(found.hyper), load_posterior(path)[1]
 
-    return Target(path.read_bytes(), content, (Mutation("members", npz_rewritten),) * 3)
+    return Target(path.read_bytes(), content, ARCHIVES)
 
 
 def ledgers(folder: Path) -> Target:
@@ -133,7 +143,7 @@ def ledgers(folder: Path) -> Target:
         finally:
             ledger._db.close()
 
-    return Target(path.read_bytes(), content, (Mutation("records", sqlite_rewritten),) * 3)
+    return Target(path.read_bytes(), content, RECORDS)
 
 
 TARGETS: Mapping[str, Callable[[Path], Target]] = {

@@ -5,6 +5,7 @@ import functools
 import io
 import json
 import sqlite3
+import struct
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -12,6 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from partita.io import archive, wire
+from partita.storage.records import insert
 
 Generator = np.random.Generator
 VALUES = (None, True, -1, 0, 1, 2**70, 1.5, -0.0, 1e308, np.nan, np.inf, "", "x", "0", [], [1], {}, {"a": 1})
@@ -109,7 +113,7 @@ def other_array(array: np.ndarray, generator: Generator) -> np.ndarray:
     """An array with another value, shape or type."""
     how = generator.integers(4)
     if how == 0:
-        return array.astype(("<f4", "<i8", "<f8", "?")[generator.integers(4)])
+        return np.nan_to_num(array).astype(("<f4", "<i8", "<f8", "?")[generator.integers(4)])
     if how == 1:
         return np.repeat(array.reshape(-1), int(generator.integers(3)))
     changed = np.array(array)
@@ -209,6 +213,39 @@ def sqlite_rewritten(data: bytes, generator: Generator) -> bytes:
             db.execute(statement)
 
     return with_database(data, without_triggers)
+
+
+def npz_resealed(data: bytes, generator: Generator) -> bytes:
+    """A sound archive of other contents."""
+    file = io.BytesIO()
+    archive.fill(file, other_member(data, generator))
+    return file.getvalue()
+
+
+def message_resealed(data: bytes, generator: Generator) -> bytes:
+    """A sound message of which the table of contents is another."""
+    (length,) = struct.unpack_from("<I", data, 24)
+    head, body = json.loads(data[28 : 28 + length]), data[28 + length :]
+    new = json.dumps(other_json(head, generator)).encode()
+    return wire.sealed(struct.pack("<I", len(new)) + new + body)
+
+
+def sqlite_resealed(data: bytes, generator: Generator) -> bytes:
+    """A sound ledger in which a record is another one, and all sums are right."""
+
+    def change(db: sqlite3.Connection) -> None:
+        db.execute("PRAGMA recursive_triggers = ON")
+        found = _record(db, generator)
+        if found is None or found[0] == "sums":
+            return
+        table, _, (row, _, *values) = found
+        place = generator.integers(len(values))
+        values[place] = other_value(values[place], generator)
+        with contextlib.suppress(sqlite3.IntegrityError, OverflowError):
+            db.execute(f"DELETE FROM {table} WHERE rowid = ?", [row])
+            insert(db, table, [values])
+
+    return with_database(data, change)
 
 
 def toml_rewritten(data: bytes, generator: Generator) -> bytes:

@@ -1,5 +1,6 @@
 """Atomic file writes."""
 
+import contextlib
 import csv
 import functools
 import io
@@ -32,7 +33,8 @@ def write(path: str | os.PathLike[str], fill: Callable[[IO[bytes]], object], mod
     except OSError as error:
         raise DiskError(path, error.strerror or error) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes, mode: int = 0o666) -> None:

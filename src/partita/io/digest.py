@@ -33,7 +33,7 @@ def number_digest(*things: Any) -> int:
     return int(digest(*things)[:15], 16) + 1
 
 
-def _parts(thing: Any, above: tuple[int, ...], code: bool) -> Iterator[bytes | np.ndarray]:
+def _parts(thing: Any, above: tuple[int, ...], code: bool) -> Iterator[bytes | memoryview]:
     """The thing as a sequence of bytes; `above` are the functions it is part of, which may refer to themselves."""
     if isinstance(thing, bool | str | None | enum.Enum):
         yield repr(thing).encode()
@@ -44,7 +44,7 @@ def _parts(thing: Any, above: tuple[int, ...], code: bool) -> Iterator[bytes | n
             thing = jax.random.key_data(thing)
         array = np.asarray(thing)
         yield f"{array.dtype.str}{array.shape}".encode() if array.ndim else b"number"
-        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.ndim else repr(array.item()).encode()
+        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.ndim else repr(array.item()).encode()
     elif isinstance(thing, Mapping):
         yield str(len(thing)).encode()
         for key in sorted(thing, key=repr):

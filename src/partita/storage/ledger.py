@@ -180,6 +180,8 @@ class Ledger(Store, Requests, EventLog):
     def apply(self, state: State, aggregation: Aggregation) -> State:
         for place, name, change in records(self._db, self.path, "requests", "place"):
             try:
+                if change not in CHANGES:
+                    raise unknown("change of membership", change, CHANGES)
                 state, text = CHANGES[change](state, name, aggregation), ""
             except InputError as error:
                 text = str(error)
