@@ -1,7 +1,7 @@
 # `make test` is the README's test command without the installation.
 PYTHON ?= .venv/bin/python
 
-.PHONY: install test slow shapes lint versions docs bench demo
+.PHONY: install test slow shapes mutate lint versions docs bench demo
 
 install:
 	python3 -m venv .venv && .venv/bin/pip install -e '.[test,lint,docs]' -e ./experiments
@@ -18,6 +18,10 @@ SHAPES = tests/recorded tests/families tests/partition tests/models/test_glm.py 
 
 shapes:
 	$(PYTHON) -m pytest --jaxtyping-packages=partita,shapes.checked -m "" $(SHAPES)
+
+# Ten thousand mutated inputs of each kind; COUNT and SEED are others.
+mutate:
+	PYTHONPATH=tests $(PYTHON) tests/mutate.py --count $(or $(COUNT),10000) --seed $(or $(SEED),0)
 
 lint:
 	$(PYTHON) -m ruff check .

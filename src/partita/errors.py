@@ -11,6 +11,7 @@ from typing import Any
 __all__ = [
     "DamagedFileError",
     "DataError",
+    "DiskError",
     "FederationError",
     "InputError",
     "MissingExtraError",
@@ -47,6 +48,16 @@ class MissingExtraError(InputError):
 
 class DamagedFileError(InputError):
     """A file or a message is missing, damaged, or of another run."""
+
+
+class DiskError(InputError, OSError):
+    """A file cannot be written, such as on a full disk. What was there before is unchanged."""
+
+    def __init__(self, path: object, reason: object) -> None:
+        super().__init__(
+            f"{path} cannot be written ({reason}): free some space or choose another place, then run again; "
+            "what it held before is unchanged."
+        )
 
 
 class FederationError(InputError):

@@ -309,7 +309,7 @@ def test_an_old_free_energy_is_not_that_of_another_posterior():
 def crafted(contents, body=b"", length=None):
     """Bytes of a message with any table of contents."""
     head = contents if isinstance(contents, bytes) else json.dumps(contents).encode()
-    return b"partita\x01" + struct.pack("<I", len(head) if length is None else length) + head + body
+    return wire.sealed(struct.pack("<I", len(head) if length is None else length) + head + body)
 
 
 def table(kind, shape):

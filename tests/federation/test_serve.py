@@ -311,3 +311,20 @@ def test_a_mistake_in_the_file_is_told(old, new, message):
     assert old in TOML
     with pytest.raises(pt.InputError, match=message):
         config.read(TOML.replace(old, new).encode(), "federation.toml")
+
+
+def test_a_file_without_rows_is_blamed_and_no_column(clinics, tmp_path):
+    federation, clients = clinics
+    write(tmp_path / "east.csv", [])
+    with pytest.raises(pt.InputError, match=r"^east.csv has no rows: give it at least one.$"):
+        read(tmp_path / "east.csv", federation.data)
+    answer = clients["east"].handle(wire.Message({"kind": "hello", "digest": federation.digest}, {}))
+    assert answer.header["reason"] == "Its file has no rows."
+
+
+@pytest.mark.parametrize("damaged", ["", "{", "[]", "1", '{"history": 3}', '{"encoding": {}}', "[" * 100_000, "\0"])
+def test_a_damaged_result_is_named_with_the_remedy(damaged, tmp_path):
+    (tmp_path / config.CONFIG_FILE).write_text(TOML)
+    (tmp_path / "result.json").write_text(damaged)
+    with pytest.raises(pt.errors.DamagedFileError, match=r"result.json is damaged .* `partita resume"):
+        pt.federation.fitted(tmp_path)

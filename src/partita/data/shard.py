@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from partita.data.table import Table
 from partita.errors import DataError, unknown
+from partita.io.digest import number_digest
 
 __all__ = ["Partition", "Shard", "federate", "real_numbers"]
 
@@ -37,6 +38,15 @@ class Partition(eqx.Module):
     def rows(self) -> int:
         """The number of real rows of all clients together."""
         return sum(self.sizes)
+
+    def digests(self) -> dict[str, int]:
+        """A digest of each client's rows, without what pads them."""
+        parts = zip(self.shards, self.sizes, strict=True)
+        rows = [
+            jax.tree.map(lambda leaf, size=size: np.asarray(leaf)[:size], (shard.data, shard.weights))
+            for shard, size in parts
+        ]
+        return dict(zip(self.names, map(number_digest, rows), strict=True))
 
     def pooled(self) -> "Partition":
         """The union of all rows as the partition of a single client."""

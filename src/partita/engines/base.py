@@ -2,7 +2,7 @@
 
 import abc
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, NamedTuple, get_type_hints
 
 import numpy as np
@@ -121,6 +121,10 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def cancel(self, task: str) -> None:
         """Removes a task from those in flight. A late answer may still arrive."""
+
+    def digests(self) -> Mapping[str, int]:
+        """A digest of each client's rows, by name, as far as they can be seen from here."""
+        return {}
 
     @property
     def simulated(self) -> bool:

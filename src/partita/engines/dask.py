@@ -79,8 +79,12 @@ class DaskEngine(RemoteEngine):
 
     def __init__(self, cluster: Client, partition: Partition, log: EventLog | None = None) -> None:
         self.cluster, self.partition = cluster, partition
+        self._digests = partition.digests()
         rows = dict(zip(partition.names, partition.sizes, strict=True))
         super().__init__(_DaskLink(cluster, {}), rows, log)
+
+    def digests(self) -> Mapping[str, int]:
+        return self._digests
 
     def bind(self, recipe: Recipe, prior: Family) -> None:
         """Gives every client its rows with the method, the model and the prior."""

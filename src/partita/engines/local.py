@@ -3,7 +3,7 @@
 import contextlib
 import heapq
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -47,6 +47,7 @@ class LocalEngine(Engine):
             raise SettingsError(f"Give {len(partition)} positive speeds, one per client, not {self.speeds.tolist()}.")
         self._places = {name: place for place, name in enumerate(partition.names)}
         """By name: a run may know the clients in another order."""
+        self._digests = partition.digests()
         self._pool = ThreadPoolExecutor(threads or cores())
         self._pending: list[Pending] = []
         self._now = 0.0
@@ -88,6 +89,9 @@ class LocalEngine(Engine):
             pending.work.cancel()
             self._pending.remove(pending)
         heapq.heapify(self._pending)
+
+    def digests(self) -> Mapping[str, int]:
+        return self._digests
 
     @property
     def simulated(self) -> bool:

@@ -186,8 +186,8 @@ def _mistakes(federation: Federation, source: str) -> Iterator[str]:
         if not NAME.fullmatch(name):
             yield f"has a client named {name!r}: use letters, digits, '-', '_' and '.' inside"
     for table, key in ((method, "name"), (solver, "kind")):
-        if key not in table:
-            yield f"has a method or a solver without {key!r}: add it"
+        if not isinstance(table.get(key), str):
+            yield f"has a method or a solver without {key!r}: add it, as a text"
     for what, name, known in (("method", method["name"], NAMED), ("kind of model", federation.model.kind, KINDS)):
         if name not in known:
             raise unknown(f"{what} in {source}", name, known)

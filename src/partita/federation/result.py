@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from partita.data.preprocess import Encoding
 from partita.data.table import Table
-from partita.errors import FederationError
+from partita.errors import DamagedFileError, FederationError
 from partita.federation import config
 from partita.federation.attendance import Attendance
 from partita.federation.rows import read
@@ -94,12 +94,18 @@ def draw(folder: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def _result(folder: Path) -> dict[str, Any]:
+    path = folder / "result.json"
+    if not path.exists():
+        raise FederationError(f"There is no result in {folder} yet: `partita status {folder}` says how it stands.")
     try:
-        return dict(json.loads((folder / "result.json").read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise FederationError(
-            f"There is no result in {folder} yet: `partita status {folder}` says how it stands."
+        found = json.loads(path.read_bytes())
+        if not isinstance(found["history"], list) or not isinstance(found["encoding"], dict):
+            raise TypeError("it has no history or no encoding")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise DamagedFileError(
+            f"{path} is damaged ({error!r:.100}): `partita resume {folder}` writes it again from the ledger."
         ) from None
+    return dict(found)
 
 
 def _number(text: str) -> str | float | None:

@@ -20,6 +20,8 @@ def read(path: Path, data: Data, response: bool = True) -> Frame:
     Rows to predict need no `response`: where the file has no such column it is NaN.
     """
     table, expected = whole(path), data.columns
+    if not len(table):
+        raise FederationError(f"{path.name} has no rows: give it at least one.", "Its file has no rows.")
     columns: dict[str, np.ndarray] = {}
     problems = []
     y, labels = None, None
@@ -39,8 +41,6 @@ def read(path: Path, data: Data, response: bool = True) -> Frame:
             f"{path.name} does not fit the federation: {'; '.join(map(str, problems))}.",
             f"Its file does not fit: {'; '.join(str(error.public) for error in problems)}.",
         )
-    if not len(table):
-        raise FederationError(f"{path.name} has no rows: give it at least one.", "Its file has no rows.")
     return Frame.build(columns, y, {name: levels for name, (_, levels) in expected.items() if levels}, labels)
 
 

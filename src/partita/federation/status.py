@@ -1,8 +1,8 @@
 """The status of a federation, read from its ledger while the server may be writing to it."""
 
+import contextlib
 import dataclasses
 import json
-import sqlite3
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from partita.errors import FederationError
 from partita.federation.serve import LEDGER_FILE
 from partita.io.wire import sanitise
+from partita.storage.records import exists, opened, records, snapshot
 
 __all__ = ["KINDS", "MAX_ERROR_LENGTH", "ClientStatus", "FederationStatus", "read_status", "to_json"]
 
@@ -71,21 +72,17 @@ def read_status(folder: Path, name: str, clients: tuple[str, ...]) -> Federation
     path = folder / LEDGER_FILE
     if not path.exists():
         raise FederationError(f"There is no {path} yet: start the run with `partita server {folder}`.")
-    db = sqlite3.connect(f"file:{path.resolve()}?mode=ro", uri=True, timeout=10.0, isolation_level=None)
-    try:
-        db.execute("BEGIN")
-        about = {key: json.loads(value) for key, value in db.execute("SELECT key, value FROM about")}
-        begun = db.execute("SELECT name FROM sqlite_master WHERE name = 'clients'").fetchone() is not None
+    with contextlib.closing(opened(f"file:{path.resolve()}?mode=ro", uri=True, timeout=10.0)) as db, snapshot(db, path):
+        about = {key: json.loads(value) for key, value in records(db, path, "about", "key")}
+        begun = exists(db, "clients")
+        if begun:
+            records(db, path, "clients", "k")
         clients_of = "SELECT name, versions, residual, inactive FROM clients ORDER BY k"
         rows = db.execute(clients_of).fetchall() if begun else []
         tasks = db.execute("SELECT client FROM tasks WHERE reply IS NULL").fetchall() if begun else []
         busy = {client for (client,) in tasks}
-        history = [json.loads(row) for (row,) in db.execute("SELECT row FROM history ORDER BY place")]
-        events = db.execute("SELECT time, name, event, text FROM events ORDER BY place").fetchall()
-    except sqlite3.DatabaseError as error:
-        raise FederationError(f"{path} is not a partita ledger, or it is corrupt: {error}.") from None
-    finally:
-        db.close()
+        history = [json.loads(row) for _, row in records(db, path, "history", "place")]
+        events = [row[1:] for row in records(db, path, "events", "place")]
     known = {row[0]: (k, *row[1:]) for k, row in enumerate(rows)}
     counted = (about.get("roster") or {}).get("rows", {})
     members = [

@@ -1,5 +1,6 @@
 """Atomic file writes."""
 
+import contextlib
 import csv
 import functools
 import io
@@ -9,26 +10,31 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from partita.errors import DiskError
+
 __all__ = ["write", "write_bytes", "write_csv", "write_text"]
 
 
 def write(path: str | os.PathLike[str], fill: Callable[[IO[bytes]], object], mode: int = 0o666) -> None:
     """Writes a temporary file with `fill`, syncs it, and renames it to `path`.
 
-    The file is created with permissions `mode` (less the umask), so it is never readable more widely.
+    The file is created with permissions `mode` (less the umask), so it is never readable more widely. A full disk
+    raises a `DiskError`, and the file that was there before stays.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with open(temporary, "xb", opener=functools.partial(os.open, mode=mode)) as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "x+b", opener=functools.partial(os.open, mode=mode)) as file:
             fill(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        raise DiskError(path, error.strerror or error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes, mode: int = 0o666) -> None:

@@ -17,7 +17,7 @@ def parse(contents: bytes, source: str) -> dict[str, Any]:
     """The tables of a TOML file."""
     try:
         return tomllib.loads(contents.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of numbers with thousands of digits, and lists in lists in lists
         raise SettingsError(f"{source} is not a TOML file: {error}.") from None
 
 

@@ -1,4 +1,4 @@
-"""The wire format: named arrays and JSON as bytes, without pickle. The ledger stores arrays in it too."""
+"""The wire format: named arrays and JSON as bytes with a checksum, without pickle. The ledger has arrays in it too."""
 
 import json
 import math
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from partita.errors import DamagedFileError
+from partita.io.checksum import SIZE, checksum
 
 __all__ = [
     "HEADER",
@@ -20,12 +21,13 @@ __all__ = [
     "flatten",
     "pack",
     "sanitise",
+    "sealed",
     "unflatten",
     "unpack",
     "view",
 ]
 
-_MAGIC = b"partita\x01"
+_MAGIC = b"partita\x02"
 _KINDS = frozenset(np.dtype(kind).str for kind in ("<f4", "<f8", "<i4", "<i8", "<u4", "<u8", "?"))
 """The allowed dtypes: numbers and booleans, no objects."""
 HEADER = 2**24
@@ -57,7 +59,7 @@ def sanitise(text: str, longest: int = MAX_TEXT_LENGTH) -> str:
 
 
 def pack(message: Message) -> bytes:
-    """The message as bytes: a JSON table of contents, then the arrays one after another."""
+    """The message as bytes: a checksum of all that follows, a JSON table of contents, the arrays one after another."""
     arrays = {name: np.asarray(array) for name, array in message.arrays.items()}
     arrays = {name: array.astype(array.dtype.newbyteorder("<"), copy=False) for name, array in arrays.items()}
     for name, array in arrays.items():
@@ -66,7 +68,12 @@ def pack(message: Message) -> bytes:
     contents = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
     head = json.dumps({"header": message.header, "arrays": contents}).encode()
     bodies = [np.ascontiguousarray(array).data.cast("B") if array.size else b"" for array in arrays.values()]
-    return b"".join([_MAGIC, struct.pack("<I", len(head)), head, *bodies])
+    return sealed(b"".join([struct.pack("<I", len(head)), head, *bodies]))
+
+
+def sealed(body: bytes) -> bytes:
+    """A message's bytes from its length on, behind the magic number and their checksum."""
+    return b"".join([_MAGIC, checksum(body), body])
 
 
 def unpack(data: bytes, largest: float = math.inf) -> Message:
@@ -78,12 +85,15 @@ def unpack(data: bytes, largest: float = math.inf) -> Message:
         whole = memoryview(data)
         if whole[: len(_MAGIC)] != _MAGIC:
             raise ValueError("it does not start with the magic number")
-        (length,) = struct.unpack_from("<I", whole, len(_MAGIC))
-        start = len(_MAGIC) + 4
+        begin = len(_MAGIC) + SIZE
+        (length,) = struct.unpack_from("<I", whole, begin)
+        start = begin + 4
         if length > HEADER:
             raise ValueError(f"its header has {length} bytes, where {HEADER} are allowed")
         if len(whole) - start - length > largest:
             raise ValueError(f"its arrays have {len(whole) - start - length} bytes, where {largest} are allowed")
+        if whole[len(_MAGIC) : begin] != checksum(whole[begin:]):
+            raise ValueError("its checksum is another one")
         head = json.loads(bytes(whole[start : start + length]))
         place, arrays = start + length, {}
         for name, kind, shape in head["arrays"]:

@@ -19,6 +19,7 @@ from partita.expectations.capabilities import ClosedResponse, LocalDraws, LocalR
 from partita.families import Family
 from partita.families.base import Theta
 from partita.hyper.values import PRIOR_SCALES, Hyper, model_given
+from partita.io.archive import understood
 from partita.models import Model
 from partita.numerics.compiled import Compiled
 from partita.results.posterior_file import load_posterior, save_posterior
@@ -107,8 +108,9 @@ class Posterior:
         Raises a `DamagedFileError` where there is no such file, or it is corrupt, or in another precision than JAX is.
         """
         q, about = load_posterior(path)
-        hyper = {name: jnp.asarray(value) for name, value in about.get("hyper", {}).items()}
-        return cls(model_given(model, hyper), q, hyper)
+        with understood(path):
+            hyper = {name: jnp.asarray(value) for name, value in about.get("hyper", {}).items()}
+            return cls(model_given(model, hyper), q, hyper)
 
     def summary(self, names: Sequence[str] | None = None, mass: float = 0.95) -> list[dict[str, float | str]]:
         """A row per parameter: name, mean, sd, and the ends of its interval.

@@ -21,6 +21,7 @@ from partita.server.learn import unmoved
 from partita.server.membership import join, leave
 from partita.server.method import Method
 from partita.server.monitor import Monitor, posterior_of
+from partita.server.origin import check_origin, origin, with_rows
 from partita.server.rules import Rules
 from partita.server.state import State, init, unanswered_columns, with_learning
 from partita.server.step import step
@@ -101,7 +102,8 @@ def run(
         engine: where clients run, if not in this process.
         rules: how long to wait for clients and for how many, and what their answers must keep to.
         store: where the run is kept, such as `Checkpoint("run.npz")`. The run goes on from what is kept there, to the
-            same numbers as if it had not been interrupted, provided that method, model and data are the same.
+            same numbers as if it had not been interrupted. What was kept of a run with another method, model or prior,
+            or with other rows where they are in this process, is refused; a `state` may be adopted from it.
         requests: changes of membership that may be asked for while it runs.
         monitor: metrics, how often they are computed, progress and callbacks.
 
@@ -130,9 +132,12 @@ def run(
     fresh = init(prior, engine.names, seed, method.aggregation)
     if method.learning is not None:
         fresh = with_learning(fresh, method.learning, model)
+    fresh = with_rows(dataclasses.replace(fresh, origin=origin(method, model, prior)), engine.digests())
     start = fresh if state is None else continued(state, fresh, method)
     budget = Budget.of(method, start, len(engine.names), rounds, communications)
     state, history = store.load(start)
+    check_origin(state, start, store)
+    state = with_rows(state, engine.digests())
     state = requests.apply(state, method.aggregation)
 
     with engine.running(), monitor.watch(method, model, engine, budget, history) as watch:
@@ -174,9 +179,8 @@ def continued(state: State, fresh: State, method: Method) -> State:
     memory = state.memory if same else method.aggregation.resumed(state.iterate, heard, state.inactive)
     columns = unanswered_columns(len(state.names), {"gradients": fresh.gradients})
     unknown = {name: columns[name] for name in ("residual", "outcome")}
-    going_on = dataclasses.replace(
-        state, memory=memory, **unknown, round_began=state.answers, in_flight=(), arrived=(), refused={}
-    )
+    going_on = dataclasses.replace(state, memory=memory, **unknown, in_flight=(), arrived=(), refused={})
+    going_on = dataclasses.replace(going_on, origin=fresh.origin, round_began=state.answers)
     if set(state.hyper) != set(fresh.hyper):
         going_on = dataclasses.replace(going_on, hyper=fresh.hyper, gradients=columns["gradients"])
         change = going_on.current_prior / state.current_prior
@@ -188,7 +192,8 @@ def continued(state: State, fresh: State, method: Method) -> State:
             going_on = leave(going_on, name, method.aggregation)
         elif name in fresh.names and name in state.inactive_names:
             going_on = join(going_on, name, method.aggregation)
-    going_on = _with_newcomers(going_on, fresh.names, method.aggregation)
+    rows = dict(zip(fresh.names, fresh.rows.tolist(), strict=True))
+    going_on = with_rows(_with_newcomers(going_on, fresh.names, method.aggregation), rows)
     return dataclasses.replace(going_on, round_start=going_on.posterior)
 
 

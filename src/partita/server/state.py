@@ -8,14 +8,14 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int, PyTree
 
 from partita.engines.base import Task
-from partita.errors import SettingsError
+from partita.errors import DamagedFileError, SettingsError
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.hyper.learning import Learning
@@ -122,11 +122,15 @@ class State:
     """Why each client's solver stopped at its last answer (`Outcome`)."""
     inactive: Bool[np.ndarray, " m"] = per_client(False)
     """Which clients take no part any more."""
+    rows: Int[np.ndarray, " m"] = per_client(0)
+    """A digest of each client's rows; 0 where they cannot be seen from here."""
     in_flight: tuple[Task, ...] = apart(default=())
     """Tasks that are not answered yet."""
     arrived: tuple[tuple[Task, Reply], ...] = apart(default=())
     """Answers that wait for others, to be aggregated together."""
     seed: int = number()
+    origin: Mapping[str, str] = described(dict, dict, default_factory=dict)
+    """Digests of the method, the model and the prior that it was made with."""
     keeps_product: bool = number(default=True)
     """Whether the aggregation keeps q = p · Π t_m; only then can a factor be checked or divided out on its own."""
     memory: PyTree = tree(default=None)
@@ -249,6 +253,12 @@ def stored_values(state: State) -> dict[str, Any]:
 def restored(like: State, trees: Mapping[str, PyTree], values: Mapping[str, Any], **others: Any) -> State:
     """The state whose fields were stored."""
     kinds = fields_of(Stored.NUMBER, Stored.DESCRIPTION)
+    types = get_type_hints(State)
+    for name in fields_of(Stored.NUMBER):
+        if type(values[name]) is not types[name] and not (types[name] is float and type(values[name]) is int):
+            raise DamagedFileError(
+                f"The stored {name} is {values[name]!r:.50}: use a copy of the file, or another one."
+            )
     described = {name: kind.restore(values[name]) for name, kind in kinds.items()}
     return dataclasses.replace(like, **trees, **described, **others)
 

@@ -8,7 +8,7 @@ __all__ = ["Requests", "Store"]
 
 
 class Store:
-    """Keeps states; this one keeps nothing."""
+    """Keeps states; this one keeps nothing. `str` of it is its place, for messages."""
 
     def load(self, fresh: State) -> tuple[State, History]:
         """The last saved state and its history, or the fresh state."""

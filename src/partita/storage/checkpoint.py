@@ -5,9 +5,11 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from partita.engines.base import STORED
 from partita.errors import SettingsError
-from partita.io.archive import read, write
+from partita.io.archive import read, understood, write
 from partita.io.wire import equal, flatten, unflatten
 from partita.results.history import History
 from partita.server.state import State, layout, restored, stored_trees, stored_values
@@ -27,6 +29,9 @@ class Checkpoint(Store):
         if every < 1:
             raise SettingsError(f"checkpoint_every must be at least 1, not {every}.")
         self.path, self.every = path, every
+
+    def __str__(self) -> str:
+        return str(self.path)
 
     def load(self, fresh: State) -> tuple[State, History]:
         return load(self.path, fresh) if os.path.exists(self.path) else (fresh, History())
@@ -59,6 +64,13 @@ def save(path: str | os.PathLike[str], state: State, history: History) -> None:
 def load(path: str | os.PathLike[str], like: State) -> tuple[State, History]:
     """The state and history saved at `path`; `like` is the run's initial state, which the file must fit."""
     arrays, about = read(path)
+    with understood(path, _KIND):
+        return _state(path, like, arrays, about)
+
+
+def _state(
+    path: str | os.PathLike[str], like: State, arrays: dict[str, np.ndarray], about: dict[str, Any]
+) -> tuple[State, History]:
     check_format(path, _KIND, about.get("format"), _FORMAT)
     values = about["state"]
     same = values["names"] == list(like.names) and values["seed"] == like.seed
@@ -68,6 +80,8 @@ def load(path: str | os.PathLike[str], like: State) -> tuple[State, History]:
     trees = unflatten(arrays, stored_trees(like), str(path))
     check_run(path, _KIND, equal(trees["prior"], like.prior), "with another prior")
     held, sent, tasks = about["held"], about["sent"], about["in_flight"]
+    if max(len(tasks), *held, *sent, 0) > len(arrays):
+        raise ValueError("it claims more arrays than it has")
     lists = {
         "factor": [like.factors[0]] * (max(held) + 1),
         "sent": [like.posterior] * (max(sent, default=-1) + 1),

@@ -1,6 +1,7 @@
 """The server's state in one SQLite file, with one transaction per answer.
 
 A killed server loses at most the last answer, which is requested again. Other processes may read the file meanwhile.
+Every record has a checksum (`storage/records.py`).
 """
 
 import contextlib
@@ -18,9 +19,10 @@ import jax
 import numpy as np
 
 from partita.engines.base import STORED, EventLog, Task
-from partita.errors import DamagedFileError, InputError, unknown
+from partita.errors import InputError, unknown
 from partita.families.factor import Factor
 from partita.hyper.values import likelihood_hyper, prior_given
+from partita.io.archive import understood
 from partita.io.wire import MAX_TEXT_LENGTH, Message, equal, flatten, pack, sanitise, unflatten, unpack
 from partita.local.client import Info, Reply
 from partita.results.history import History
@@ -29,10 +31,23 @@ from partita.server.membership import CHANGES
 from partita.server.state import State, columns_of, layout, restored, stored_trees, stored_values, unanswered_columns
 from partita.server.store import Requests, Store
 from partita.storage.fitting import check_format, check_run
+from partita.storage.records import (
+    append,
+    create,
+    damaged,
+    exists,
+    insert,
+    opened,
+    records,
+    schema,
+    snapshot,
+    sum_of,
+    translated,
+)
 
-__all__ = ["Ledger", "connect", "read"]
+__all__ = ["Ledger", "read"]
 
-_FORMAT = layout(7)
+_FORMAT = layout(8)
 _SQL = {"f": "REAL", "i": "INTEGER", "b": "INTEGER", "U": "TEXT"}
 """How SQLite calls kinds of scalars."""
 _APART = ("prior", "posterior")
@@ -71,11 +86,6 @@ _ALWAYS = {
 """Tables that there are before a run has begun, with their columns."""
 
 
-def _create(db: sqlite3.Connection, tables: Mapping[str, str]) -> None:
-    for name, columns in tables.items():
-        db.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
-
-
 _CACHE = 131_072
 """SQLite's page cache in KiB."""
 
@@ -91,24 +101,31 @@ class Ledger(Store, Requests, EventLog):
         self._rows = self._traffic = 0
         self._counted: dict[str, Any] = {}
         """The counters last written."""
-        self._db = connect(self.path)
+        self._db = opened(str(self.path), timeout=60.0)
         # large pages and a cache that holds a whole step, so that arrays are written once and in few pieces
         flushed = "FULL" if durable else "OFF"
         pragmas = {"page_size": 65536, "cache_size": -_CACHE, "journal_mode": "WAL", "synchronous": flushed}
-        for name, value in pragmas.items():
-            self._db.execute(f"PRAGMA {name} = {value}")
-        with self._transaction() as db:
-            if not db.execute("SELECT name FROM sqlite_master WHERE name = 'about'").fetchone():
-                _create(db, _ALWAYS)
-                self._write(db, "format", _FORMAT)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._db.close)
+            with translated(self.path):
+                for name, value in pragmas.items():
+                    self._db.execute(f"PRAGMA {name} = {value}")
+            with self._transaction() as db:
+                if not exists(db, "about"):
+                    self._write_tables(db, _ALWAYS)
+                    self._write(db, "format", _FORMAT)
+            stack.pop_all()  # it stays open unless it is damaged
+
+    def __str__(self) -> str:
+        return str(self.path)
 
     def load(self, fresh: State) -> tuple[State, History]:
         # a run that goes on from another's state begins with factors that are answers
         self._first = fresh.factors if fresh.answers == 0 else ()
         with self._transaction() as db:
-            if not db.execute("SELECT name FROM sqlite_master WHERE name = 'arrays'").fetchone():
+            if not exists(db, "arrays"):
                 self._differences(db, fresh)
-                db.execute("INSERT INTO arrays VALUES ('prior', ?)", [_packed(fresh.prior)])
+                insert(db, "arrays", [("prior", _packed(fresh.prior))])
                 self._kept = fresh
                 return fresh, History()
         state, history = read(self._db, fresh, str(self.path))
@@ -126,7 +143,7 @@ class Ledger(Store, Requests, EventLog):
             self._differences(db, state)
             for place in range(self._rows, len(history)):
                 row = history.rows[place]
-                db.execute("INSERT INTO history VALUES (?, ?)", [place, json.dumps(row)])
+                insert(db, "history", [(place, json.dumps(row))])
                 for name in dict.fromkeys([*row["clients"], *row["refused"]]):
                     reason = row["refused"].get(name, "")
                     self._note(db, name, "refused" if reason else "accepted", reason)
@@ -147,23 +164,24 @@ class Ledger(Store, Requests, EventLog):
 
     def said(self, key: str) -> Any:
         """The JSON value stored under a key, or None."""
-        found = self._db.execute("SELECT value FROM about WHERE key = ?", [key]).fetchone()
-        return None if found is None else json.loads(found[0])
+        return _about(self._db, str(self.path)).get(key)
 
     def request(self, name: str, change: Literal["leave", "retire", "join"]) -> None:
         """Requests a membership change, which the server (possibly another process) applies at its next step."""
         if change not in CHANGES:
             raise unknown("change of membership", change, CHANGES)
         with self._transaction() as db:
-            db.execute("INSERT INTO requests VALUES (NULL, ?, ?)", [name, change])
+            append(db, "requests", name, change)
 
     def pending(self) -> bool:
-        return self._db.execute("SELECT place FROM requests LIMIT 1").fetchone() is not None
+        with translated(self.path):
+            return self._db.execute("SELECT place FROM requests LIMIT 1").fetchone() is not None
 
     def apply(self, state: State, aggregation: Aggregation) -> State:
-        wanted = self._db.execute("SELECT place, name, what FROM requests ORDER BY place").fetchall()
-        for place, name, change in wanted:
+        for place, name, change in records(self._db, self.path, "requests", "place"):
             try:
+                if change not in CHANGES:
+                    raise unknown("change of membership", change, CHANGES)
                 state, text = CHANGES[change](state, name, aggregation), ""
             except InputError as error:
                 text = str(error)
@@ -176,27 +194,34 @@ class Ledger(Store, Requests, EventLog):
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield self._db
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            self._counted.clear()
-            raise
-        self._db.execute("COMMIT")
+        with translated(self.path):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:  # a full disk may have ended it
+                    self._db.execute("ROLLBACK")
+                self._counted.clear()
+                raise
+
+    def _write_tables(self, db: sqlite3.Connection, tables: Mapping[str, str]) -> None:
+        for name, columns in tables.items():
+            create(db, name, columns)
+        self._write(db, "schema", schema(db))
 
     def _note(self, db: sqlite3.Connection, name: str, event: str, text: str) -> None:
         shown = sanitise(text, 2 * MAX_TEXT_LENGTH)  # our text plus the client's
-        db.execute("INSERT INTO events VALUES (NULL, ?, ?, ?, ?)", [time.time(), name, event, shown])
+        append(db, "events", time.time(), name, event, shown)
 
     def _write(self, db: sqlite3.Connection, key: str, value: Any) -> None:
-        db.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", [key, json.dumps(value)])
+        insert(db, "about", [(key, json.dumps(value))])
 
     def _differences(self, db: sqlite3.Connection, state: State) -> None:
         """Writes the differences from the last saved state."""
         kept = self._kept
         if kept is None:
-            _create(db, _tables(state))
+            self._write_tables(db, _tables(state))
         self._clients(db, state)
         held = () if kept is None else kept.factors
         for k, factor in enumerate(state.factors):
@@ -205,7 +230,7 @@ class Ledger(Store, Requests, EventLog):
         before = {} if kept is None else _trees(kept)
         for name, tree in _trees(state).items():
             if name not in before or before[name] is not tree:
-                db.execute("INSERT OR REPLACE INTO arrays VALUES (?, ?)", [name, _packed(tree)])
+                insert(db, "arrays", [(name, _packed(tree))])
         self._tasks(db, state)
         self._posteriors(db, state)
         values = {name: value for name, value in stored_values(state).items() if name != "names"}  # `clients` has them
@@ -224,7 +249,7 @@ class Ledger(Store, Requests, EventLog):
         numbers = [column[changed].tolist() for column in columns.values()]
         names = [state.names[k] for k in np.flatnonzero(changed)]
         rows = zip(np.flatnonzero(changed).tolist(), names, *numbers, strict=True)
-        db.executemany(f"INSERT OR REPLACE INTO clients VALUES ({_marks(2 + len(columns))})", rows)
+        insert(db, "clients", rows)
 
     def _tasks(self, db: sqlite3.Connection, state: State) -> None:
         """Writes changes of tasks; a task whose factor is still the client's current one has no copy of it."""
@@ -233,14 +258,17 @@ class Ledger(Store, Requests, EventLog):
         for id in before.keys() - now.keys():
             db.execute("DELETE FROM tasks WHERE id = ?", [id])
         for place, (id, (task, reply)) in enumerate(now.items()):
-            if id not in before:
-                row = [place, *(getattr(task, name) for name in STORED)]
-                db.execute(f"INSERT INTO tasks (place, {', '.join(STORED)}) VALUES ({_marks(len(row))})", row)
-            if task.factor is not state.factors[task.client]:
-                db.execute("UPDATE tasks SET factor = ? WHERE id = ?", [_packed(task.factor), id])
-            if reply is not None and (id not in before or before[id][1] is None):
-                row = [place, json.dumps(reply.info.written()), _packed((reply.delta, reply.gradient)), id]
-                db.execute("UPDATE tasks SET place = ?, info = ?, reply = ? WHERE id = ?", row)
+            written = id in before and (before[id][1] is None) == (reply is None)
+            if not written or self._apart(self._kept, task) != self._apart(state, task):
+                factor = _packed(task.factor) if self._apart(state, task) else None
+                info = None if reply is None else json.dumps(reply.info.written())
+                answer = None if reply is None else _packed((reply.delta, reply.gradient))
+                insert(db, "tasks", [(place, *(getattr(task, name) for name in STORED), factor, info, answer)])
+
+    @staticmethod
+    def _apart(state: State | None, task: Task) -> bool:
+        """Whether a task has another factor than its client, which is then written with it."""
+        return state is not None and task.factor is not state.factors[task.client]
 
     def _posteriors(self, db: sqlite3.Connection, state: State) -> None:
         """Writes the posteriors of open tasks, and the current one unless it is prior times factors."""
@@ -250,7 +278,7 @@ class Ledger(Store, Requests, EventLog):
             del used[state.updates]
         there = {updates for (updates,) in db.execute("SELECT updates FROM posteriors")}
         for updates in used.keys() - there:
-            db.execute("INSERT INTO posteriors VALUES (?, ?)", [updates, _packed(used[updates])])
+            insert(db, "posteriors", [(updates, _packed(used[updates]))])
         db.executemany("DELETE FROM posteriors WHERE updates = ?", [[updates] for updates in there - used.keys()])
 
 
@@ -259,8 +287,9 @@ def _put(db: sqlite3.Connection, k: int, factor: bytes) -> None:
     if db.execute("SELECT length(factor) FROM factors WHERE k = ?", [k]).fetchone() == (len(factor),):
         with db.blobopen("factors", "factor", k) as blob:
             blob.write(factor)
+        db.execute("UPDATE factors SET checksum = ? WHERE k = ?", [sum_of("factors", (k, factor)), k])
     else:
-        db.execute("INSERT OR REPLACE INTO factors VALUES (?, ?)", [k, factor])
+        insert(db, "factors", [(k, factor)])
 
 
 def _tasks(state: State) -> dict[str, tuple[Task, Reply | None]]:
@@ -269,32 +298,35 @@ def _tasks(state: State) -> dict[str, tuple[Task, Reply | None]]:
     return waiting | {task.id: (task, reply) for task, reply in state.arrived}
 
 
-def connect(path: Path) -> sqlite3.Connection:
-    """Opens the file as a database."""
-    try:
-        return sqlite3.connect(path, isolation_level=None, timeout=60.0)
-    except sqlite3.OperationalError as error:
-        raise DamagedFileError(f"{path} cannot be opened as a ledger ({error}): choose another path.") from None
+def _about(db: sqlite3.Connection, source: str) -> dict[str, Any]:
+    """The JSON values by their keys, of a file of this version."""
+    with understood(source, "ledger"):
+        about = {key: json.loads(value) for key, value in records(db, source, "about", "key")}
+    check_format(source, "ledger", about.get("format"), _FORMAT)
+    return about
 
 
 def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, History]:
     """The state and history in a ledger; `like` is the federation's initial state, which they must fit."""
-    try:
-        db.execute("BEGIN")
-        about = {key: json.loads(value) for key, value in db.execute("SELECT key, value FROM about")}
-        check_format(source, "ledger", about["format"], _FORMAT)
-        arrays = dict(db.execute("SELECT key, value FROM arrays"))
-        blobs = dict(db.execute("SELECT updates, posterior FROM posteriors"))
-        known = [name for (name,) in db.execute("SELECT name FROM clients ORDER BY k")]
-        selected = db.execute(f"SELECT {', '.join(columns_of(like))} FROM clients ORDER BY k").fetchall()
-        factors = dict(db.execute("SELECT k, factor FROM factors"))
-        tasks = db.execute(f"SELECT {', '.join(STORED)}, factor, info, reply FROM tasks ORDER BY place").fetchall()
-        rows = [json.loads(row) for (row,) in db.execute("SELECT row FROM history ORDER BY place")]
-    except (sqlite3.DatabaseError, KeyError, ValueError) as error:
-        raise DamagedFileError(f"{source} is not a partita ledger, or it is corrupt: {error}.") from None
-    finally:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
+    with understood(source, "ledger"), snapshot(db, source):
+        return _read(db, like, source)
+
+
+def _read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, History]:
+    ((sound,),) = db.execute("PRAGMA quick_check(1)")
+    if sound != "ok":
+        raise damaged(source, sound)
+    about = _about(db, source)
+    if about["schema"] != schema(db):
+        raise ValueError("its tables are others than were created")
+    records(db, source, "events", "place")
+    arrays = dict(records(db, source, "arrays", "key"))
+    blobs = dict(records(db, source, "posteriors", "updates"))
+    members = records(db, source, "clients", "k")
+    known, selected = [row[1] for row in members], [row[2:] for row in members]
+    factors = dict(records(db, source, "factors", "k"))
+    tasks = [row[1:] for row in records(db, source, "tasks", "place, rowid")]
+    rows = [json.loads(row) for _, row in records(db, source, "history", "place")]
 
     def loaded(blob: bytes, like: Any) -> Any:
         return unflatten(unpack(blob).arrays, like, source)
@@ -332,7 +364,7 @@ def read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Histo
             in_flight.append(task)
         else:
             delta, gradient = loaded(reply, (one, likelihood_hyper(like.hyper)))
-            arrived.append((task, Reply(delta, Info(**json.loads(info)), gradient)))
+            arrived.append((task, Reply(delta, Info.read(json.loads(info), True), gradient)))
     return dataclasses.replace(state, in_flight=tuple(in_flight), arrived=tuple(arrived)), History(rows)
 
 
@@ -344,11 +376,6 @@ def _resized(memory: Any, clients: int, stored: int) -> Any:
         return np.zeros((stored, *leaf.shape[1:]), leaf.dtype) if own else leaf
 
     return jax.tree.map(resized, memory)
-
-
-def _marks(number: int) -> str:
-    """The places of so many values in a statement."""
-    return ", ".join("?" * number)
 
 
 def _packed(tree: Any) -> bytes:

@@ -1,0 +1,46 @@
+"""What a state was made with: method, model, prior, and the clients' rows where they can be seen."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from partita.errors import DamagedFileError
+from partita.families import Family
+from partita.io.digest import digest
+from partita.models import Model
+from partita.server.method import Method
+from partita.server.state import State
+
+__all__ = ["check_origin", "origin", "with_rows"]
+
+
+def origin(method: Method, model: Model, prior: Family) -> Mapping[str, str]:
+    """Digests of what may not change between two parts of a run; the number of passes is a budget, and may."""
+    return {
+        "method": digest(dataclasses.replace(method, passes=None)),
+        "model": digest(model, code=True),
+        "prior": digest(prior),
+    }
+
+
+def with_rows(state: State, rows: Mapping[str, int]) -> State:
+    """The state in which clients have rows with these digests."""
+    digests = [rows.get(name, known) for name, known in zip(state.names, state.rows.tolist(), strict=True)]
+    return dataclasses.replace(state, rows=np.array(digests, dtype=state.rows.dtype))
+
+
+def check_origin(kept: State, start: State, source: object) -> None:
+    """Raises a `DamagedFileError` if a state that was kept is of another run than the one that starts."""
+    rows = dict(zip(start.names, start.rows.tolist(), strict=True))
+    others = [f"another {part}" for part, found in kept.origin.items() if start.origin[part] != found]
+    others += [
+        f"other rows of {name}"
+        for name, found in zip(kept.names, kept.rows.tolist(), strict=True)
+        if found and rows.get(name) and rows[name] != found
+    ]
+    if others:
+        raise DamagedFileError(
+            f"{source} belongs to a run with {others[0]}: choose another file, or go on from a state that was loaded "
+            "from it with run(state=…)."
+        )
