@@ -2,7 +2,7 @@
 
 Both see the same rows (the union of split B's clients, intercept column included and penalised alike) and the same
 penalty (prior N(0, I)). scikit-learn's solvers are tightened until the gradient's norm is at most 1e-6, and the fastest
-that gets there is the reference. Times are warm, interleaved and medians; compilation is reported apart.
+that gets there is the reference. Times are medians of warm, interleaved runs; compilation is reported separately.
 
     python benchmarks/global_vi_adult.py [--repeats 20] [--json]
 """
@@ -40,7 +40,7 @@ def gradient_norm(x, y, theta):
 
 
 def fastest_point_estimate(x, y):
-    """The solver that reaches the target soonest, with the tolerance that it took and what every solver did."""
+    """The fastest solver that reaches the target, with the tolerance it needed, and the results of all solvers."""
     tried = {}
     for solver in SOLVERS:
         for tolerance in (1e-8, 1e-9, 1e-10, 1e-11, 1e-12, 1e-13):

@@ -1,8 +1,8 @@
-"""What a message costs on each engine, whatever a client makes of it, and what the server needs to take an answer in.
+"""The overhead of a message on each engine, and the server's time to aggregate an answer.
 
 A message is a task and its answer: the time from `submit` to the answer that `next` hands out. The client is the same
 everywhere: a federation of one, with two rows, whose network has as many parameters as the wanted answer needs and
-whose solver takes no step. What is left of its work is timed apart, in this process, and taken off. An answer has two
+whose solver takes no step. Its remaining work is timed separately in this process and subtracted. An answer has two
 numbers of double precision for every parameter of a mean-field Gaussian; its task, with posterior and factor, twice
 that.
 
@@ -10,9 +10,9 @@ that.
 - Dask: a cluster of one worker, a process of its own.
 - Flower: its server and one client, as `partita server` and `partita client` start them, on loopback.
 
-The first message, which compiles, is reported apart; those after it are timed one by one.
+The first message, which compiles, is reported separately; later messages are timed one by one.
 
-The server's part is a run with ten clients whose answers are there at once: reading and checking them, the product, and
+The server's part is a run with ten clients that answer immediately: reading and checking answers, the product, and
 the ledger on disk. Its time is that of a step, divided by the answers in it.
 
     python benchmarks/messages.py [--engines process dask flower] [--sizes 1e3 1.6e6 50e6] [--repeats 20] [--json]
@@ -51,18 +51,18 @@ ENGINES = {"process": "in process", "dask": "Dask", "flower": "Flower"}
 SIZES = (1e3, 1.6e6, 50e6)
 """Bytes of an answer's arrays."""
 LARGE, FEWER = 10e6, 4
-"""From how many bytes on messages are repeated less often, and by what factor; Flower's always are."""
+"""Messages of at least this size are repeated less often, by this factor; those of Flower always."""
 PATIENCE = 300.0
 """Seconds after which a message counts as lost."""
 
 NUMBERS, CLIENTS, ROUNDS = (200_000, 400_000), 10, 8
 """Natural parameters of an answer: 200,000, and those of a mean-field Gaussian over as many weights."""
 GOAL = 10e-3
-"""Seconds in which the server should take an answer of 200,000 natural parameters in."""
+"""Target in seconds for aggregating an answer of 200,000 natural parameters."""
 LEDGERS = ("none", "not durable", "durable")
-"""No ledger, one that the system may keep in memory for a while, and one that is on disk after every answer."""
+"""No ledger, one that is not flushed to disk at once, and one that is flushed after every answer."""
 BOUNDS = Admission(change=1e9, dominance=1e9, prominence=1e9, deficit=0.5)
-"""All that can be checked of an answer is checked, and every answer passes."""
+"""Bounds that enable every check and that every answer passes."""
 
 FEDERATION = """name = "messages"
 clients = ["client"]
@@ -95,7 +95,7 @@ def _serve(grid, context):
 
 
 def federation_text(size, port=9092):
-    """A federation whose answers have about so many bytes: a network of two inputs, hidden units and two classes."""
+    """A federation whose answers have about `size` bytes: a network of two inputs, hidden units and two classes."""
     return FEDERATION.format(hidden=max(1, round((size / 16 - 2) / 5)), port=port)
 
 
@@ -163,7 +163,7 @@ def over_flower(size, repeats):
 
 
 def flower_server(folder, link, repeats):
-    """What the server does inside Flower: its last words are the times, or what went wrong."""
+    """The server inside Flower; its final ledger event holds the times or the error."""
     from partita.federation.enrolment import Attended, Enrolment
     from partita.federation.serve import LEDGER_FILE, SERVER_LOCK
 
@@ -186,7 +186,7 @@ def flower_server(folder, link, repeats):
 
 
 def work_seconds(size, repeats):
-    """The time of the client's update by itself, in this process and compiled."""
+    """The time of the client's compiled update alone, in this process."""
     method, model, prior, parts, task = one_client(size)
     engine, seconds = LocalEngine(parts), []
     engine.bind(method.recipe(model), prior)
@@ -202,7 +202,7 @@ TIMED = {"process": in_process, "dask": over_dask, "flower": over_flower}
 
 
 def messages(engines, sizes, repeats):
-    """What a message costs, engine by engine and size by size."""
+    """The cost of a message by engine and size."""
     found = []
     for size in sizes:
         task, fewer = one_client(size)[-1], max(3, repeats // FEWER)
@@ -230,7 +230,7 @@ def messages(engines, sizes, repeats):
 
 
 class Prompt(Transport):
-    """Clients who answer at once, each with a change of its factor that it made beforehand."""
+    """Clients that answer immediately, each with a precomputed change of its factor."""
 
     def __init__(self, prior, names):
         size, self._come = prior.size() // 2, []
@@ -257,7 +257,7 @@ class Prompt(Transport):
 
 
 def take_in_seconds(numbers, method, admission, journal):
-    """The server's time for an answer, step by step; the first round compiles, and is left out."""
+    """The server's time per answer at every step, without the first round, which compiles."""
     prior = pt.MeanFieldGaussian.standard_normal(numbers // 2)
     names = [f"client {k}" for k in range(CLIENTS)]
     engine = RemoteEngine(Prompt(prior, names), dict.fromkeys(names, 1), journal)
@@ -273,13 +273,13 @@ def take_in_seconds(numbers, method, admission, journal):
         requests=journal,
     )
     if result.history.refusals or result.state.answers != CLIENTS * (1 + ROUNDS):
-        raise SystemExit("The server did not take every answer in.")
+        raise SystemExit("The server did not accept every answer.")
     steps = len(result.history) // (1 + ROUNDS)
     return np.diff(result.history["seconds"])[steps - 1 :] * steps / CLIENTS
 
 
 def server(place):
-    """What the server needs to take one answer in, with and without its ledger and bounds on answers."""
+    """The server's time to aggregate one answer, with and without a ledger and admission bounds."""
     schedules = {"sequential": pt.methods.sequential(), "synchronous": pt.methods.synchronous()}
     checks = {"finite": Admission(), "all": BOUNDS}
     found = []

@@ -39,25 +39,25 @@ EPOCH = math.ceil(ROWS / BATCH)
 RATE, VARIANCE = 2e-3, 1e-3
 SAMPLES, THREADS = (1, 10), (1, 2)
 SECONDS, REPEATS = 0.5, 3
-"""How long the long run of a timing takes at least, and how many timings a process makes of each case."""
+"""Minimum duration of the long run of a timing, and number of timings per case and process."""
 
 OURS, WEIGHTS = "partita", "partita, weights drawn"
 REPEATED, SHARED = "PyTorch, input repeated", "PyTorch, first layer shared"
 ESTIMATORS = ("Trace_ELBO", "TraceMeanField_ELBO")
 
 ROUNDING = 1e-4
-"""How far gradients for the same noise may lie apart, as a share of their norm."""
+"""Maximum relative difference of gradients for the same noise."""
 DRAWS = 100
-"""How many gradients of 10 samples each are averaged where the noise cannot be the same."""
+"""Number of gradients of 10 samples each that are averaged where the noise cannot be the same."""
 CHANCE, RESOLUTION = 4.0, 0.25
-"""How far these averages may lie apart, in standard errors, and how large these may be; see `average_errors`."""
+"""Maximum difference of these averages in standard errors, and maximum standard error; see `average_errors`."""
 LEAVES = tuple(
     f"{part} of {kind} {index}" for part in ("mean", "log sd") for index in (0, 1) for kind in ("weight", "bias")
 )
 
 
 def problem_data():
-    """The rows, and where every library starts: the means of each layer's weight and bias."""
+    """The rows, and the common start of all libraries: the means of each layer's weight and bias."""
     random = np.random.default_rng(0)
     x = random.random((ROWS, WIDTHS[0]), dtype=np.float32)
     y = random.integers(0, WIDTHS[-1], ROWS)
@@ -191,7 +191,7 @@ def torch_run(samples, repeated):
 
 
 def numpyro_inference(means, samples, estimator, vectorised):
-    """SVI whose coordinates, like everybody's here, are means and log standard deviations."""
+    """SVI in the coordinates that all libraries use here: means and log standard deviations."""
     import jax
     import numpyro
     import numpyro.distributions as dist
@@ -277,7 +277,7 @@ def measure_numpyro(threads):
 
 
 def check(threads):
-    """How far everybody's gradients lie from ours at the same q, on the same batch."""
+    """Differences of the other libraries' gradients from ours at the same q, on the same batch."""
     x, y, means = problem_data()
     x, y = x[:BATCH], y[:BATCH]
     return {
@@ -287,7 +287,7 @@ def check(threads):
 
 
 def same_noise_errors(x, y, means, samples):
-    """The distance of PyTorch's gradient from ours as a share of its norm, leaf by leaf, for the noise that we drew."""
+    """The relative difference of PyTorch's gradient from ours for each leaf, with the noise that we drew."""
     import jax
     import torch
 
@@ -296,7 +296,7 @@ def same_noise_errors(x, y, means, samples):
     drawn = []
 
     class Recorded(NetworkClassifier):
-        """The classifier, with a record of the noise that it is given."""
+        """A classifier that records its noise."""
 
         def predictor_at(self, shared, noise):
             jax.debug.callback(lambda value: drawn.append(np.array(value)), noise)
@@ -389,7 +389,7 @@ WORK = {"partita": measure_partita, "torch": measure_torch, "numpyro": measure_n
 
 
 def in_process(work, threads):
-    """What a new process, pinned to so many cores, finds out."""
+    """The result of a measurement in a new process pinned to `threads` cores."""
     cores = os.sched_getaffinity(0)
     variables = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
     os.sched_setaffinity(0, sorted(cores)[:threads])
@@ -404,7 +404,7 @@ def in_process(work, threads):
 
 
 def checked():
-    """The errors of everybody's gradients, if all are as small as they should be."""
+    """The errors of the other libraries' gradients; exits if one is too large."""
     errors = in_process("check", max(THREADS))
     for samples, versions in errors["same_noise"].items():
         for version, leaves in versions.items():
@@ -434,7 +434,7 @@ def quartiles(values):
 
 
 def summary(rounds, threads):
-    """What the rounds say about one number of threads; ratios and shares are formed within a round."""
+    """Summarises the rounds for one number of threads; ratios and shares are computed within a round."""
     best_rates = np.array([max(row["rates"].values()) for row in rounds])
     result = {
         "threads": threads,
@@ -459,7 +459,7 @@ def summary(rounds, threads):
 
 
 def verdicts(summaries):
-    """What is asked of the step, the figures that answer, and whether all of them do."""
+    """The requirements for the step, the measured figures, and whether they meet the requirement."""
     torch, numpyro, weights, share = {}, {}, {}, {}
     for row in summaries:
         threads = f"{row['threads']} threads" if row["threads"] > 1 else "1 thread"

@@ -1,4 +1,4 @@
-"""Power EP on Adult with a site for every row: time and memory of a pass by rows, and whole runs beside PVI.
+"""Power EP on Adult with a site for every row: time and memory of a pass, and whole runs compared with PVI.
 
 A pass matches every row's site once, in turn: two numbers and a scale a row with a full covariance. Its time is taken
 from a compiled pass on 2,500 to 39,000 rows, interleaved and repeated; its memory is what the compiled program asks for
@@ -35,7 +35,7 @@ def one_pass(solver, problem, progress, key):
 
 
 def now():
-    """Seconds, and seconds of all cores that this process has had: where others work too, these say more."""
+    """Wall-clock and CPU seconds; on a shared machine the latter are more reliable."""
     return np.array([time.perf_counter(), time.process_time()])
 
 
@@ -55,7 +55,7 @@ def passes(table, repeats):
     solver, key, found = pt.solvers.PowerEP(alpha=1.0), jax.random.key(0), {}
     problems = {rows: problem_of(pt.Table(table.x[:rows], table.y[:rows])) for rows in ROWS}
     starts = {rows: solver.init(problem, key) for rows, problem in problems.items()}
-    for _ in range(2):  # what comes out of a pass compiles once more
+    for _ in range(2):  # the output of the first pass is compiled for once more
         starts = {rows: one_pass(solver, problem, starts[rows], key) for rows, problem in problems.items()}
     seconds = {rows: [] for rows in ROWS}
     for _ in range(repeats):
@@ -71,7 +71,7 @@ def passes(table, repeats):
 
 
 def runs(table):
-    """Whole runs: time, communications, passes or Newton steps, and what came out."""
+    """Whole runs: time, communications, passes or Newton steps, and results."""
     order = np.random.default_rng(0).permutation(len(table.y))
     parts = pt.federate([pt.Table(table.x[rows], table.y[rows]) for rows in np.array_split(order, CLIENTS)])
     prior = pt.FullGaussian.standard_normal(table.x.shape[1])

@@ -41,7 +41,7 @@ def test_honest_answers_are_admitted(family, method):
 @pytest.mark.parametrize(
     ("power", "reason"), [(-1.0, "takes away"), (1e4, "nats from the posterior|times the precision")]
 )
-def test_a_flipped_or_inflated_first_answer_is_refused_and_leaves_the_posterior_to_the_others(family, power, reason):
+def test_a_flipped_or_inflated_first_answer_is_refused(family, power, reason):
     def change(reply):
         return eqx.tree_at(lambda r: r.delta, reply, reply.delta**power)
 
@@ -90,7 +90,7 @@ def test_the_first_answers_are_compared_with_each_other():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_change_is_the_divergence_of_the_posterior_with_a_client_from_that_without(family):
+def test_change_is_the_kl_between_the_posteriors_with_and_without_a_client(family):
     prior = family.standard_normal(3)
     factor, change, beside = prior**2.0, prior**0.5, prior**4.0
     q = prior * factor
@@ -99,7 +99,7 @@ def test_change_is_the_divergence_of_the_posterior_with_a_client_from_that_witho
     )
 
 
-def test_a_fast_client_alone_with_the_prior_is_not_judged_before_others_have_been_heard():
+def test_bounds_do_not_apply_to_a_fast_client_before_others_have_answered():
     """It answers forty times while the others work on their first task; beside the prior alone it would be refused."""
     bounds = Admission(dominance=5.0)
     engine, method = LocalEngine(PARTS, [40.0, 1.0, 1.0]), pt.methods.asynchronous(SOLVER)
@@ -113,7 +113,7 @@ def test_a_fast_client_alone_with_the_prior_is_not_judged_before_others_have_bee
     assert max(dominance) > 5.0
 
 
-def test_somebody_who_never_answers_does_not_put_off_the_bounds_for_ever():
+def test_bounds_apply_eventually_even_if_a_client_never_answers():
     method, engine, state = pt.methods.synchronous(SOLVER), LocalEngine(PARTS), init(PRIOR, 3)
     silent = np.array([False, False, True])
     engine.away = lambda names: silent
@@ -144,7 +144,7 @@ def test_many_small_steps_lead_no_farther_than_one():
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_first_answer_of_a_sequential_run_is_judged_once_others_have_been_heard(first):
+def test_the_first_answer_of_a_sequential_run_is_checked_once_others_have_answered(first):
     """The attacker, alone with the prior when it answers, is divided out later; an honest first client is not."""
     engine, state, events = LocalEngine(PARTS), init(PRIOR, 3), []
     honest, attacker = engine.answer, 0 if first else 2
@@ -165,7 +165,7 @@ def test_a_first_answer_of_a_sequential_run_is_judged_once_others_have_been_hear
     np.testing.assert_allclose(state.posterior.precision_mean, product.precision_mean, rtol=1e-10)
 
 
-def test_nobody_may_lie_much_farther_from_all_others_than_they_do():
+def test_outlying_clients_are_refused_by_prominence():
     """Under any unit of the data: the bound has none."""
 
     def change(reply):
@@ -180,7 +180,7 @@ def test_nobody_may_lie_much_farther_from_all_others_than_they_do():
     assert not np.any(state.factors[1].natural.precision_mean)
 
 
-def test_of_two_clients_neither_is_prominent():
+def test_prominence_does_not_apply_to_two_clients():
     method, prior = pt.methods.synchronous(SOLVER), PRIOR
     engine = LocalEngine(PARTS)
     state = init(prior, 3)
@@ -189,7 +189,7 @@ def test_of_two_clients_neither_is_prominent():
     assert not event.refusals
 
 
-def test_everybody_is_compared_with_all_others_and_not_with_itself():
+def test_each_client_is_compared_with_the_product_of_all_others():
     """One of the powers is enormous, and the product of the others is exact all the same."""
     powers = [1.0, 2.0, 1e20, 4.0, 8.0]
     for count in range(2, 6):
@@ -205,7 +205,7 @@ class Directionless(pt.MeanFieldGaussian):
         return pt.families.Family.precision_range(self, other)
 
 
-def test_a_family_without_directions_can_be_bounded_by_the_divergence_alone():
+def test_a_family_without_precision_ratios_supports_only_kl_bounds():
     prior, method = Directionless.standard_normal(3), pt.methods.synchronous(SOLVER)
     _, (event,) = answers(method, prior, 1, rules=Rules(admission=Admission(change=1e-9)))
     assert set(event.refusals) == {0, 1, 2}
@@ -214,7 +214,7 @@ def test_a_family_without_directions_can_be_bounded_by_the_divergence_alone():
 
 
 @pytest.mark.parametrize("bounds", [{"change": 0.0}, {"dominance": -1.0}, {"deficit": -0.1}, {"change": float("nan")}])
-def test_bounds_that_make_no_sense_are_told(bounds):
+def test_invalid_bounds_are_refused(bounds):
     with pytest.raises(pt.InputError, match="Admission bounds"):
         Rules(admission=Admission(**bounds)).check(pt.Damped())
 
@@ -238,7 +238,7 @@ def test_estimates_of_unseen_factors_do_not_switch_the_bounds_off(family):
 
 
 @pytest.mark.parametrize("bound", ["change", "dominance", "prominence"])
-def test_bounds_that_an_aggregation_cannot_judge_are_refused_before_the_run(bound):
+def test_bounds_unsupported_by_an_aggregation_are_refused_before_the_run(bound):
     rules = Rules(admission=Admission(**{bound: 5.0}))
     for method in (pt.methods.bayesian_admm(SOLVER), pt.methods.global_vi(), pt.methods.incremental_vi()):
         with pytest.raises(pt.InputError, match="keep every client's own factor"):

@@ -41,7 +41,7 @@ def take(aggregation, precisions, free_energy=unasked):
 
 
 @pytest.mark.parametrize(("aggregation", "damping"), [(pt.Damped(), 1), (pt.Damped(0.3), 0.3), (pt.Damped(None), 0.25)])
-def test_changes_are_taken_in_to_the_power_of_the_damping(aggregation, damping):
+def test_changes_are_aggregated_to_the_power_of_the_damping(aggregation, damping):
     # the second alone would leave a negative precision; only that of all of them together counts
     taken = take(aggregation, [2.0, -1.5, 3.0])
     assert taken.damping == damping
@@ -66,7 +66,7 @@ def test_changes_are_taken_in_to_the_power_of_the_damping(aggregation, damping):
         ([np.nan, 1.0], [0], "would make the posterior improper with damping 1"),
     ],
 )
-def test_an_improper_posterior_is_refused_and_the_culprits_named(precisions, culprits, reason):
+def test_answers_that_make_the_posterior_improper_are_refused_by_client(precisions, culprits, reason):
     taken = take(pt.Damped(), precisions)
     assert taken.refusals == dict.fromkeys(culprits, Refusal(Reason.IMPROPER, reason))
     others = take(pt.Damped(), [0.0 if k in culprits else precision for k, precision in enumerate(precisions)])
@@ -79,13 +79,13 @@ def test_an_improper_posterior_is_refused_and_the_culprits_named(precisions, cul
 @pytest.mark.parametrize(
     ("start", "precisions", "damping"), [(1.0, [-10.0], 1 / 16), (0.6, [-10.0], 0.6 / 8), (1.0, [-0.6, -0.6], 0.5)]
 )
-def test_backtracking_takes_the_first_half_that_leaves_the_posterior_proper(start, precisions, damping):
+def test_backtracking_halves_the_damping_until_the_posterior_is_proper(start, precisions, damping):
     taken = take(pt.Backtracking(start), precisions)
     assert taken.damping == pytest.approx(damping, rel=1e-15)
     assert taken.iterate.posterior.precision[0] == pytest.approx(1 + damping * sum(precisions), rel=1e-14)
 
 
-def test_backtracking_on_the_free_energy_halves_until_it_does_not_fall():
+def test_backtracking_halves_the_damping_until_the_free_energy_does_not_fall():
     asked = []
 
     def free_energy(q):
@@ -108,7 +108,7 @@ def test_backtracking_on_the_free_energy_halves_until_it_does_not_fall():
         (True, -2.0, 3, Refusal(Reason.LOWER_FREE_ENERGY, "would lower the free energy even with damping 0.12")),
     ],
 )
-def test_after_its_halvings_backtracking_refuses_and_changes_nothing(watch, precision, trials, refusal):
+def test_backtracking_refuses_the_answers_after_its_last_halving(watch, precision, trials, refusal):
     def worst_elsewhere(q):
         return -abs(float(q.precision[0]) - 1)
 
@@ -137,7 +137,7 @@ def test_backtracking_on_the_free_energy_converges_where_undamped_rounds_diverge
     assert len(watched.history) < len(damped.history)
 
 
-def test_watched_asynchronous_answers_never_lower_the_free_energy_and_some_are_refused():
+def test_asynchronous_backtracking_never_lowers_the_free_energy():
     """One client's change of a stale posterior need not raise the free energy at any damping."""
     method = pt.Method(SOLVER, pt.Asynchronous(), pt.Backtracking(monitor_free_energy=True))
     result = pt.run(method, MODEL, PRIOR, rounds=8, engine=LocalEngine(PARTS, (1, 10, 10)))
@@ -166,7 +166,7 @@ def reversed_(reply):
         (improper, False, pt.Status.BUDGET_SPENT),
     ],
 )
-def test_a_run_whose_backtracking_refuses_a_client_is_never_called_converged(fault, watch, status, monkeypatch):
+def test_a_run_in_which_backtracking_refuses_a_client_does_not_converge(fault, watch, status, monkeypatch):
     """Without client 1 the others soon have no answer that raises the free energy of all: nobody is taken in."""
     monkeypatch.setattr(local, "client_update", faulty(fault))
     method = pt.Method(SOLVER, pt.Sequential(), pt.Backtracking(monitor_free_energy=watch))
@@ -179,7 +179,7 @@ def test_a_run_whose_backtracking_refuses_a_client_is_never_called_converged(fau
 
 
 @pytest.mark.parametrize("aggregation", [Anticipating(), Averaging(), Incremental(), ServerOptimiser()])
-def test_the_evidence_is_told_where_factors_have_their_scales(aggregation):
+def test_the_evidence_is_reported_only_if_factors_keep_their_scales(aggregation):
     def evidence(aggregation):
         method = pt.Method(pt.solvers.PowerEP(), pt.Sequential(), aggregation)
         settings = {"rounds": 20, "tolerance": 1e-14, "monitor": Monitor(every=0)}

@@ -84,11 +84,11 @@ GRAPH = {
 ORDER = levels((ROOT / "docs" / "architecture.md").read_text())
 
 
-def test_the_page_names_every_room():
+def test_the_architecture_page_lists_every_package():
     assert set(ORDER) == {room(module) for module in MODULES}
 
 
-def test_nothing_is_imported_from_above():
+def test_no_package_imports_from_a_higher_layer():
     assert upwards(GRAPH, ORDER) == []
 
 
@@ -112,7 +112,7 @@ def test_imports_in_functions_and_for_type_checkers_are_found():
     assert imported(text, known) == {"partita.a", "partita.b.c", "partita.d"}
 
 
-def test_what_breaks_the_order_is_found():
+def test_imports_that_violate_the_layers_are_found():
     order = levels(
         "\n## Arrows of import\n\n| rooms |\n|---|\n| `low` | x |\n| `left`, `right` | x |\n\n## More\n| `no` |\n"
     )

@@ -31,7 +31,7 @@ def admm(penalty, schedule=None, solver=SOLVER, **settings):
 
 
 @pytest.mark.parametrize("solver", [SOLVER, STOCHASTIC])
-def test_with_all_knobs_at_one_it_is_undamped_synchronous_pvi(solver):
+def test_with_all_settings_at_one_it_is_undamped_synchronous_pvi(solver):
     methods = [admm(1.0, solver=solver, mixing=1.0, step=1.0), pt.methods.synchronous(solver, damping=1.0)]
     engine, states = LocalEngine(PARTS), [init(PRIOR, 3, 0, method.aggregation) for method in methods]
     for _ in range(4):
@@ -45,7 +45,7 @@ def test_with_all_knobs_at_one_it_is_undamped_synchronous_pvi(solver):
 @pytest.mark.parametrize(
     "schedule", [pt.Synchronous(), pt.schedules.RandomSubset(2), pt.Sequential()], ids=["all", "2", "1"]
 )
-def test_the_server_does_as_the_formulas_say(schedule, over):
+def test_the_server_update_agrees_with_the_formulas(schedule, over):
     """η = (1−α)·mean η_k + α(η_0 + Σ λ_k) and λ_k += γρ(η_k − η), in plain NumPy, whoever answers."""
     penalty, mixing, gamma = 0.4, 0.3, 0.7
     method = admm(penalty, schedule, mixing=mixing, step=gamma, over=over)
@@ -73,7 +73,7 @@ def test_the_mixing_is_one_over_one_plus_penalty_times_clients_unless_given():
 
 
 @pytest.mark.parametrize("penalty", [0.5, 2.0])
-def test_a_client_minimises_what_admm_says(penalty):
+def test_a_client_minimises_the_admm_objective(penalty):
     """E_q[−log p(y_k|θ)] + E_q[log t_k] + ρ·KL(q‖q_server), up to sign, scale and a constant."""
     q = pt.MeanFieldGaussian.from_mean_sd(jnp.array([0.3, -0.2, 0.5]), 0.4)
     factor = Factor(pt.MeanFieldGaussian(jnp.array([0.2, -0.1, 0.3]), jnp.array([0.5, 0.1, 0.2])), jnp.asarray(0.7))
@@ -109,7 +109,7 @@ def test_the_fixed_point_is_the_exact_posterior(penalty, mixing, over):
     np.testing.assert_allclose(flat(whole), flat(result.posterior.q), rtol=1e-8)
 
 
-def test_a_server_may_begin_elsewhere_and_forgets_it():
+def test_the_result_does_not_depend_on_the_servers_start():
     start = pt.FullGaussian.from_mean_covariance(jnp.array([0.5, -0.5, 1.0]), 0.01 * jnp.eye(3))
     method = admm(0.5, solver=pt.Conjugate(), start=start)
     state = init(FULL, 3, 0, method.aggregation)
@@ -119,7 +119,7 @@ def test_a_server_may_begin_elsewhere_and_forgets_it():
     np.testing.assert_allclose(result.posterior.q.precision, exact(PARTS)[0], rtol=1e-8)
 
 
-def test_an_interrupted_run_goes_on_with_everybodys_last_answers(tmp_path):
+def test_a_resumed_run_keeps_every_clients_last_answer(tmp_path):
     method = admm(0.3, pt.schedules.RandomSubset(2))
     whole = pt.run(method, MODEL, PRIOR, PARTS, communications=12, monitor=Monitor(every=0))
     for communications in (6, 12):
@@ -144,7 +144,7 @@ def test_an_interrupted_run_goes_on_with_everybodys_last_answers(tmp_path):
         ({"over": "some"}, "'some'.*all, answered"),
     ],
 )
-def test_knobs_that_make_no_sense_are_refused(settings, message):
+def test_invalid_settings_are_refused(settings, message):
     with pytest.raises(pt.InputError, match=message):
         Averaging(**settings)
 
@@ -158,7 +158,7 @@ def test_an_improper_average_is_refused_and_leaves_everything():
     assert "improper with mixing 1" in taken.refusals[0].sentence
 
 
-def test_factors_not_yet_seen_are_the_geometric_mean_of_those_seen():
+def test_unseen_factors_are_estimated_by_the_geometric_mean_of_the_others():
     method = pt.Method(SOLVER, pt.Sequential(), Anticipating())
     engine, state = LocalEngine(PARTS), init(PRIOR, 3, 0, method.aggregation)
     state, _ = step(method, MODEL, engine, state)
@@ -202,7 +202,7 @@ def test_a_temperature_is_a_number_above_zero(temperature):
         pt.Method(SOLVER, temperature=temperature)
 
 
-def test_every_visit_begins_anew_when_asked():
+def test_every_visit_begins_at_the_start_with_restart():
     start = pt.MeanFieldGaussian.tight(3, seed=2)
     method = pt.Method(pt.solvers.FixedPoint(max_steps=0), pt.Sequential(), start=start, restart=True)
     engine, state = LocalEngine(PARTS), init(PRIOR, 3)

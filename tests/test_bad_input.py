@@ -116,7 +116,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_gives_one_sentence_that_names_the_culprit(mistake):
+def test_invalid_input_raises_one_sentence_that_names_the_cause(mistake):
     act, words = MISTAKES[mistake]
     with pytest.raises(pt.InputError) as caught:
         act()
@@ -129,7 +129,7 @@ def test_a_mistake_gives_one_sentence_that_names_the_culprit(mistake):
 
 
 @pytest.mark.parametrize(("fault", "reason"), [(not_finite, "is not finite"), (improper, "would make the posterior")])
-def test_answers_that_cannot_be_taken_in_are_recorded_by_name_and_leave_the_prior(fault, reason, monkeypatch):
+def test_refused_answers_are_recorded_by_client_and_leave_the_posterior_at_the_prior(fault, reason, monkeypatch):
     monkeypatch.setattr(local, "client_update", faulty(fault))
     result = run(PARTS.only(PARTS.names[1]), rounds=5)
     assert result.status is (pt.Status.IMPROPER if fault is improper else pt.Status.DIVERGED)
@@ -140,7 +140,7 @@ def test_answers_that_cannot_be_taken_in_are_recorded_by_name_and_leave_the_prio
     assert eqx.tree_equal((result.posterior.q, result.state.factors), (start.posterior, start.factors))
 
 
-def test_a_density_that_is_nan_at_some_theta_is_refused_there_and_taken_in_elsewhere():
+def test_an_answer_with_a_nan_density_is_refused_and_later_finite_ones_are_accepted():
     def density(theta, row):
         return jnp.where(row.y > 5, jnp.log(theta[0]), -((row.y - theta[0]) ** 2) / 2)
 

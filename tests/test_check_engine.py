@@ -88,17 +88,17 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("engine", BROKEN, ids=lambda engine: engine.__name__)
-def test_what_breaks_the_contract_is_found(engine):
+def test_engines_that_violate_the_contract_are_found(engine):
     solver = STOCHASTIC if engine is Forgetful else SOLVER
     with pytest.raises(AssertionError, match=BROKEN[engine]):
         pt.checks.check_engine(engine(PARTS, threads=1), pt.methods.sequential(solver), MODEL, PRIOR)
 
 
-def test_clients_in_this_process_keep_it():
+def test_the_local_engine_fulfils_the_contract():
     pt.checks.check_engine(pt.LocalEngine(PARTS, (1.0, 3.0, 2.0)), METHOD, MODEL, PRIOR)
 
 
-def test_clients_behind_a_link_keep_it():
+def test_the_remote_engine_fulfils_the_contract():
     method = remote_runs.METHODS["sequential"]
     rows = dict(zip(remote_runs.PARTS.names, remote_runs.PARTS.sizes, strict=True))
     engine = RemoteEngine(Weather(remote_runs.sites(method)), rows)

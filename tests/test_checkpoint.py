@@ -38,7 +38,7 @@ def without_seconds(history):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_state_saved_at_any_step_goes_on_to_the_same_end(schedule, tmp_path):
+def test_a_run_resumed_from_any_step_ends_with_the_same_result(schedule, tmp_path):
     turns, speeds = SCHEDULES[schedule]
     method, engine = pt.Method(STOCHASTIC, turns, pt.Damped(0.5)), LocalEngine(PARTS, speeds)
     states = [init(PRIOR, 3, seed=5)]
@@ -56,7 +56,7 @@ def test_a_state_saved_at_any_step_goes_on_to_the_same_end(schedule, tmp_path):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("fault", [None, not_finite])
-def test_an_interrupted_run_ends_as_if_it_had_not_been(schedule, fault, tmp_path, monkeypatch):
+def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(schedule, fault, tmp_path, monkeypatch):
     if fault:
         monkeypatch.setattr(local, "client_update", faulty(fault))
     turns, speeds = SCHEDULES[schedule]
@@ -133,7 +133,7 @@ def test_a_checkpoint_holds_plain_arrays_and_json(saved):
     assert len(about["in_flight"]) == 2
 
 
-def test_a_run_can_go_on_from_its_end_with_a_larger_budget(saved):
+def test_a_finished_run_can_be_resumed_with_a_larger_budget(saved):
     method = pt.methods.asynchronous(SOLVER)
     longer = pt.run(method, MODEL, PRIOR, PARTS, communications=9, store=Checkpoint(saved))
     assert same(longer.state, pt.run(method, MODEL, PRIOR, PARTS, communications=9).state)
@@ -212,7 +212,7 @@ def test_the_checkpoint_of_another_run_is_refused_and_stays_as_it_is(saved, chan
     ],
     ids=lambda q: type(q).__name__,
 )
-def test_a_posterior_comes_back_to_the_last_bit_with_what_was_known_of_it(q, tmp_path):
+def test_a_posterior_and_its_metadata_are_restored_bitwise(q, tmp_path):
     q = q ** (1 / 3)
     about = {"columns": ["intercept", "age"], "rows": 60}
     save_posterior(tmp_path / "new folder" / "posterior", q, about)

@@ -42,11 +42,11 @@ def test_pvi_beats_a_client_alone_and_no_one_beats_global_vi(demo):
         assert rows["alone_best"]["free_energy"] < rows[name]["free_energy"] <= rows["global_vi"]["free_energy"] + 1e-3
 
 
-def test_nothing_but_the_object_is_printed_without_a_terminal(demo):
+def test_without_a_terminal_only_the_json_object_is_printed(demo):
     assert demo[1].stderr == ""
 
 
-def test_the_files_are_what_they_are_said_to_be(demo):
+def test_the_listed_files_have_the_reported_contents(demo):
     folder, done = demo
     files = json.loads(done.stdout)["files"]
     posterior, about = load_posterior(files["posterior"], pt.MeanFieldGaussian.standard_normal(109))
@@ -67,7 +67,7 @@ def test_the_files_are_what_they_are_said_to_be(demo):
         (["fit"], "No such command"),
     ],
 )
-def test_a_mistake_gets_a_sentence_and_no_traceback(arguments, words):
+def test_invalid_arguments_print_an_error_message_without_traceback(arguments, words):
     done = partita(*arguments)
     assert done.returncode == 2
     assert words in done.stderr

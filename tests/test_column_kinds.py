@@ -52,7 +52,7 @@ def dates(monkeypatch):
     return Frame.build({"age": np.array([1.0, 2.0, 3.0]), "seen": days}, np.zeros(3))
 
 
-def test_a_kind_that_is_registered_is_summarised_agreed_on_and_encoded(dates):
+def test_a_registered_column_kind_is_summarised_and_encoded(dates):
     clients = [dates.rows(np.array([0, 1])), dates.rows(np.array([2]))]
     sent = [json.loads(json.dumps(preprocess.summarise(client).to_dict())) for client in clients]
     merged = preprocess.merge(map(preprocess.Summary.from_dict, sent))
@@ -62,7 +62,7 @@ def test_a_kind_that_is_registered_is_summarised_agreed_on_and_encoded(dates):
     agreed.check(preprocess.summarise(clients[0]))
 
 
-def test_clients_with_another_kind_are_told_both(dates):
+def test_clients_with_different_column_kinds_are_refused_with_both_named(dates):
     other = Frame.build({"age": np.zeros(1), "seen": np.array(["today"])}, np.zeros(1))
     with pytest.raises(InputError, match="'seen' is categorical at one client and dates at another"):
         preprocess.federated([dates, other])
@@ -70,6 +70,6 @@ def test_clients_with_another_kind_are_told_both(dates):
         preprocess.federated([dates]).check(preprocess.summarise(other))
 
 
-def test_without_it_its_arrays_are_refused():
+def test_arrays_of_an_unregistered_kind_are_refused():
     with pytest.raises(InputError, match=r"'seen' holds .*datetime"):
         Frame.build({"seen": np.array(["2020-01-01"], dtype="datetime64[D]")}, np.zeros(1))

@@ -16,7 +16,7 @@ def run(method, parts=PARTS, **settings):
 
 
 @pytest.mark.parametrize("solver", [SOLVER, STOCHASTIC])
-def test_more_rounds_lead_where_one_run_would_have(solver):
+def test_a_continued_run_equals_one_longer_run(solver):
     method = pt.methods.synchronous(solver, damping=0.5)
     whole = run(method, rounds=5, tolerance=-1.0)
     first = run(method, rounds=2, tolerance=-1.0)
@@ -26,7 +26,7 @@ def test_more_rounds_lead_where_one_run_would_have(solver):
     assert (second.state.communications, len(second.history)) == (15, 3)
 
 
-def test_a_settled_state_is_looked_at_again_before_it_counts_as_converged():
+def test_a_continued_converged_run_visits_every_client_before_it_converges():
     method = pt.methods.sequential(SOLVER)
     done = run(method)
     again = run(method, state=done.state)
@@ -35,7 +35,7 @@ def test_a_settled_state_is_looked_at_again_before_it_counts_as_converged():
     assert again.posterior.q.kl(done.posterior.q) < 1e-6
 
 
-def test_clients_that_have_rows_now_join():
+def test_new_clients_join_a_continued_run():
     method = pt.methods.sequential(SOLVER)
     two = pt.Partition(PARTS.shards[:2], PARTS.names[:2], PARTS.sizes[:2])
     whole, part = run(method, tolerance=1e-12), run(method, two, tolerance=1e-12)
@@ -44,7 +44,7 @@ def test_clients_that_have_rows_now_join():
     np.testing.assert_allclose(joined.posterior.mean, whole.posterior.mean, rtol=1e-6)
 
 
-def test_rows_belong_to_a_client_by_its_name_and_not_by_its_place():
+def test_rows_are_matched_to_clients_by_name_and_not_by_position():
     method = pt.methods.sequential(SOLVER)
     reversed_parts = pt.Partition(PARTS.shards[::-1], PARTS.names[::-1], PARTS.sizes[::-1])
     whole = run(method, tolerance=1e-12)
@@ -55,7 +55,7 @@ def test_rows_belong_to_a_client_by_its_name_and_not_by_its_place():
         np.testing.assert_allclose(factor.natural.precision, other.natural.precision, rtol=1e-5)
 
 
-def test_clients_without_rows_leave_and_their_factors_stay():
+def test_clients_without_rows_become_inactive_and_keep_their_factors():
     method = pt.methods.sequential(SOLVER)
     whole = run(method, rounds=2)
     two = pt.Partition(PARTS.shards[:2], PARTS.names[:2], PARTS.sizes[:2])
@@ -70,7 +70,7 @@ def test_clients_without_rows_leave_and_their_factors_stay():
     "method",
     [pt.methods.synchronous(SOLVER), pt.methods.asynchronous(SOLVER), pt.methods.sequential(SOLVER, anticipating=True)],
 )
-def test_another_method_goes_on_from_there(method):
+def test_another_method_can_continue_a_run(method):
     whole = run(pt.methods.sequential(SOLVER), tolerance=1e-12)
     first = run(pt.methods.sequential(SOLVER), rounds=1)
     second = run(method, state=first.state, tolerance=1e-12, rounds=300)
@@ -79,7 +79,7 @@ def test_another_method_goes_on_from_there(method):
     assert_product(second.state)
 
 
-def test_hyperparameters_begin_to_be_learned_on_the_way():
+def test_learning_hyperparameters_can_start_in_a_continued_run():
     first = run(pt.methods.sequential(SOLVER), rounds=2)
     second = run(pt.methods.sequential(SOLVER, learn=["prior_scale"]), state=first.state, rounds=20)
     whole = run(pt.methods.sequential(SOLVER, learn=["prior_scale"]), rounds=40)
@@ -88,7 +88,7 @@ def test_hyperparameters_begin_to_be_learned_on_the_way():
     assert found != 1.0
 
 
-def test_a_client_that_left_comes_back_with_its_rows():
+def test_an_inactive_client_rejoins_when_its_rows_are_given():
     method = pt.methods.sequential(SOLVER)
     two = pt.Partition(PARTS.shards[:2], PARTS.names[:2], PARTS.sizes[:2])
     whole = run(method, tolerance=1e-12)
@@ -98,7 +98,7 @@ def test_a_client_that_left_comes_back_with_its_rows():
     np.testing.assert_allclose(back.posterior.mean, whole.posterior.mean, rtol=1e-6)
 
 
-def test_what_was_learned_goes_with_the_way_of_learning():
+def test_a_continued_run_uses_the_hyperparameters_of_its_own_learning_rule():
     """q is p · Π t_m under the prior that the run has now: the one given, or that of other hyperparameters."""
     learned = run(pt.methods.sequential(SOLVER, learn=["prior_scale"]), rounds=10)
     assert float(learned.posterior.hyper["prior_scale"]) != 1.0
@@ -109,13 +109,13 @@ def test_what_was_learned_goes_with_the_way_of_learning():
     assert set(other.posterior.hyper) == {"prior_scale"}
 
 
-def test_another_optimisers_memory_is_not_taken_over():
+def test_the_state_of_another_optimiser_is_refused():
     state = run(pt.methods.global_vi(), rounds=1).state
     with pytest.raises(pt.InputError, match="cannot go on"):
         run(pt.methods.global_vi(optax.sgd), state=state)
 
 
-def test_a_ledger_keeps_the_factors_that_a_run_went_on_from(tmp_path):
+def test_a_ledger_saves_the_factors_of_the_continued_state(tmp_path):
     method = pt.methods.sequential(SOLVER)
     first = run(method, rounds=1)
     one_more = run(method, state=first.state, store=pt.Ledger(tmp_path / "ledger"), communications=1, tolerance=-1.0)
@@ -126,7 +126,7 @@ def test_a_ledger_keeps_the_factors_that_a_run_went_on_from(tmp_path):
 
 
 @pytest.mark.parametrize("anticipating", [False, True])
-def test_a_ledger_is_reopened_with_one_client_more(anticipating, tmp_path):
+def test_a_ledger_can_be_reopened_with_an_additional_client(anticipating, tmp_path):
     method = pt.methods.sequential(SOLVER, anticipating=anticipating)
     two = pt.Partition(PARTS.shards[:2], PARTS.names[:2], PARTS.sizes[:2])
     run(method, two, store=pt.Ledger(tmp_path / "ledger"), rounds=1, tolerance=-1.0)
@@ -135,7 +135,7 @@ def test_a_ledger_is_reopened_with_one_client_more(anticipating, tmp_path):
     assert more.posterior.q.kl(run(method, tolerance=1e-12).posterior.q) < 1e-8
 
 
-def test_a_run_whose_time_is_up_is_kept(tmp_path):
+def test_a_timed_out_run_is_saved(tmp_path):
     store, rules = pt.Checkpoint(tmp_path / "run", every=100), pt.Rules(until=2.5)
     result = run(pt.methods.sequential(SOLVER), store=store, rules=rules, tolerance=-1.0)
     assert result.status is pt.Status.TIMED_OUT
@@ -145,14 +145,14 @@ def test_a_run_whose_time_is_up_is_kept(tmp_path):
     assert eqx.tree_equal(again.state.factors, result.state.factors)
 
 
-def test_a_slow_client_on_a_simulated_clock_has_all_the_time_it_needs():
+def test_a_slow_client_on_a_simulated_clock_does_not_time_out():
     engine = pt.LocalEngine(PARTS, (1.0, 1.0, 1e-5))
     result = pt.run(pt.methods.sequential(SOLVER), MODEL, PRIOR, engine=engine, rounds=4, monitor=SILENT)
     assert result.status is not pt.Status.TIMED_OUT
     assert result.state.answers > 3
 
 
-def test_a_state_that_does_not_fit_is_refused():
+def test_an_incompatible_state_is_refused():
     state = run(pt.methods.sequential(SOLVER), rounds=1).state
     with pytest.raises(pt.InputError, match="another prior"):
         pt.run(pt.methods.sequential(SOLVER), MODEL, PRIOR**2, PARTS, state=state)
@@ -160,7 +160,7 @@ def test_a_state_that_does_not_fit_is_refused():
         run(pt.methods.bayesian_admm(SOLVER), state=state)
 
 
-def test_callbacks_see_every_step_and_end_a_run_by_raising():
+def test_callbacks_are_called_at_every_step_and_can_stop_a_run():
     seen = []
     monitor = pt.Monitor(every=0, callbacks=(lambda state, row: seen.append((state.turn, row["step"])),))
     pt.run(pt.methods.sequential(SOLVER), MODEL, PRIOR, PARTS, rounds=1, monitor=monitor)

@@ -71,7 +71,7 @@ def moments(q):
 
 
 @pytest.mark.parametrize("alpha", [1.0, 0.4])
-def test_answers_tell_the_gradients_of_the_saddle(alpha):
+def test_answers_give_the_gradients_of_the_saddle_objective(alpha):
     """∂L/∂λ_k = μ(q) − μ_k and ∂L/∂θ = Σ (μ_k − μ(θ)) / α, with μ_k from clients' answers, by central differences."""
     generator = np.random.default_rng(3)
     theta = np.stack([generator.normal(size=COLUMNS), generator.uniform(1, 2, COLUMNS)])
@@ -129,7 +129,7 @@ def evidence(alpha, state):
     return DoubleLoop(alpha).log_evidence(PRIOR, state.iterate)
 
 
-def test_on_the_way_its_evidence_is_off_by_no_more_than_thrice_the_divergence_from_the_end(path):
+def test_the_evidence_error_is_at_most_three_times_the_kl_to_the_fixed_point(path):
     """The evidence is stationary at a fixed point, and scales go with factors to first order."""
     alpha, states = path
     off = [evidence(alpha, state) - evidence(alpha, states[-1]) for state in states[1:-1]]
@@ -163,7 +163,7 @@ def test_the_outer_objective_never_falls_and_the_inner_one_never_rises(path):
 
 
 @pytest.mark.parametrize("beyond", [-0.2, 0.2])
-def test_a_step_is_taken_if_the_slope_at_its_end_is_not_positive_and_shortened_otherwise(beyond):
+def test_a_step_is_shortened_if_the_slope_at_its_end_is_positive(beyond):
     """Clients answer with the moments of q moved along, or against, the step that was just tried."""
     aggregation, prior = DoubleLoop(1.0), MeanFieldGaussian.standard_normal(2)
     first = {0: Factor(member([[0.3, 0.1], [0.2, 0.1]]), jnp.zeros(())), 1: Factor.one(prior)}
@@ -191,7 +191,7 @@ def clutter(theta, y):
     return jnp.logaddexp(-((y - theta[0]) ** 2) / 2, other) - jnp.log(2)
 
 
-def test_clients_of_several_rows_with_bimodal_tilted_densities_end_where_damped_power_ep_does():
+def test_it_converges_to_damped_power_eps_solution_for_bimodal_tilted_densities():
     generator = np.random.default_rng(1)
     outliers = generator.uniform(size=12) >= 0.5
     y = np.where(outliers, generator.normal(2.0, 1.0, 12), generator.normal(0, np.sqrt(10), 12))
@@ -216,7 +216,7 @@ def test_clients_of_several_rows_with_bimodal_tilted_densities_end_where_damped_
     assert ends[0].sd[0] == pytest.approx(float(ends[1].sd[0]), abs=1e-6)
 
 
-def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
+def test_a_resumed_run_is_bitwise_reproducible(tmp_path):
     settings = {"tolerance": -1.0, "monitor": Monitor(every=0)}
     whole = run(double_loop(1.0), MODEL, PRIOR, ROWS, rounds=8, **settings)
     for rounds in (3, 8):
@@ -227,7 +227,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
     np.testing.assert_array_equal(parts.state.memory.base.precision, whole.state.memory.base.precision)
 
 
-def test_a_grid_that_finds_no_moments_is_not_taken_for_a_fixed_point():
+def test_a_grid_without_moments_does_not_count_as_converged():
     """Clients that stay where they are since they know no better agree with the posterior, but do not say so."""
     model = LogDensity(lambda theta, y: -1e8 * jnp.sum((theta - y) ** 2))
     prior, parts = FullGaussian.standard_normal(1), federate([np.array([3.0])] * 2)
@@ -236,7 +236,7 @@ def test_a_grid_that_finds_no_moments_is_not_taken_for_a_fixed_point():
     assert np.isinf(result.history["residual"]).all()
 
 
-def test_a_round_without_everybody_or_without_moments_changes_nothing():
+def test_a_round_with_a_missing_client_or_without_moments_changes_nothing():
     aggregation = DoubleLoop(1.0)
     iterate = aggregation.init(PRIOR, 2)
     good = Factor.one(PRIOR)
@@ -272,13 +272,13 @@ def test_powers_outside_zero_to_one_are_refused(alpha):
         (Newton(), "use MomentMatching"),
     ],
 )
-def test_answers_that_do_not_tell_the_moments_wanted_are_refused_before_the_run(aggregation, solver, message):
+def test_solvers_without_the_required_moments_are_refused_before_the_run(aggregation, solver, message):
     with pytest.raises(InputError, match=message):
         run(Method(solver, Synchronous(), aggregation), MODEL, PRIOR, ROWS)
 
 
 @pytest.mark.parametrize("schedule", [Sequential(), RandomSubset(CLIENTS - 1), Asynchronous()])
-def test_a_schedule_without_everybody_is_refused_before_the_run(schedule):
+def test_non_synchronous_schedules_are_refused_before_the_run(schedule):
     method = Method(one_row(0.5), schedule, DoubleLoop(0.5))
     with pytest.raises(InputError, match="use the synchronous schedule"):
         run(method, MODEL, PRIOR, ROWS)

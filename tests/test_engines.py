@@ -48,7 +48,7 @@ def tasks(clients, sent=0.0):
     ]
 
 
-def test_answers_come_by_arrival_and_ties_by_client():
+def test_answers_are_ordered_by_arrival_and_then_by_client():
     engine, recipe = LocalEngine(PARTS, (1.0, 2.0, 2.0)), pt.methods.asynchronous(STOCHASTIC).recipe(MODEL)
     engine.bind(recipe, PRIOR)
     for task in tasks((2, 0, 1), sent=0.25):
@@ -60,7 +60,7 @@ def test_answers_come_by_arrival_and_ties_by_client():
     ]
 
 
-def test_a_task_under_way_is_not_sent_twice():
+def test_a_task_in_flight_is_not_submitted_twice():
     engine, recipe = LocalEngine(PARTS), pt.methods.asynchronous(STOCHASTIC).recipe(MODEL)
     engine.bind(recipe, PRIOR)
     for task in tasks((0, 1, 0)):
@@ -68,7 +68,7 @@ def test_a_task_under_way_is_not_sent_twice():
     assert [answer.task for answer in iter(engine.next, None)] == ["0.0", "0.1"]
 
 
-def test_nothing_comes_before_its_time():
+def test_no_answer_arrives_before_its_simulated_time():
     engine, recipe = LocalEngine(PARTS), pt.methods.asynchronous(STOCHASTIC).recipe(MODEL)
     engine.bind(recipe, PRIOR)
     engine.submit(*tasks((0,)))
@@ -132,7 +132,7 @@ CONJUGATE = pt.methods.sequential(pt.Conjugate())
     ],
     ids=["noise", "solver", "temperature", "context", "prior", "precision"],
 )
-def test_clients_that_were_given_something_else_than_the_server_do_not_answer(there, prior, caplog):
+def test_clients_with_another_configuration_than_the_server_refuse_tasks(there, prior, caplog):
     """Otherwise a run with noise 5 and clients with noise 1 would end converged, at another posterior."""
     engine = linked([there] * 3, prior)
     with pytest.raises(pt.InputError, match="client 0 has another method, model, prior or precision"):
@@ -140,7 +140,7 @@ def test_clients_that_were_given_something_else_than_the_server_do_not_answer(th
     assert "client 0 has another method" in caplog.text
 
 
-def test_a_client_that_was_given_something_else_is_left_out_by_name(caplog):
+def test_a_client_with_another_configuration_is_excluded_and_named(caplog):
     right, wrong = (CONJUGATE.recipe(model) for model in LINEAR)
     method, rules = pt.methods.synchronous(pt.Conjugate(), damping=1.0), Rules(quorum=0.5, deadline=60.0)
     result = pt.run(
@@ -156,7 +156,7 @@ def test_a_client_that_was_given_something_else_is_left_out_by_name(caplog):
     assert found.status is pt.Status.CONVERGED
 
 
-def test_a_digest_is_of_what_is_said_and_not_of_how():
+def test_a_digest_depends_on_values_and_not_on_their_representation():
     """Numbers are the same whole or not, arrays count with their type, and functions with what they close over."""
 
     def scaled(by):
@@ -187,7 +187,7 @@ def test_a_digest_is_of_what_is_said_and_not_of_how():
     assert digest(unfinished)
 
 
-def test_a_client_does_not_tell_the_server_what_its_rows_hold(caplog):
+def test_error_replies_do_not_reveal_values_of_rows(caplog):
     def refuse(theta, row):
         raise pt.InputError("row 7 holds the value 123.456")
 

@@ -164,7 +164,7 @@ def test_gradients_summed_draw_by_draw_are_those_of_the_sum(q):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), gradient, expected)
 
 
-def test_draws_that_are_more_or_local_vary_less():
+def test_more_draws_and_local_draws_reduce_the_variance():
     """Of n draws the sd falls by √n; of five equal rows with draws of their own, by √5."""
     data = jax.tree.map(lambda leaf: jnp.repeat(leaf[:1], 5, axis=0), BINARY)
 
@@ -197,7 +197,7 @@ def test_there_is_at_least_one_sample():
         LocalReparameterisation(0)
 
 
-def test_an_expectation_that_does_not_fit_says_which_does():
+def test_an_unsupported_expectation_is_refused_with_an_alternative():
     density = LogDensity(lambda theta, datum: -((theta @ datum.x) ** 2), expectation=GaussHermite())
     with pytest.raises(InputError, match="MonteCarlo"):
         density.ell(MEAN_FIELD, BINARY, jnp.ones(5), KEY)

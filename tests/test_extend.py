@@ -24,12 +24,12 @@ def member(axis):
     return module
 
 
-def test_there_is_one_for_each_axis():
+def test_every_extension_point_has_an_example():
     assert [file.stem for file in FILES] == list(AXES)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_the_page_has_it_verbatim_and_it_is_short(file):
+def test_the_contributing_page_quotes_each_short_example_verbatim(file):
     page = (ROOT / "CONTRIBUTING.md").read_text()
     shown = dict(re.findall(r"<!-- examples/extend/(\w+)\.py -->\n```python\n(.*?)```\n", page, re.DOTALL))
     assert shown[file.stem] == file.read_text()
@@ -64,7 +64,7 @@ def test_engine():
     pt.checks.check_engine(member("engine").Lazy(PARTS), pt.methods.sequential(SOLVER), MODEL, PRIOR)
 
 
-def test_they_run_together():
+def test_the_examples_work_together_in_one_run():
     """Half steps, in pairs, damped less and less, one answer when asked: the posterior of a plain run."""
     method = pt.Method(member("solver").HalfWay(), member("schedule").Pairs(), member("aggregation").Decaying(0.05))
     result = pt.run(method, MODEL, PRIOR, engine=member("engine").Lazy(PARTS), rounds=100, tolerance=1e-12)

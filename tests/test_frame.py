@@ -31,6 +31,6 @@ def test_a_frame_keeps_its_columns_together():
         ({"a": np.array(["x", "y", "z"])}, {"a": ("x", "x")}, "'a' repeat one"),
     ],
 )
-def test_a_frame_that_does_not_fit_together_is_refused(columns, levels, message):
+def test_a_frame_with_inconsistent_columns_is_refused(columns, levels, message):
     with pytest.raises(InputError, match=message):
         Frame.build(columns, np.zeros(3), levels)

@@ -37,7 +37,7 @@ for words in {list(COMMANDS)}:
 """
 
 
-def test_no_help_imports_anything_that_computes():
+def test_help_imports_no_heavy_modules():
     done = subprocess.run([sys.executable, "-c", ASK_ALL], capture_output=True, text=True, check=True)
     assert len(done.stdout.splitlines()) == len(COMMANDS)
     assert [line for line in done.stdout.splitlines() if not line.endswith("[]")] == []
@@ -53,7 +53,7 @@ def test_help_shows_a_text_for_every_parameter(words):
         assert text in shown
 
 
-def test_names_of_the_package_are_those_it_declares():
+def test_the_packages_names_match_its_type_stub():
     """What type checkers see, and what is imported on demand, are the same names."""
     seen = [node for node in ast.parse(Path(pt.__file__ + "i").read_text()).body if isinstance(node, ast.ImportFrom)]
     assert sorted(alias.asname for node in seen for alias in node.names) == pt.__all__
@@ -64,7 +64,7 @@ def test_names_of_the_package_are_those_it_declares():
             assert getattr(pt, alias.asname) is getattr(module, alias.name)
 
 
-def test_modules_are_attributes_without_an_import_of_their_own():
+def test_submodules_are_loaded_on_attribute_access():
     program = (
         "import partita as pt; pt.families.Gamma, pt.partitioners.by_column; from partita import *; run, methods.fit"
     )

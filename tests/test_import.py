@@ -33,7 +33,7 @@ print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
 """
 
 
-def test_import_and_a_bar_that_is_not_shown_load_nothing_heavy():
+def test_import_without_a_progress_bar_loads_no_heavy_modules():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     loaded = set(json.loads(done.stdout))

@@ -26,7 +26,7 @@ def natural_gradient(q, k):
     return flat(q.natural_gradient(lambda r: MODEL.ell(r, shard.data, shard.weights, None)))
 
 
-def test_where_everybody_answers_it_is_the_optimiser_on_pooled_rows():
+def test_with_all_clients_per_step_it_is_the_optimiser_on_pooled_rows():
     method = pt.Method(NaturalGradient(), pt.Synchronous(), Incremental(optax.sgd, 1e-3))
     alone = pt.run(method, MODEL, PRIOR, PARTS.pooled(), rounds=50)
     together = pt.run(method, MODEL, PRIOR, PARTS, rounds=50)
@@ -58,7 +58,7 @@ def test_the_direction_is_that_of_the_formula(gain):
         np.testing.assert_allclose(flat(state.factors[k].natural), new, rtol=1e-10, atol=1e-10)
 
 
-def test_it_converges_where_stochastic_global_vi_goes_on_rattling():
+def test_it_converges_where_stochastic_global_vi_keeps_fluctuating():
     """The factors become right, and with them the estimate of the gradient: no rate has to fall for that."""
     exact = pt.run(pt.methods.sequential(SOLVER), MODEL, PRIOR, PARTS.pooled()).free_energy
     settings = {"learning_rate": 0.05}
@@ -71,7 +71,7 @@ def test_it_converges_where_stochastic_global_vi_goes_on_rattling():
     assert -1e-9 < worst["incremental_vi"] < 1e-6 < 1e-4 < worst["stochastic_global_vi"]
 
 
-def test_the_fixed_point_is_prior_times_factors_and_the_run_says_so():
+def test_it_converges_to_prior_times_factors():
     method = pt.methods.incremental_vi(learning_rate=0.02)
     result = pt.run(method, MODEL, PRIOR, PARTS, communications=3000, tolerance=1e-8)
     assert result.status is pt.Status.CONVERGED
@@ -80,7 +80,7 @@ def test_the_fixed_point_is_prior_times_factors_and_the_run_says_so():
     np.testing.assert_allclose(flat(result.posterior.q), whole, rtol=1e-3, atol=1e-3)
 
 
-def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
+def test_a_resumed_run_is_bitwise_reproducible(tmp_path):
     method = pt.methods.incremental_vi(participants=2)
     whole = pt.run(method, MODEL, PRIOR, PARTS, communications=12, monitor=Monitor(every=0))
     for communications in (4, 12):
@@ -102,7 +102,7 @@ def test_a_start_is_where_the_server_begins():
     np.testing.assert_allclose(flat(state.posterior), flat(start), rtol=1e-14)
 
 
-def test_a_wild_answer_leaves_the_posterior_proper(monkeypatch):
+def test_an_extreme_answer_leaves_the_posterior_proper(monkeypatch):
     """A step has the size of the rate whatever the answer: the optimiser moves unconstrained coordinates."""
     monkeypatch.setattr(local, "client_update", faulty(improper))
     result = pt.run(pt.methods.incremental_vi(), MODEL, PRIOR, PARTS, communications=9, monitor=Monitor(every=0))
@@ -113,6 +113,6 @@ def test_a_wild_answer_leaves_the_posterior_proper(monkeypatch):
     ("settings", "message"),
     [({"learning_rate": 0.0}, "above 0, not 0.0"), ({"gain": 1.5}, "from 0 to 1, not 1.5"), ({"gain": -1.0}, "-1.0")],
 )
-def test_settings_that_make_no_sense_are_refused(settings, message):
+def test_invalid_settings_are_refused(settings, message):
     with pytest.raises(pt.InputError, match=message):
         pt.methods.incremental_vi(**settings)

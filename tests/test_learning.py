@@ -78,7 +78,7 @@ def test_linear_regression_in_ten_clients_reaches_the_maximum_of_the_evidence(ho
 
 
 @pytest.mark.parametrize("times", [0.1, 10.0])
-def test_stochastic_steps_lead_there_from_a_tenth_and_from_ten_times_of_it(times):
+def test_stochastic_learning_converges_from_a_tenth_and_from_ten_times_the_optimum(times):
     """From below the gradient of a noise begins a hundred times as steep as from above."""
     noise, scale = optimum().alpha_ ** -0.5, optimum().lambda_ ** -0.5
     prior = pt.FullGaussian.standard_normal(4, times * scale)
@@ -103,7 +103,7 @@ def test_stochastic_steps_lead_there_from_a_tenth_and_from_ten_times_of_it(times
         ),
     ],
 )
-def test_other_schedules_lead_there_too(name, how):
+def test_every_schedule_converges_to_the_same_hyperparameters(name, how):
     """Three clients, whose gradients are of different ages."""
     method = pt.methods.named(name, solver=pt.Conjugate(), damping=0.5, learn=["noise", "prior_scale"], how=how)
     speeds = [1.0, 1.3, 1.7] if name == "asynchronous" else None
@@ -114,7 +114,7 @@ def test_other_schedules_lead_there_too(name, how):
     np.testing.assert_allclose(list(found.posterior.hyper.values()), expected, rtol=1e-4)
 
 
-def test_a_client_that_leaves_is_spoken_for_by_its_factor():
+def test_a_client_that_left_still_counts_through_its_factor():
     """Its factor of a conjugate model is its likelihood: the optimum is the same with it and without."""
     method = pt.methods.named("sequential", solver=pt.Conjugate(), learn=["prior_scale"])
     parts, engine = clients(Y, 3), LocalEngine(clients(Y, 3))
@@ -142,7 +142,7 @@ class Silent(LocalEngine):
         return np.nan if self.asked < 4 else super().ell(*arguments)
 
 
-def test_a_bound_that_nobody_knows_stops_a_step_and_not_the_run():
+def test_an_unavailable_bound_skips_the_hyperparameter_step_and_the_run_continues():
     method = pt.methods.named("sequential", solver=pt.Conjugate(), learn=["noise"])
     engine = Silent(clients(Y, 3))
     options = {"tolerance": 1e-8, "rounds": 100, "monitor": Monitor(every=0)}
@@ -187,7 +187,7 @@ def test_in_single_precision_the_posterior_stays_prior_times_factors():
     np.testing.assert_allclose(whole.precision, state.posterior.precision, rtol=1e-5, atol=1e-4)
 
 
-def test_a_start_serves_the_first_visit_of_a_prior_with_a_mean_too():
+def test_initial_hyperparameters_reproduce_a_prior_with_nonzero_mean():
     prior = pt.FullGaussian.from_mean_covariance(jnp.array([1.3, 0.2, -0.7, 2.1]), np.eye(4) + 0.3)
     hyper = begin(LOGISTIC, prior, ["prior_scale"])
     assert eqx.tree_equal(jax.jit(prior_given)(prior, hyper), prior)
@@ -216,7 +216,7 @@ def test_the_prior_scale_of_logistic_regression_is_the_best_of_a_grid():
 
 
 @pytest.mark.slow
-def test_a_links_slope_and_the_priors_scale_are_one_number():
+def test_learning_the_links_slope_is_equivalent_to_learning_the_prior_scale():
     """p(y | s·xᵀθ) under N(0, 1) is p(y | xᵀθ) under N(0, s²)."""
     scale, slope = (
         learned("collapsed", [name], LOGISTIC, CLASSES, tolerance=1e-11) for name in ("prior_scale", "slope")
@@ -256,7 +256,7 @@ def test_learning_never_lowers_the_bound(collapsed, names):
         assert (before[1:] - after[:-1]).min() >= -rounding
 
 
-def test_coordinate_ascent_steps_where_its_gradient_can_be_trusted():
+def test_asynchronous_coordinate_ascent_takes_few_steps_and_none_lowers_the_bound():
     """In an asynchronous run q is far from its best for long, and a step at fixed q may lower the bound as q moves."""
     seen: list[tuple[float, float]] = []
     method = pt.methods.named("asynchronous", learning=Watched(["prior_scale"], False, seen=seen))
@@ -312,7 +312,7 @@ def test_the_gradient_assembled_at_a_fixed_point_is_that_of_the_pooled_bound(met
     np.testing.assert_allclose(assembled["prior_scales"], exact["prior_scales"], rtol=1e-10)
 
 
-def test_it_is_the_gradient_of_the_collapsed_bound():
+def test_the_assembled_gradient_is_that_of_the_collapsed_bound():
     """`sec:hyper-gradients`: where q is optimal its dependence on ε does not count; central differences, h = 1e-4."""
     found = pt.run(
         pt.methods.named("sequential", learning=Stochastic(("prior_scale",), optax.set_to_zero())),
@@ -379,7 +379,7 @@ def test_the_posterior_stays_prior_times_factors_while_the_prior_moves(method):
 @pytest.mark.parametrize(
     "aggregation", [Incremental(), Averaging(), DoubleLoop(), Shared()], ids=lambda a: type(a).__name__
 )
-def test_aggregations_that_remember_a_product_move_it_with_the_prior(aggregation):
+def test_aggregations_that_store_a_product_update_it_with_the_prior(aggregation):
     """With the prior moved first or last, posterior and product are the same."""
     change = PRIOR.stretched(jnp.full(4, 0.5)) / PRIOR
     late = aggregation.with_prior(aggregation.init(PRIOR, 3), change)
@@ -390,7 +390,7 @@ def test_aggregations_that_remember_a_product_move_it_with_the_prior(aggregation
         np.testing.assert_allclose(moved.precision, there.precision, rtol=1e-15)
 
 
-def test_a_state_saved_at_any_step_goes_on_to_the_same_end(tmp_path):
+def test_a_run_resumed_from_any_step_ends_with_the_same_result(tmp_path):
     """Tasks under way keep the hyperparameters that they were sent with."""
     method = pt.methods.named("asynchronous", learn=["slope", "prior_scales"], how="stochastic")
     engine = LocalEngine(CLASSES, SPEEDS)
@@ -406,7 +406,7 @@ def test_a_state_saved_at_any_step_goes_on_to_the_same_end(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "model", "parts"), [("noise", LINEAR, NUMBERS), ("slope", LOGISTIC, CLASSES)])
-def test_other_values_compile_one_program(name, model, parts):
+def test_new_hyperparameter_values_do_not_recompile(name, model, parts):
     before = answer.traces
     learned("stochastic", [name], model, parts, rounds=2)
     once = answer.traces
@@ -436,12 +436,12 @@ def test_the_summary_has_what_was_learned():
         (["noise", "noise"], LINEAR, "each once"),
     ],
 )
-def test_what_cannot_be_learned_is_named(names, model, message):
+def test_unlearnable_hyperparameters_are_refused_by_name(names, model, message):
     with pytest.raises(pt.InputError, match=message):
         learned("collapsed", names, model)
 
 
-def test_other_mistakes_are_named_too():
+def test_invalid_learning_settings_are_refused():
     with pytest.raises(pt.InputError, match="no learning rule named 'grid'"):
         learned("grid", ["noise"])
     refused = {
@@ -456,7 +456,7 @@ def test_other_mistakes_are_named_too():
         learned("collapsed", "noise")
 
 
-def test_a_huge_step_is_not_taken():
+def test_a_step_to_invalid_hyperparameters_is_skipped():
     """It leads to no noise at all; the run goes on with the one before, and says so."""
     far = Stochastic(("noise",), optax.sgd(1e3))
     method = pt.methods.named("sequential", solver=pt.Conjugate(), learning=far)
@@ -467,7 +467,7 @@ def test_a_huge_step_is_not_taken():
     assert positive(LINEAR, ["noise", "prior_scales"]) == ("noise", "prior_scales")
 
 
-def test_a_search_from_a_step_to_infinity_halves_it():
+def test_the_line_search_halves_a_step_with_infinite_hyperparameters():
     """NaN would say that somebody is silent: what no hyperparameter may be has no bound instead."""
     far = Ascent(("prior_scale",), True, optax.sgd(100.0))
     method = pt.methods.named("sequential", solver=pt.Conjugate(), learning=far)
@@ -476,7 +476,7 @@ def test_a_search_from_a_step_to_infinity_halves_it():
     assert found.state.hyper["prior_scale"] > 1.0
 
 
-def test_a_step_is_halved_no_further_than_answers_are_away():
+def test_the_line_search_halves_no_further_than_the_residual_justifies():
     """Where answers are noisy, so is the gradient: a search that has promised less and less would only cost."""
     u, slope = {"noise": jnp.asarray(0.0)}, {"noise": jnp.asarray(1.0)}
     ascent = Ascent(("noise",), False, optax.sgd(1.0))
@@ -489,7 +489,7 @@ def test_a_step_is_halved_no_further_than_answers_are_away():
 NOISY = pt.Gradient(learning_rate=0.02, max_steps=200, batch_size=32)
 
 
-def test_answers_that_never_settle_leave_a_collapsed_ascent_waiting_and_the_message_says_so():
+def test_collapsed_ascent_reports_that_it_waits_for_answers_that_do_not_converge():
     collapsed, coordinate = (
         pt.run(
             pt.methods.named("sequential", solver=NOISY, learn=["prior_scale"], how=how),
@@ -510,7 +510,7 @@ def test_answers_that_never_settle_leave_a_collapsed_ascent_waiting_and_the_mess
     assert "initial values" not in coordinate.message
 
 
-def test_whoever_was_never_heard_is_named():
+def test_clients_without_an_accepted_answer_are_named():
     method = pt.methods.named("sequential", solver=pt.Conjugate(), learn=["noise"])
     state = with_learning(init(PRIOR, ["Leeds", "Lyon", "Lund"]), method.learning, LINEAR)
     engine = LocalEngine(dataclasses.replace(clients(Y, 3), names=state.names))
@@ -530,7 +530,7 @@ def test_histories_have_the_values_step_by_step():
 
 
 @pytest.mark.parametrize(("how", "finite"), [("coordinate", False), ("stochastic", True)])
-def test_an_answer_to_hyperparameters_that_have_moved_since_has_not_settled(how, finite):
+def test_an_answer_to_stale_hyperparameters_does_not_count_as_converged(how, finite):
     method = pt.methods.named("asynchronous", solver=pt.Conjugate(), learn=["noise"], how=how)
     engine = LocalEngine(clients(Y, 3))
     state, _ = step(method, LINEAR, engine, with_learning(init(PRIOR, 3), method.learning, LINEAR))
@@ -540,7 +540,7 @@ def test_an_answer_to_hyperparameters_that_have_moved_since_has_not_settled(how,
         assert np.isfinite(after.residual[list(event.clients)]).all() == settled
 
 
-def test_a_client_that_comes_back_is_heard_anew():
+def test_a_client_that_rejoins_loses_its_stored_gradient():
     method = pt.methods.named("sequential", solver=pt.Conjugate(), learn=["noise"], how="stochastic")
     state = with_learning(init(PRIOR, 3), method.learning, LINEAR)
     engine = LocalEngine(clients(Y, 3))
@@ -566,7 +566,7 @@ def test_single_precision_stays_single_beside_a_model_in_double(tmp_path):
     np.testing.assert_allclose(list(found.posterior.hyper.values()), expected, rtol=1e-3)
 
 
-def test_a_run_that_learns_does_not_go_on_as_one_that_does_not(tmp_path):
+def test_a_learning_run_cannot_be_resumed_with_other_hyperparameters(tmp_path):
     options = {"rounds": 2, "store": Checkpoint(tmp_path / "state")}
     learned("coordinate", ["noise"], **options)
     for names in ([], ["prior_scale"]):

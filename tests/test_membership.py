@@ -24,7 +24,7 @@ def steps(method, parts, state, count):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_client_that_retires_might_never_have_been_there(schedule):
+def test_after_retiring_the_result_is_as_if_the_client_had_never_joined(schedule):
     method = pt.Method(SOLVER, SCHEDULES[schedule][0], pt.Damped(0.5))
     state = retire(steps(method, PARTS, init(PRIOR, 3), 5), "client 2", method.aggregation)
     state = steps(method, PARTS, state, 120)
@@ -38,7 +38,7 @@ ANTICIPATING = pt.methods.sequential(SOLVER, anticipating=True)
 
 
 @pytest.mark.parametrize("heard", [2, 3, 6])
-def test_a_client_whose_factor_was_estimated_retires_like_any_other(heard):
+def test_a_client_with_an_estimated_factor_can_retire(heard):
     """What `Anticipating` remembers is no reason to keep a factor: q = p · Π t_m holds there too."""
     state = steps(ANTICIPATING, PARTS, init(PRIOR, 3, aggregation=ANTICIPATING.aggregation), heard)
     state = retire(state, "client 2", ANTICIPATING.aggregation)
@@ -51,7 +51,7 @@ def test_a_client_whose_factor_was_estimated_retires_like_any_other(heard):
     np.testing.assert_allclose(state.posterior.precision, never.posterior.precision, rtol=1e-8)
 
 
-def test_an_estimate_leaves_with_its_client_and_an_answer_stays():
+def test_leaving_removes_an_estimated_factor_and_keeps_an_answered_one():
     aggregation = ANTICIPATING.aggregation
     early = steps(ANTICIPATING, PARTS, init(PRIOR, 3, aggregation=aggregation), 2)
     assert np.any(early.factors[2].natural.precision)
@@ -85,7 +85,7 @@ def test_a_conjugate_factor_is_divided_out_exactly():
     np.testing.assert_allclose(retired.posterior.precision_mean, never.posterior.q.precision_mean, rtol=1e-12)
 
 
-def test_a_client_that_leaves_is_not_asked_again_and_its_factor_stays():
+def test_a_client_that_leaves_gets_no_tasks_and_its_factor_is_kept():
     method = pt.methods.sequential(SOLVER)
     before = steps(method, PARTS, init(PRIOR, 3), 3)
     after = leave(before, "client 1", method.aggregation)
@@ -99,7 +99,7 @@ def test_a_client_that_leaves_is_not_asked_again_and_its_factor_stays():
     assert steps(method, PARTS, after, 40).settled(1e-12)
 
 
-def test_a_client_comes_back_to_the_factor_it_left():
+def test_a_client_that_rejoins_keeps_its_factor():
     method = pt.methods.sequential(SOLVER)
     whole = steps(method, PARTS, init(PRIOR, 3), 60)
     away = steps(method, PARTS, leave(steps(method, PARTS, init(PRIOR, 3), 3), "client 1", method.aggregation), 10)
@@ -108,7 +108,7 @@ def test_a_client_comes_back_to_the_factor_it_left():
     np.testing.assert_allclose(steps(method, PARTS, back, 60).posterior.mean, whole.posterior.mean, rtol=1e-8)
 
 
-def test_a_client_that_joins_a_run_might_have_been_there_from_the_beginning():
+def test_after_joining_late_the_result_is_as_if_the_client_had_joined_at_the_start():
     method = pt.methods.synchronous(SOLVER)
     whole = steps(method, PARTS, init(PRIOR, 3), 200)
     late = join(steps(method, OTHERS, init(PRIOR, 2), 10), "client 2", method.aggregation)
@@ -116,20 +116,20 @@ def test_a_client_that_joins_a_run_might_have_been_there_from_the_beginning():
 
 
 @pytest.mark.parametrize("change", [leave, retire])
-def test_an_unknown_client_is_told_with_the_known_ones(change):
+def test_an_unknown_client_raises_an_error_that_lists_the_known_ones(change):
     with pytest.raises(pt.InputError, match=r"nobody.*client 0"):
         change(init(PRIOR, 3), "nobody", pt.Damped())
 
 
 @pytest.mark.parametrize(("change", "name"), [(retire, "client 0"), (join, "another")])
-def test_what_an_aggregation_remembers_of_clients_is_not_taken_back(change, name):
+def test_aggregations_with_memory_of_clients_refuse_membership_changes(change, name):
     aggregation = pt.methods.bayesian_admm(SOLVER).aggregation
     state = init(PRIOR, 3, aggregation=aggregation)
     with pytest.raises(pt.InputError, match="Averaging"):
         change(state, name, aggregation)
 
 
-def test_a_factor_without_which_the_posterior_is_improper_is_kept():
+def test_retiring_is_refused_if_it_would_make_the_posterior_improper():
     state = init(PRIOR, 3)
     factor = eqx.tree_at(lambda f: f.natural.precision, state.factors[0], PRIOR.precision * 2)
     held = dataclasses.replace(state, factors=(factor, *state.factors[1:]))

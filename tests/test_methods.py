@@ -51,7 +51,7 @@ def test_global_vi_on_all_rows_is_the_fixed_point_that_sequential_pvi_reaches():
         (pt.methods.asynchronous(SOLVER), {1 / 3}, [["client 0"], ["client 1"], ["client 2"]]),
     ],
 )
-def test_methods_damp_and_take_turns_as_their_names_say(method, dampings, clients):
+def test_methods_have_the_damping_and_schedule_of_their_names(method, dampings, clients):
     history = pt.run(method, MODEL, PRIOR, PARTS, rounds=1).history
     assert set(history["damping"]) == dampings
     assert history["clients"].tolist() == clients
@@ -65,7 +65,7 @@ def test_backtracking_watches_the_free_energy(method, schedule):
     assert eqx.tree_equal(method(SOLVER, damping=0.5, backtracking=True), watching)
 
 
-def test_anticipating_estimates_the_factors_of_clients_not_heard_yet():
+def test_anticipating_estimates_the_factors_of_clients_without_answers():
     method = pt.methods.sequential(SOLVER, anticipating=True)
     first = pt.run(method, MODEL, PRIOR, PARTS, communications=1).state
     heard, *others = first.factors
@@ -156,7 +156,7 @@ def weighted_step(parts, prior, start):
     return optax.apply_updates(coordinates, update)
 
 
-def test_an_interrupted_global_vi_goes_on_with_its_optimisers_memory(tmp_path):
+def test_a_resumed_global_vi_run_keeps_its_optimiser_state(tmp_path):
     method = pt.methods.global_vi(start=pt.MeanFieldGaussian.tight(3))
     whole = pt.run(method, MODEL, PRIOR, PARTS, rounds=20)
     pt.run(method, MODEL, PRIOR, PARTS, rounds=7, store=Checkpoint(tmp_path / "run.npz"))
@@ -177,7 +177,7 @@ def client_answers(exponents):
     return np.array(found)
 
 
-def test_committees_multiply_the_answers_of_clients_who_never_meet():
+def test_committees_multiply_independent_client_answers():
     """BCM (same): Π q_m / p^(M−1); BCM (split): Π q_m, with the prior's share N_m/N each (`sec:experiments`)."""
     same = pt.run(pt.methods.bcm_same(SOLVER), MODEL, PRIOR, PARTS)
     shift, precision = client_answers([1.0, 1.0, 1.0]).sum(axis=0)
@@ -218,7 +218,7 @@ def test_streaming_counts_rows_as_often_as_it_sees_them():
     np.testing.assert_allclose(result.posterior.q.precision, np.eye(3) + 3 * (precision - np.eye(3)), rtol=1e-12)
 
 
-def test_clients_begin_to_climb_at_the_start_until_the_posterior_has_moved():
+def test_solvers_begin_at_the_given_start_until_the_posterior_has_changed():
     start = pt.MeanFieldGaussian.tight(3, seed=2)
     still = pt.solvers.FixedPoint(max_steps=0)
     method = pt.Method(still, pt.Sequential(), start=start)
@@ -245,18 +245,18 @@ def test_every_method_runs_by_name_with_the_same_columns(name):
         ("vcl", {"damping": 0.5}, "There is no setting of vcl named 'damping': choose one of solver, order"),
     ],
 )
-def test_a_wrong_name_is_told_with_the_right_ones(name, settings, message):
+def test_an_unknown_name_raises_an_error_that_lists_the_known_ones(name, settings, message):
     with pytest.raises(pt.InputError, match=message):
         pt.methods.fit(name, MODEL, PRIOR, PARTS, settings)
 
 
-def test_a_client_that_is_not_there_cannot_be_alone():
+def test_selecting_an_unknown_client_is_refused():
     with pytest.raises(pt.InputError, match="There is no client named 'client 9': choose one of client 0"):
         PARTS.only("client 9")
 
 
 @pytest.mark.parametrize("name", pt.methods.NAMED)
-def test_every_method_takes_the_settings_that_all_have(name):
+def test_every_method_accepts_the_common_settings(name):
     """As arguments, and by name: there is one way in."""
     method = pt.methods.NAMED[name](temperature=0.5, trust_region=2.0)
     assert (method.temperature, method.trust_region) == (0.5, 2.0)
@@ -269,7 +269,7 @@ def test_every_method_takes_the_settings_that_all_have(name):
 
 
 @pytest.mark.parametrize("method", [pt.methods.vcl, pt.methods.bcm_same])
-def test_a_pass_without_one_of_the_clients_is_not_complete(method, monkeypatch):
+def test_a_pass_with_a_refused_client_stalls(method, monkeypatch):
     monkeypatch.setattr(local, "client_update", faulty(not_finite))
     result = pt.run(method(SOLVER), MODEL, PRIOR, PARTS)
     assert result.status is pt.Status.STALLED
@@ -301,7 +301,7 @@ def test_global_vi_converges_with_covariances_and_says_so():
     ],
 )
 @pytest.mark.parametrize("method", [pt.methods.sequential, pt.methods.global_vi])
-def test_a_start_that_does_not_fit_is_told(method, start, message):
+def test_an_incompatible_start_is_refused(method, start, message):
     with pytest.raises(pt.InputError, match=message):
         pt.run(method(start=start), MODEL, PRIOR, PARTS)
 
@@ -325,7 +325,7 @@ def test_a_learning_rate_is_positive(rate, message):
         pt.methods.global_vi(learning_rate=rate)
 
 
-def test_too_large_a_learning_rate_is_told_with_its_remedy():
+def test_too_large_a_learning_rate_is_reported_with_a_remedy():
     result = pt.run(pt.methods.global_vi(learning_rate=500.0), MODEL, PRIOR, PARTS, rounds=5)
     assert result.status is pt.Status.IMPROPER
     assert result.message.endswith("would make the posterior improper at this learning rate. Lower it.")

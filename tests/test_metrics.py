@@ -28,7 +28,7 @@ def test_scores_are_those_of_scikit_learn(probabilities, y):
     assert metrics.brier(probabilities, y) == pytest.approx(scaled, rel=1e-12)
 
 
-def test_an_impossible_label_costs_infinitely_much():
+def test_a_label_with_probability_zero_has_infinite_loss():
     assert metrics.negative_log_likelihood(np.array([0.0, 0.5]), np.array([1, 1])) == np.inf
 
 

@@ -22,7 +22,7 @@ COUNT = 200_000
         ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), 20, (0xC4923A9C, 0x483DF7A0)),
     ],
 )
-def test_threefry_gives_the_words_that_its_authors_print(key, counter, rounds, expected):
+def test_threefry_reproduces_the_published_test_vectors(key, counter, rounds, expected):
     """The known answers that come with Random123 (Salmon et al. 2011)."""
     words = threefry(
         tuple(jnp.uint32(word) for word in key), tuple(jnp.full(1, word, jnp.uint32) for word in counter), rounds
@@ -52,7 +52,7 @@ def test_noise_is_standard_normal():
     assert np.abs(noise).max() < 5.8
 
 
-def test_noise_does_not_depend_on_its_neighbours_nor_on_the_pair_it_was_made_with():
+def test_noise_is_uncorrelated_within_and_between_streams():
     noise = np.asarray(standard_normal(KEY, (COUNT,), np.float32), float)
     other = np.asarray(standard_normal(jax.random.fold_in(KEY, 1), (COUNT,), np.float32), float)
     half = COUNT // 2
@@ -64,7 +64,7 @@ def test_noise_does_not_depend_on_its_neighbours_nor_on_the_pair_it_was_made_wit
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3), (0,)])
-def test_any_shape_kind_of_key_and_dtype_will_do(shape):
+def test_noise_has_the_requested_shape_and_dtype_for_every_key_type(shape):
     for kind in ("threefry2x32", "rbg"):
         for dtype in (np.float32, np.float64):
             noise = standard_normal(jax.random.key(0, impl=kind), shape, dtype)

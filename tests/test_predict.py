@@ -148,6 +148,6 @@ def test_a_summary_names_parameters_by_their_path():
         (lambda p: p.summary(mass=95), "between 0 and 1, not 95"),
     ],
 )
-def test_questions_that_make_no_sense_are_refused(ask, message):
+def test_invalid_prediction_requests_are_refused(ask, message):
     with pytest.raises(InputError, match=message):
         ask(Posterior(LogisticRegression(), Q))

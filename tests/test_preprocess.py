@@ -114,7 +114,7 @@ def test_a_missing_number_becomes_the_mean_and_a_column_that_does_not_vary_zero(
     assert (x[:, NAMES.index("colour=blue")] == 0).all()
 
 
-def test_clients_who_differ_in_everything():
+def test_very_different_clients_are_encoded_consistently():
     """Far apart, each with a constant column; one has only missing values, one no rows, one a level of its own."""
     columns = {"far": np.array([1e9, 1e9, -3.0, -3.0, 7.0]), "sparse": np.array([1.0, 2.0, np.nan, np.nan, 6.0])}
     table = Frame.build({**columns, "only": np.array(["a", "a", "b", "b", "own"])}, np.zeros(5))
@@ -124,7 +124,7 @@ def test_clients_who_differ_in_everything():
     assert encoding.levels == {"only": ("a", "b", "own")}
 
 
-def test_a_column_that_nobody_has_is_zero():
+def test_a_column_missing_at_all_clients_is_zero():
     table = Frame.build({"never": np.full(3, np.nan)}, np.zeros(3))
     np.testing.assert_array_equal(preprocess.federated([table, table]).encode(table).x, [[1, 0]] * 3)
 
@@ -188,7 +188,7 @@ def test_a_summary_says_nothing_about_the_order_of_rows():
         {"columns": [{"name": "a", "declared": [], "counts": {}}] * 2},
     ],
 )
-def test_what_is_not_a_summary_is_refused(contents):
+def test_invalid_summaries_are_refused(contents):
     with pytest.raises(InputError, match="not a summary"):
         preprocess.Summary.from_dict(contents)
 
@@ -227,6 +227,6 @@ def test_rows_that_do_not_fit_the_encoding_are_refused(other, message):
         ([columns(age=[1.0, 1e200])], r"'age' has the value 1e\+200"),
     ],
 )
-def test_clients_who_do_not_agree_are_refused(others, message):
+def test_incompatible_clients_are_refused(others, message):
     with pytest.raises(InputError, match=message):
         preprocess.federated(others)

@@ -35,7 +35,7 @@ def test_without_a_terminal_nothing_is_printed(progress, capfd):
 
 
 @pytest.mark.parametrize(("progress", "terminal"), [(True, io.StringIO()), (True, Terminal()), (None, Terminal())])
-def test_asked_for_or_on_a_terminal_the_bar_shows_where_the_run_stands(progress, terminal, monkeypatch, capsys):
+def test_the_progress_bar_shows_the_runs_state_on_request_or_on_a_terminal(progress, terminal, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stderr", terminal)
     result = run(monitor=Monitor(progress=progress, label="three hospitals"))
     shown = terminal.getvalue()

@@ -79,7 +79,7 @@ def test_refused_answers_are_recorded_and_change_nothing(schedule, fault, monkey
     assert eqx.tree_equal(state.factors[1], init(PRIOR, 3).factors[1])
 
 
-def test_a_step_leaves_the_state_it_was_given():
+def test_a_step_does_not_modify_its_input_state():
     state, twin = init(PRIOR, 3), init(PRIOR, 3)
     step(pt.methods.synchronous(SOLVER), MODEL, LocalEngine(PARTS), state)
     assert all(eqx.tree_equal(value, vars(twin)[name]) for name, value in vars(state).items())
@@ -140,7 +140,7 @@ def test_rounds_count_answers_and_communications_count_trials_too():
     np.testing.assert_array_equal(by_communications.history["rounds"], [1, 2])
 
 
-def test_without_a_budget_a_run_has_a_hundred_rounds_and_an_infinite_one_lasts_until_convergence():
+def test_the_default_budget_is_a_hundred_rounds_and_may_be_infinite():
     slow = pt.run(pt.methods.synchronous(SOLVER, damping=0.01), MODEL, PRIOR, PARTS, monitor=Monitor(every=0))
     assert (slow.status, len(slow.history)) == (pt.Status.BUDGET_SPENT, 100)
     patient = pt.run(pt.methods.synchronous(SOLVER), MODEL, PRIOR, PARTS, rounds=np.inf, monitor=Monitor(every=0))
@@ -174,7 +174,7 @@ def test_a_falling_free_energy_is_divergence_although_precisions_stay_positive(r
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_run_with_a_client_that_is_always_refused_goes_on_and_is_never_called_converged(schedule, monkeypatch):
+def test_a_run_with_an_always_refused_client_continues_and_does_not_converge(schedule, monkeypatch):
     """Also when the client is so fast that it is refused several times before another answers."""
     turns, speeds = SCHEDULES[schedule]
     monkeypatch.setattr(local, "client_update", faulty(not_finite))
@@ -241,7 +241,7 @@ class Refusing(pt.Damped):
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_the_status_of_a_run_follows_from_the_reason_and_not_from_the_sentence(reason):
+def test_the_status_depends_on_the_refusal_reason_and_not_on_its_message(reason):
     method = pt.Method(SOLVER, pt.Synchronous(), Refusing(reason=reason))
     result = pt.run(method, MODEL, PRIOR, PARTS, rounds=3, monitor=pt.Monitor(every=0))
     improper = {Reason.IMPROPER, Reason.IMPROPER_STEP, Reason.NO_MOMENTS}

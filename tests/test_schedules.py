@@ -65,7 +65,7 @@ def test_residual_order_visits_every_client_in_any_window_of_3m_turns(case, clie
     assert windows_without_someone(order, clients) == []
 
 
-def test_residual_order_prefers_the_client_that_is_farthest():
+def test_residual_order_prefers_the_client_with_the_largest_residual():
     order = visits(pt.Sequential("residual"), 5, 100, lambda k, _: 1.0 if k == 3 else 1e-3)
     counts = np.bincount([k for (k,) in order])
     assert order[:5] == [[0], [1], [2], [3], [4]]
@@ -104,7 +104,7 @@ def arrivals(speeds, answers):
 
 
 @pytest.mark.parametrize("speeds", [(1.0, 8.0, 4.0), (1.0, 1.0, 1.0), (2.0, 1.0, 2.0)])
-def test_asynchronous_answers_come_when_the_speeds_say_and_are_as_stale_as_that_makes_them(speeds):
+def test_asynchronous_arrival_times_and_staleness_follow_from_the_speeds(speeds):
     # speeds are powers of two, so that times are exact and ties are ties
     expected = arrivals(speeds, 30)
     result = pt.run(

@@ -16,7 +16,7 @@ from support.row_each import CLIENTS, MODEL, PRIOR, ROWS, flat, one_row, plain
 @pytest.mark.parametrize(
     ("alpha", "schedule"), [(1.0, Synchronous()), (0.5, RandomSubset(2))], ids=["all", "two at a time"]
 )
-def test_with_exact_moments_it_ends_where_the_double_loop_does(alpha, schedule):
+def test_with_exact_moments_it_converges_to_the_double_loops_solution(alpha, schedule):
     """Which is where power EP ends if it is damped (`test_double_loop`)."""
     method = Method(one_row(alpha), schedule, StochasticLoop(alpha, 0.5, 0.5))
     result = run(method, MODEL, PRIOR, ROWS, rounds=500, tolerance=1e-16, monitor=Monitor(every=0))
@@ -26,7 +26,7 @@ def test_with_exact_moments_it_ends_where_the_double_loop_does(alpha, schedule):
     assert result.history.rows[-1]["log_evidence"] == pytest.approx(expected.log_evidence, abs=1e-10)
 
 
-def test_with_draws_it_stays_within_their_error():
+def test_with_monte_carlo_it_stays_within_the_sampling_error():
     """θ forgets over 1/τ = 10 rounds of 4 clients with 200 draws each: √(4 / 2,000), 0.045 standard deviations.
 
     The evidence is lower by about 0.05, of which draws four times as many leave a quarter, with a noise of 0.03.

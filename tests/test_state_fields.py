@@ -43,23 +43,23 @@ def assert_kept(state):
     assert state.weights["a"].tolist() == [3.0, 4.0]
 
 
-def test_the_field_begins_as_declared(fresh):
+def test_a_field_starts_at_its_declared_default(fresh):
     assert (fresh.visits.tolist(), fresh.share, fresh.remark) == ([7, 7], 0.0, ())
 
 
-def test_a_checkpoint_has_it(fresh, tmp_path):
+def test_a_checkpoint_saves_the_field(fresh, tmp_path):
     save(tmp_path / "run.npz", dataclasses.replace(fresh, **CHANGED), History())
     assert_kept(load(tmp_path / "run.npz", fresh)[0])
 
 
-def test_a_ledger_has_it(fresh, tmp_path):
+def test_a_ledger_saves_the_field(fresh, tmp_path):
     ledger = Ledger(tmp_path / "run.sqlite")
     ledger.load(fresh)
     ledger.keep(dataclasses.replace(fresh, **CHANGED))
     assert_kept(Ledger(tmp_path / "run.sqlite").load(fresh)[0])
 
 
-def test_who_joins_begins_with_its_first_value(fresh):
+def test_a_client_that_joins_gets_the_fields_default(fresh):
     state = join(dataclasses.replace(fresh, **CHANGED), "late", pt.Damped())
     assert state.visits.tolist() == [1, 2, 7]
     assert (state.share, state.remark) == (0.25, ("x", "y"))

@@ -141,7 +141,7 @@ def test_as_alpha_vanishes_it_is_mini_batch_global_vi_for_a_mixture():
 
 
 @pytest.mark.parametrize("participants", [1, 2])
-def test_the_posterior_is_the_prior_and_one_factor_as_often_as_there_are_clients(participants):
+def test_the_posterior_is_the_prior_times_one_shared_factor_per_client(participants):
     prior = FullGaussian.standard_normal(2)
     method = methods.stochastic_power_ep(participants=participants)
     state = run(method, LogisticRegression(), prior, PARTS, rounds=4).state
@@ -168,7 +168,7 @@ def test_its_evidence_is_exact_for_a_conjugate_model(alike, rows):
     assert result.history.rows[-1]["log_evidence"] == pytest.approx(exact, abs=1e-8)
 
 
-def test_what_the_server_keeps_does_not_grow_with_its_clients():
+def test_the_servers_memory_does_not_grow_with_the_number_of_clients():
     def kept(clients):
         parts = federate([Table(X[:2], Y[:2])] * clients)
         state = run(
@@ -200,7 +200,7 @@ def in_checkpoint(state, path):
 
 @pytest.mark.parametrize("kept", [in_ledger, in_checkpoint])
 @pytest.mark.parametrize("schedule", [Sequential(), Asynchronous()], ids=lambda one: type(one).__name__)
-def test_nor_does_what_it_writes_down(kept, schedule, tmp_path):
+def test_the_saved_state_does_not_grow_with_the_number_of_clients(kept, schedule, tmp_path):
     """But for a client's name, a few counters and its task: a thousand clients more take less than factors would."""
     method = Method(PowerEP(), schedule, Shared())
 

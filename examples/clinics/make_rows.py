@@ -1,4 +1,4 @@
-"""Writes the rows of four made-up clinics, which differ in their patients' age: east.csv, north.csv and so on.
+"""Writes synthetic rows of four clinics whose patients differ in age: east.csv, north.csv and so on.
 
 Files that are there already are left alone.
 """

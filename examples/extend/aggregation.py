@@ -1,4 +1,4 @@
-"""An aggregation of one's own: damping that decays, ρ = 1 / (1 + decay · updates)."""
+"""A custom aggregation: damping that decays, ρ = 1 / (1 + decay · updates)."""
 
 import jax.numpy as jnp
 

@@ -1,4 +1,4 @@
-"""An engine of one's own: clients in this process, each of which computes when its answer is asked for."""
+"""A custom engine: clients in this process, which compute an answer only when it is requested."""
 
 from partita.engines import Answer, Engine, LocalEngine
 
@@ -39,4 +39,4 @@ class Lazy(Engine):
         return self.clients.now()
 
     def notify(self, task, refusal):
-        """A remote client would be sent why its answer was refused."""
+        """A remote engine would send the client the reason of the refusal."""

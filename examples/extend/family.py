@@ -1,4 +1,4 @@
-"""A family of one's own: independent positive parameters, each with density rate · exp(−rate · θ)."""
+"""A custom family: independent positive parameters, each with density rate · exp(−rate · θ)."""
 
 import jax
 import jax.numpy as jnp

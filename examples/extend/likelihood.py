@@ -1,4 +1,4 @@
-"""A likelihood of one's own: waiting times y > 0 that are exponential with rate exp(xᵀθ)."""
+"""A custom likelihood: waiting times y > 0 that are exponential with rate exp(xᵀθ)."""
 
 import jax.numpy as jnp
 

@@ -1,11 +1,11 @@
-"""A schedule of one's own: two clients at a time, in a fixed order."""
+"""A custom schedule: two clients at a time, in a fixed order."""
 
 from partita import Schedule
 from partita.errors import SettingsError
 
 
 class Pairs(Schedule):
-    """It has no state: whom it selects is a function of what it is shown (`ScheduleView`)."""
+    """It is stateless: its selection depends only on the `ScheduleView`."""
 
     def check(self, clients):
         if clients < 2:

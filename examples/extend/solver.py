@@ -1,4 +1,4 @@
-"""A solver of one's own: half the way to the fixed point's target in every step, and less where that does not rise."""
+"""A custom solver: each step goes half way to the fixed-point target, with backtracking on the free energy."""
 
 import equinox as eqx
 
@@ -7,7 +7,7 @@ from partita.local.solvers.base import Progress, after, line_search
 
 
 class HalfWay(Solver):
-    """A field is traced, so that another value compiles nothing, unless it is static."""
+    """Fields are traced unless they are static, so that another value does not recompile."""
 
     max_steps: int = 200
     tolerance: float = 1e-12

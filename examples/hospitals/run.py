@@ -1,4 +1,4 @@
-"""Four hospitals as four client processes and a server on this machine, and the same in one process beside it.
+"""Four hospitals as client processes with a server on this machine, compared with the same run in one process.
 
     python examples/hospitals/run.py
 
@@ -74,7 +74,7 @@ def main(
 
 
 def heart_disease() -> dict[str, Frame]:
-    """The hospitals' training rows; none where the files are not here, which are not downloaded for this."""
+    """The hospitals' training rows; empty if the files are not available locally (they are not downloaded)."""
     try:
         from partita_experiments.datasets.fetch import find
         from partita_experiments.datasets.heart import HEART, HOSPITALS, heart_frames
@@ -100,7 +100,7 @@ def made_up() -> dict[str, Frame]:
 
 
 def write(path: Path, frame: Frame) -> None:
-    """A hospital's rows as it has them in its file."""
+    """Writes a hospital's rows to a CSV file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)

@@ -57,7 +57,7 @@ def test_an_experiment_writes_table_figure_and_report(experiment):
     assert "FLamby: FedAvg" in (folder / "report.html").read_text()
 
 
-def test_an_experiment_run_again_runs_nothing_and_writes_the_same_table(experiment):
+def test_rerunning_an_experiment_reuses_all_cells_and_writes_the_same_table(experiment):
     folder, _ = experiment
     before = (folder / "results.csv").read_text()
     times = {path: path.stat().st_mtime_ns for path in folder.rglob("cells/**/*.json")}
@@ -86,7 +86,7 @@ def test_a_plan_is_printed_and_nothing_is_run(experiment, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_experiment_on_images_says_beforehand_how_long_it_takes(tmp_path):
+def test_an_experiment_on_images_prints_a_forecast_first(tmp_path):
     """On a configuration with few of the runs."""
     whole = resources.files("partita_experiments").joinpath("mnist-damping.toml").read_text()
     kept = [line for line in whole.splitlines() if "ρ = " not in line or "0.5" in line]
@@ -130,9 +130,7 @@ def test_a_plan_is_a_table_with_a_row_per_run(capsys, tmp_path):
         (["heart", "--config", "nowhere.toml"], "nowhere.toml cannot be used"),
     ],
 )
-def test_a_mistake_about_an_experiment_gets_a_sentence_and_leaves_no_folder(
-    arguments, words, tmp_path, monkeypatch, capsys
-):
+def test_invalid_arguments_print_an_error_message_and_create_no_folder(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("PARTITA_DATA", raising=False)
     assert run(monkeypatch, *arguments, "--output", str(tmp_path / "results")) == 2

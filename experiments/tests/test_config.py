@@ -100,7 +100,7 @@ def test_dampings_are_the_papers():
     assert (dampings["inhomogeneous"]["synchronous"], dampings["inhomogeneous"]["sequential"]) == (0.025, 0.3)
 
 
-def test_runs_with_early_stopping_begin_anew_and_watch_the_likelihood():
+def test_runs_with_early_stopping_restart_and_monitor_the_likelihood():
     experiment = experiments.load("mnist-early-stopping")
     plain = {run.curve: run for run in experiment.runs if "early" not in run.curve}
     early = {run.curve: run for run in experiment.runs if "early" in run.curve}
@@ -157,7 +157,7 @@ def test_runs_with_early_stopping_begin_anew_and_watch_the_likelihood():
         ('name = "p", ', 'name = "p", date = 1, ', "There is no setting of problem in .* named 'date'"),
     ],
 )
-def test_a_mistake_in_a_configuration_is_named(tmp_path, old, new, message):
+def test_an_invalid_configuration_raises_an_error(tmp_path, old, new, message):
     path = tmp_path / "mine.toml"
     assert GOOD.count(old) == 1
     path.write_text(GOOD.replace(old, new))
@@ -165,7 +165,7 @@ def test_a_mistake_in_a_configuration_is_named(tmp_path, old, new, message):
         experiments.load("heart", path)
 
 
-def test_a_configuration_of_ones_own_is_read(tmp_path):
+def test_a_user_configuration_is_loaded(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(GOOD)
     assert [run.method for run in experiments.load("heart", path).runs] == ["vcl"]
@@ -178,6 +178,6 @@ def test_a_method_may_run_twice_under_two_names(tmp_path):
     assert [run.curve for run in experiments.load("heart", path).runs] == ["vcl", "vcl, again"]
 
 
-def test_an_unknown_experiment_is_told_with_the_known_ones():
+def test_an_unknown_experiment_raises_an_error_that_lists_the_known_ones():
     with pytest.raises(InputError, match="There is no experiment named 'mnist': choose one of uci, mortality, heart"):
         experiments.load("mnist")

@@ -30,13 +30,13 @@ def test_the_evidence_is_exact_where_the_posterior_is_gaussian():
 def test_errors_are_averages_over_parameters():
     nuts = {"mean": [0.0, 1.0], "sd": [1.0, 2.0]}
     one = {"mean": [0.5, 2.0], "sd": [0.9, 2.4], "log_evidence": -1.0, "steps": 3, "outcome": "", "skipped": 0}
-    found = ep.beside({**one, "seconds": 1.0}, nuts)
+    found = ep.errors({**one, "seconds": 1.0}, nuts)
     assert found["sd_error"] == pytest.approx(0.15)
     assert found["sd_bias"] == pytest.approx(0.05)
     assert found["mean_error"] == pytest.approx(0.5)
 
 
-def test_what_was_computed_is_kept_for_the_same_settings_alone(tmp_path):
+def test_cached_results_are_reused_only_for_the_same_settings(tmp_path):
     computed = []
 
     def compute():
@@ -49,13 +49,13 @@ def test_what_was_computed_is_kept_for_the_same_settings_alone(tmp_path):
     assert found == [1, 1, 2, 2, 3, 4]
 
 
-def test_chains_without_numpyro_end_in_one_sentence(monkeypatch):
+def test_without_numpyro_an_error_explains_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "numpyro.infer", None)
     with pytest.raises(InputError, match=r"pip install 'partita-experiments\[nuts\]'"):
         ep.reference(LinearRegression(0.5), Table(X, Y), SMALL)
 
 
-def test_options_that_it_does_not_take_are_refused():
+def test_unsupported_options_are_refused():
     result = CliRunner().invoke(app, ["ep", "--seeds", "2"])
     assert isinstance(result.exception, InputError)
     assert "no other option" in str(result.exception)

@@ -34,7 +34,7 @@ def found(plan):
     return {forecast.run: forecast for forecast in forecasts(plan, problem, prepare(plan.experiment, problem))}
 
 
-def test_work_is_counted_at_most(plan, monkeypatch):
+def test_forecasts_are_upper_bounds(plan, monkeypatch):
     """With a second for a visit, one for ten steps and 100 for an evaluation, seconds tell how many there are of each.
 
     A synchronous round that has begun is finished.
@@ -76,7 +76,7 @@ def test_steps_are_timed_on_clients_and_on_pooled_rows_once_for_each_solver(plan
     assert all(0 < forecast.evaluation < 1 for forecast in left.values())
 
 
-def test_what_is_done_is_not_counted(plan):
+def test_finished_cells_are_not_counted(plan):
     few = plan._replace(experiment=dataclasses.replace(plan.experiment, runs=RUNS[2:3], seeds=1))
     execute(few, 1, lambda *_: None)
     assert found(few) == {}
@@ -86,14 +86,14 @@ def test_what_is_done_is_not_counted(plan):
 
 
 @pytest.mark.parametrize(("workers", "factor"), [(1, 1), (2, 4 / 3), (3, 1), (8, 1)])
-def test_workers_without_work_are_counted_in(plan, workers, factor):
+def test_idle_workers_are_included_in_the_total_time(plan, workers, factor):
     """Three seeds are three batches: with two workers one of them has nothing to do at the end."""
     three = plan._replace(experiment=dataclasses.replace(plan.experiment, seeds=3))
     forecast = Forecast("p", "r", 1, 1, 1, 60.0, 0.1, 0.1)
     assert total_seconds(three, [forecast], workers) == pytest.approx(60 * factor)
 
 
-def test_all_is_said_in_a_sentence():
+def test_the_forecast_is_summarised_in_one_sentence():
     some = [
         Forecast("p", "a", 5, 1000, 4_000_000, 9000.0, 0.012, 0.5),
         Forecast("p", "b", 1, 10, 10, 1.0, 0.35, 0.5),
@@ -121,5 +121,5 @@ def test_all_is_said_in_a_sentence():
         (3600 * 76, "3 d 4 h"),
     ],
 )
-def test_durations_are_said_shortly(seconds, text):
+def test_durations_are_formatted_to_two_digits(seconds, text):
     assert duration(seconds) == text

@@ -52,7 +52,7 @@ def synchronous(damping):
     return pt.methods.synchronous(SOLVER, damping, start=START)
 
 
-def test_runs_of_other_damping_share_first_visits_and_end_at_the_same_bits(visits, tmp_path):
+def test_runs_with_different_damping_share_cached_first_visits(visits, tmp_path):
     for damping, made in ((0.2, 6), (0.5, 3)):
         visits.clear()
         found = run(kept(tmp_path), synchronous(damping))
@@ -63,7 +63,7 @@ def test_runs_of_other_damping_share_first_visits_and_end_at_the_same_bits(visit
         assert found.state.gradient_steps == expected.state.gradient_steps
 
 
-def test_the_committee_with_the_whole_prior_asks_what_synchronous_visits_have_answered(visits, tmp_path):
+def test_the_committee_with_the_whole_prior_reuses_synchronous_first_visits(visits, tmp_path):
     run(kept(tmp_path), synchronous(0.2))
     visits.clear()
     run(kept(tmp_path), pt.methods.bcm_same(SOLVER, START))
@@ -86,14 +86,14 @@ def test_the_committee_with_the_whole_prior_asks_what_synchronous_visits_have_an
     ],
     ids=["context", "start", "rate", "solver", "rows", "seed"],
 )
-def test_first_visits_that_differ_in_anything_are_made(visits, tmp_path, method, about, seed):
+def test_first_visits_with_other_inputs_are_computed(visits, tmp_path, method, about, seed):
     run(kept(tmp_path), synchronous(0.2))
     visits.clear()
     run(kept(tmp_path, about), method, seed)
     assert len(visits) == min(6, 3 * (method.passes or 2))
 
 
-def test_a_damaged_answer_is_asked_for_again(visits, tmp_path):
+def test_a_corrupt_cached_answer_is_recomputed(visits, tmp_path):
     run(kept(tmp_path), synchronous(0.2))
     one = sorted(tmp_path.iterdir())[0]
     one.write_bytes(one.read_bytes()[:-4])

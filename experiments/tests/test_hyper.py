@@ -19,7 +19,7 @@ def test_the_best_of_a_grid_is_refined_by_a_parabola():
 
 
 @pytest.mark.slow
-def test_a_quick_run_writes_what_it_says(tmp_path):
+def test_a_quick_run_writes_the_files_it_reports(tmp_path):
     done = CliRunner().invoke(app, ["hyper", "--quick", "--json", "--output", str(tmp_path)])
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)

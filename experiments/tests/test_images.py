@@ -61,7 +61,7 @@ def test_one_pass_is_worse_than_many_by_two_sd(end, noise, holds):
         ([0.5, 0.3, 0.31, 0.32, 0.33], [0, 1, 1, 1, 1], None),
     ],
 )
-def test_pruning_is_looked_at_after_the_best(nll, pruned, holds):
+def test_pruning_is_judged_after_the_lowest_nll(nll, pruned, holds):
     found = homogeneous(seeds("sequential", nll, pruned=pruned))
     text = "images: after sequential PVI's lowest test NLL, more pruned parameters go with a higher one."
     assert found[text][0] is holds
@@ -98,7 +98,7 @@ def test_less_damping_is_faster_where_the_error_is_low_earlier(errors, holds):
     assert seen.index("ρ = 0.1") < seen.index("ρ = 0.5") < seen.index("ρ = 1")
 
 
-def test_strong_steps_are_said_to_have_diverged_or_not():
+def test_synchronous_runs_with_little_damping_are_judged_by_divergence():
     cells = [
         *damped("synchronous", 0.1, LATE),
         *damped("synchronous", 0.2, SLOW),
@@ -143,7 +143,7 @@ def test_communications_to_97_per_cent_stand_beside_published_ones():
     assert way.rows == [["sequential PVI", f"0.1000 {sd}", f"0.4000 {sd}", f"0.0300 {sd}", f"0.2000 {sd}"]]
 
 
-def test_an_ablation_has_the_best_first_and_says_nothing():
+def test_an_ablation_lists_the_best_first_and_makes_no_statements():
     cells = [
         *seeds("sequential", [0.4, 0.3], run="worse"),
         *seeds("sequential", [0.5, 0.2], step=500, run="best"),
@@ -157,6 +157,6 @@ def test_an_ablation_has_the_best_first_and_says_nothing():
     assert not verdicts(parts)
 
 
-def test_clients_with_many_labels_are_summed_up():
+def test_many_clients_are_summarised_by_ranges():
     grid = next(part for part in images.ablation(everything("images"), CLIENTS) if isinstance(part, Grid))
     assert grid.rows == [["credit B", "2", "36 to 67", "1 to 2"]]

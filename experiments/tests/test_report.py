@@ -40,7 +40,7 @@ def test_before_its_first_evaluation_a_run_has_no_value():
         (["inf", 0.3], 20),
     ],
 )
-def test_a_target_is_reached_where_it_is_reached_for_good(nll, reached):
+def test_a_target_is_reached_when_the_metric_stays_there(nll, reached):
     results = Results([cell("vcl", nll)])
     assert results.reach("credit B", "vcl", 0.3, 0.0051).tolist() == [reached]
     assert results.reach("credit B", "vcl", 0.3, 0.0051, "clock").tolist() == [reached / 5]
@@ -75,7 +75,7 @@ def test_ending_near_global_vi_is_judged_by_every_seed():
 
 
 @pytest.mark.parametrize(("free_energy", "judged"), [(-2.0, True), (0.0, False)])
-def test_nothing_is_said_of_a_global_vi_that_has_not_converged(free_energy, judged):
+def test_statements_are_not_judged_if_global_vi_has_not_converged(free_energy, judged):
     """It has not where pooled rows reach a higher free energy with other predictions."""
     pooled = [cell("pooled", [0.2], seed, free_energy=free_energy) for seed in range(3)]
     results = Results([*everything(sequential=[0.5, 0.2]).cells, *pooled])
@@ -98,7 +98,7 @@ def test_a_lone_seed_has_no_sd():
     assert judge.spread(np.array([0.25, 0.75])) == "0.5000 ± 0.3536"
 
 
-def test_two_seeds_cannot_tell():
+def test_statements_are_not_judged_with_two_seeds():
     cells = [item for item in everything(vcl=[0.4]).cells if item["seed"] < 2]
     assert verdicts(statements.uci(Results(cells), CLIENTS))[f"credit B: VCL {WORSE}"][0] is None
 
@@ -120,14 +120,14 @@ def test_over_counting_is_harmless_where_it_ends_with_global_vi(end, holds):
 
 
 @pytest.mark.parametrize(("nll", "holds"), [([0.3, 0.3], True), ([0.2, 0.3], False), ([0.5, 0.3], False)])
-def test_a_single_round_is_enough_where_the_first_ten_communications_are(nll, holds):
+def test_a_single_round_suffices_if_ten_communications_reach_the_target(nll, holds):
     clients = {"adult A": CLIENTS["credit B"]}
     found = verdicts(statements.uci(everything("adult A", synchronous=nll), clients))
     once = "adult A: with clients alike, synchronous PVI converges after a single round (10 communications)."
     assert found[once][0] is holds
 
 
-def test_smoothness_is_how_little_the_nll_rises_on_the_way():
+def test_smoothness_is_judged_by_the_total_rise_of_the_nll():
     smooth, rough = [0.5, 0.4, 0.3], [0.5, 0.3, 0.4, 0.3]
     for logistic, network, holds in ((smooth, rough, True), (rough, smooth, False)):
         cells = [
@@ -251,14 +251,14 @@ def test_a_figure_has_the_panels_and_axes_asked_for(tmp_path):
     assert pruned.get_ylabel() == "pruned parameters"
 
 
-def test_nothing_pruned_and_no_error_can_be_drawn(tmp_path):
+def test_zero_errors_and_zero_pruned_parameters_can_be_drawn(tmp_path):
     cells = [cell("sequential", [0.5, 0.4], error=0.0)]
     for log in (False, True):
         assert draw(tmp_path / "figure.png", Results(cells), ["credit B"], "Title", ["error", "pruned"], log=log)
 
 
 @pytest.mark.filterwarnings("error")
-def test_an_infinite_metric_has_no_place_in_a_figure_but_its_run_a_name(tmp_path):
+def test_a_run_with_an_infinite_metric_appears_only_in_the_legend(tmp_path):
     cells = [cell("sequential", [0.5, 0.4]), cell("bcm_same", [np.inf])]
     figure = draw(tmp_path / "figure.png", Results(cells), ["credit B"], "Title", ["nll"], log=True)
     assert figure.axes[0].get_ylim()[1] < 1

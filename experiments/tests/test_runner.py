@@ -88,7 +88,7 @@ def test_interrupted_anywhere_and_run_again_ends_in_the_same_table(whole, tmp_pa
     assert not list(tmp_path.rglob("*.npz"))
 
 
-def test_a_cell_half_written_or_of_another_configuration_is_run_again(whole, tmp_path):
+def test_a_truncated_cell_or_one_of_another_configuration_is_run_again(whole, tmp_path):
     made = plan(tmp_path)
     execute(made, 1, quiet)
     first, second, *_ = made.cells()
@@ -125,7 +125,7 @@ def test_when_a_worker_fails_the_others_end_at_once(endless):
     assert not multiprocessing.active_children()
 
 
-def test_when_a_worker_is_killed_it_is_told_and_the_others_end_at_once(endless):
+def test_a_killed_worker_is_reported_and_the_others_end_at_once(endless):
     made, batch = endless
 
     def kill():
@@ -141,7 +141,7 @@ def test_when_a_worker_is_killed_it_is_told_and_the_others_end_at_once(endless):
     assert not multiprocessing.active_children()
 
 
-def test_an_unknown_solver_is_told_before_anything_runs(tmp_path):
+def test_an_unknown_solver_is_refused_before_anything_runs(tmp_path):
     with pytest.raises(InputError, match="There is no solver named 'euler': choose one of newton, lbfgs"):
         execute(plan(tmp_path)._replace(solver="euler"), 1, quiet)
     assert not list(tmp_path.iterdir())
@@ -229,7 +229,7 @@ def test_solvers_are_made_from_their_settings():
         ({"solvers": {"newton": {"kind": "euler"}}}, "There is no kind of solver named 'euler'"),
     ],
 )
-def test_a_solver_that_cannot_be_made_is_told(tmp_path, changes, message):
+def test_invalid_solver_settings_are_refused(tmp_path, changes, message):
     with pytest.raises(InputError, match=message):
         execute(plan(tmp_path, **changes), 1, quiet)
 
@@ -241,13 +241,13 @@ def test_a_solver_that_cannot_be_made_is_told(tmp_path, changes, message):
         ({"kind": "beta_kappa", "gamma": 1}, "The split of adult A has an invalid setting"),
     ],
 )
-def test_a_split_that_cannot_be_made_is_told(split, message):
+def test_invalid_split_settings_are_refused(split, message):
     experiment, problem = _uci("adult A")
     with pytest.raises(InputError, match=message):
         prepare(experiment, dataclasses.replace(problem, split=split))
 
 
-def test_results_of_other_data_are_told_apart(tmp_path):
+def test_results_of_other_data_are_not_reused(tmp_path):
     setting = prepare(*_uci("adult A"))
     other = setting._replace(test=pt.Table(setting.test.x, 1 - setting.test.y))
     digests = [fingerprint(setting), fingerprint(other), fingerprint(prepare(*_uci("adult A")))]
@@ -314,7 +314,7 @@ def test_a_networks_expectation_has_the_problems_samples():
 
 
 @pytest.mark.parametrize(("rows", "validation", "used"), [(0, 0, 1437), (500, 0, 500), (500, 100, 500), (0, 437, 1000)])
-def test_rows_are_chosen_at_random_and_validation_rows_are_none_of_them(rows, validation, used):
+def test_training_rows_are_random_and_disjoint_from_validation_rows(rows, validation, used):
     _, problem = _images("homogeneous", rows=rows, validation=validation)
     source = load("digits")
     division = divide(problem, source, None)
@@ -344,7 +344,7 @@ def test_owners_keep_what_is_chosen_of_their_rows():
 
 
 @pytest.mark.parametrize(("rows", "validation"), [(1438, 0), (1400, 38), (0, 1437), (-1, 0), (0, -1)])
-def test_more_rows_than_there_are_cannot_be_used(rows, validation):
+def test_asking_for_more_rows_than_exist_is_refused(rows, validation):
     _, problem = _images("homogeneous", rows=rows, validation=validation)
     with pytest.raises(InputError, match="ask for at most 1437 together"):
         divide(problem, load("digits"), None)
@@ -371,7 +371,7 @@ def test_runs_of_one_method_have_names_solvers_and_files_of_their_own(tmp_path):
     assert results.final("hospitals", "each on its own").tolist() == [np.mean([row["nll"] for row in rows])]
 
 
-def test_a_smoke_run_of_a_solver_takes_few_steps_and_no_more_than_its_own():
+def test_a_smoke_run_limits_a_solvers_steps_to_the_smaller_limit():
     experiment = dataclasses.replace(
         experiments.load("heart").quickly(),
         solvers={"long": {"kind": "newton", "max_steps": 500}, "short": {"kind": "newton", "max_steps": 3}},
@@ -379,7 +379,7 @@ def test_a_smoke_run_of_a_solver_takes_few_steps_and_no_more_than_its_own():
     assert [solver(experiment, name).max_steps for name in ("long", "short")] == [20, 3]
 
 
-def test_a_networks_runs_are_shared_out_one_by_one_but_for_smoke_runs(tmp_path):
+def test_a_networks_runs_are_separate_batches_except_in_smoke_runs(tmp_path):
     whole = Plan(experiments.load("mnist-homogeneous"), tmp_path)
     assert [len(batch) for batch in whole.batches()] == [1] * len(list(whole.cells()))
     quick = Plan(whole.experiment.quickly(), tmp_path)

@@ -23,14 +23,14 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     run(str(page), [block for block in blocks(page) if block.language == "python"])
 
 
-def test_pieces_share_their_names_and_one_that_fails_is_found():
+def test_code_blocks_share_a_namespace_and_failures_are_found():
     fine, wrong = Block(1, "python", "a = 1\n", True), Block(3, "python", "assert a == 2\n", True)
     run("page", [fine, wrong._replace(runs=False)])
     with pytest.raises(AssertionError):
         run("page", [fine, wrong])
 
 
-def test_only_a_reason_keeps_a_piece_from_running(tmp_path):
+def test_a_code_block_is_skipped_only_with_a_reason(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("<!-- not run: needs a cluster -->\n```python\na\n```\n\n<!-- not run: -->\n```python\nb\n```\n")
     assert [block.runs for block in blocks(page)] == [False, True]

@@ -66,12 +66,12 @@ def test_command_lines_of_a_page_parse(page):
 
 
 @pytest.mark.parametrize("line", ["dance", "demo --colour red", "federation sing", "demo extra", "status study more"])
-def test_what_does_not_exist_is_found(line):
+def test_missing_references_are_found(line):
     with pytest.raises(click.UsageError):
         parse(line)
 
 
-def test_lines_are_found_wherever_they_stand(tmp_path):
+def test_command_lines_are_found_anywhere_on_a_page(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         "`partita demo --json` and `partita federation leave\nstudy west`\n\n    partita demo [--split A|B]\n\n"

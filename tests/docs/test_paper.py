@@ -59,7 +59,7 @@ def test_files_names_and_tests_exist():
     assert lacking(PAPER) == []
 
 
-def test_what_does_not_exist_is_found():
+def test_missing_references_are_found():
     here = "tests/docs/test_paper.py"
     assert lacking(f"`{here}` `{here}::test_files_names_and_tests_exist` `{here}:PAPER,lacking` `tests/`") == []
     assert lacking(f"`src/partita/nowhere.py:f` `{here}::test_no` `{here}:PAPER,no`(1)") == [

@@ -34,6 +34,6 @@ def test_files_and_names_of_a_page_exist(page):
     assert lacking(page.read_text()) == []
 
 
-def test_what_does_not_exist_is_found():
+def test_missing_references_are_found():
     text = "`server/step.py:step` `step.py` `server/step.py:dance` `step.py:dance` `nowhere/step.py` `nowhere.py`"
     assert lacking(text) == ["server/step.py:dance", "step.py:dance", "nowhere/step.py", "nowhere.py"]

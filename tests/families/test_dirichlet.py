@@ -23,7 +23,7 @@ def test_contract():
     check_family(q, OTHER)
 
 
-def test_it_is_scipys():
+def test_it_agrees_with_scipy():
     theta = np.array([[0.2, 0.3, 0.5], [0.1, 0.6, 0.3]])
     references = [st.dirichlet(alpha) for alpha in ALPHA]
     expected = sum(reference.logpdf(t) for reference, t in zip(references, theta, strict=True))
@@ -99,6 +99,6 @@ def test_small_concentrations_are_drawn_in_single_precision():
         (2.0, "at least two categories"),
     ],
 )
-def test_bad_input_is_one_sentence(concentration, sentence):
+def test_invalid_input_raises_one_sentence(concentration, sentence):
     with pytest.raises(InputError, match=sentence):
         Dirichlet.from_concentration(concentration)

@@ -49,7 +49,7 @@ def answers(q, other):
 
 @every
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-def test_a_copy_by_its_leaves_cannot_be_told_from_a_member(name, dtype):
+def test_a_copy_rebuilt_from_leaves_equals_the_original(name, dtype):
     q, other = (jax.tree.map(lambda leaf: leaf.astype(dtype), member) for member in PAIRS[name])
     made = {"standard": q.with_standard(q.standard()), "unconstrained": q.with_unconstrained(q.unconstrained())}
     for way, member in made.items():
@@ -60,7 +60,7 @@ def test_a_copy_by_its_leaves_cannot_be_told_from_a_member(name, dtype):
 
 
 @every
-def test_a_member_for_derivatives_has_what_it_was_made_of_in_its_leaves(name):
+def test_a_member_for_derivatives_keeps_its_coordinates_as_leaves(name):
     q, other = (jax.tree.map(lambda leaf: leaf.astype(jnp.float32), member) for member in PAIRS[name])
     for plain, member in (
         (q.with_standard(q.standard()), q.at_standard(q.standard())),
@@ -74,7 +74,7 @@ def test_a_member_for_derivatives_has_what_it_was_made_of_in_its_leaves(name):
 
 
 @every
-def test_natural_gradients_of_what_takes_leaves_for_natural_parameters_are_exact(name):
+def test_natural_gradients_are_exact_for_functions_of_the_leaves(name):
     """At a member for derivatives: the Fisher matrix times ∇_μ f is ∇_η f, which is taken at plain members."""
     q, other = PAIRS[name]
     theta = other.sample(jax.random.key(0))

@@ -119,7 +119,7 @@ def test_means_that_are_far_apart_have_a_finite_kl():
     np.testing.assert_allclose(q.kl(other), 2 * (1e-9 - 1 - np.log(1e-9)), rtol=1e-6)
 
 
-def test_a_shape_is_found_from_the_gap_of_its_means():
+def test_the_shape_is_recovered_from_the_mean_parameters():
     shape = np.logspace(-3, 4, 30)
     gap = np.log(shape) - sp.digamma(shape)
     # The gap is a difference of numbers of size log(shape), and about 1/(2 shape).
@@ -127,7 +127,7 @@ def test_a_shape_is_found_from_the_gap_of_its_means():
 
 
 @pytest.mark.parametrize(("shape", "rate"), [(-2.5, 2.0), (0.0, 2.0), (2.0, 0.0), (2.0, -1.0), (np.nan, 1.0)])
-def test_what_is_improper_has_no_normaliser(shape, rate):
+def test_improper_factors_have_no_normaliser(shape, rate):
     """Also where log |Γ(shape)| is a number."""
     q = Gamma(jnp.asarray(shape - 1), jnp.asarray(rate))
     assert not q.is_proper()
@@ -166,16 +166,16 @@ def test_the_reciprocal_of_a_draw_has_the_inverse_law():
         (lambda: GAMMA * Gamma.from_shape_rate(1.0, 1.0), "different shape"),
     ],
 )
-def test_bad_input_is_one_sentence(build, sentence):
+def test_invalid_input_raises_one_sentence(build, sentence):
     with pytest.raises(InputError, match=sentence):
         build()
 
 
-def test_a_member_is_made_inside_a_program():
+def test_a_distribution_can_be_built_inside_jit():
     assert jax.jit(lambda value: Gamma.from_shape_rate(value, 2.0).shape)(jnp.asarray(3.0)) == 3.0
 
 
-def test_a_number_is_an_array_of_a_type_of_its_own():
+def test_python_numbers_become_arrays_with_strong_dtypes():
     """A weak type, as Python's numbers have, turns strong on the way, and every program would be compiled twice."""
     for q in (Gamma.from_shape_rate(2.0, 3), InverseGamma.from_shape_scale(2, 3.0)):
         assert not any(leaf.weak_type for leaf in jax.tree.leaves(q))

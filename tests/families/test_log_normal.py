@@ -40,7 +40,7 @@ def test_contract(kind):
     check_family(*PAIRS[kind])
 
 
-def test_it_is_scipys():
+def test_it_agrees_with_scipy():
     identities.density_entropy_and_moments_are_scipys(MEAN_FIELD, SCIPY)
     identities.kl_is_the_integral(*PAIRS["mean-field"], SCIPY, st.lognorm(1.5))
     np.testing.assert_allclose(MEAN_FIELD.interval(0.9), SCIPY.interval(0.9), rtol=1e-12)
@@ -117,6 +117,6 @@ def test_it_is_the_posterior_of_any_model():
         (lambda: MEAN_FIELD * FULL, "cannot be combined"),
     ],
 )
-def test_bad_input_is_one_sentence(build, sentence):
+def test_invalid_input_raises_one_sentence(build, sentence):
     with pytest.raises(InputError, match=sentence):
         build()

@@ -41,7 +41,7 @@ def test_moments_are_those_of_student_and_gamma():
         np.testing.assert_allclose(law.cdf(high), 0.9, atol=0.015)
 
 
-def test_coefficients_without_variance_say_so():
+def test_coefficients_without_a_variance_have_an_infinite_sd():
     q = NormalGamma.from_parameters(MEAN, COVARIANCE, 1.0, 1.0)
     assert np.isinf(q.moments()[1]["coefficients"]).all()
 
@@ -81,6 +81,6 @@ def test_draws_are_differentiable():
         ((MEAN, np.eye(3), 1.0, 1.0), r"\(2,\) and a covariance of shape \(3, 3\) do not match"),
     ],
 )
-def test_bad_input_is_one_sentence(arguments, sentence):
+def test_invalid_input_raises_one_sentence(arguments, sentence):
     with pytest.raises(InputError, match=sentence):
         NormalGamma.from_parameters(*arguments)

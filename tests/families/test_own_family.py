@@ -97,7 +97,7 @@ def test_density_entropy_and_kl_are_scipys():
 
 
 @pytest.mark.parametrize("start", [OTHER, Gamma(jnp.array([200.0, -0.9]), jnp.array([-1.0, -50.0]))])
-def test_mean_parameters_lead_back_from_far(start):
+def test_mean_parameters_are_inverted_from_distant_starts(start):
     back = jax.jit(lambda s, mean: s.with_mean_parameters(mean))(start, Q.mean_parameters())
     np.testing.assert_allclose(back.standard(), (SHAPE, RATE), rtol=1e-9)
 

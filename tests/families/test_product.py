@@ -52,7 +52,7 @@ def test_products_of_other_components_cannot_be_combined(other):
         Q * other
 
 
-def test_only_what_has_a_scale_is_stretched():
+def test_only_families_with_a_scale_can_be_stretched():
     q = Product(slope=VECTOR, noise=Gamma.from_shape_rate(2.0, 3.0))
     found = q.stretched({"slope": jnp.array([2.0, 0.5]), "noise": jnp.asarray(7.0)})
     np.testing.assert_allclose(found["slope"].mean, VECTOR.mean, rtol=1e-14)

@@ -41,7 +41,7 @@ def choices(leaves):
 
 
 @pytest.mark.parametrize("q", FAMILIES.values(), ids=FAMILIES.keys())
-def test_it_has_the_gradient_in_the_free_leaves(q):
+def test_the_restricted_direction_keeps_the_gradient_in_the_free_leaves(q):
     """(F d)_B = (F g)_B with d = 0 outside of B, for one free leaf B and for all but one."""
     fisher, direction = q.fisher(), some_direction(q)
     leaves, treedef = jax.tree.flatten(q)

@@ -159,7 +159,7 @@ def without():
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_refused_answer_leaves_posterior_and_factors_as_they_were_to_the_bit(name, without, tmp_path):
+def test_a_refused_answer_leaves_posterior_and_factors_bitwise_unchanged(name, without, tmp_path):
     method = METHODS["synchronous"]
     link = Weather(hostile(method, ATTACKS[name][0]))
     state = one_step(link, method, Ledger(tmp_path / "ledger"))
@@ -176,7 +176,7 @@ def test_a_refused_answer_leaves_posterior_and_factors_as_they_were_to_the_bit(n
         *(("asynchronous", name) for name in (*READ, "too short", "no such outcome")),
     ],
 )
-def test_a_run_with_an_attacker_is_noted_told_and_ends_where_the_others_alone_end(name, schedule, without, tmp_path):
+def test_attacks_are_logged_and_reported_and_do_not_change_the_other_clients_result(name, schedule, without, tmp_path):
     attack, reason = ATTACKS[name]
     method = METHODS[schedule]
     ends, ledger = hostile(method, attack), Ledger(tmp_path / "ledger", durable=False)
@@ -197,7 +197,7 @@ def test_a_run_with_an_attacker_is_noted_told_and_ends_where_the_others_alone_en
     assert {event for honest in ROWS if honest != NAME for event, _ in events(ledger, honest)} == {"accepted"}
 
 
-def test_an_old_message_sent_again_is_late_and_counts_once(tmp_path):
+def test_a_replayed_message_is_late_and_counts_once(tmp_path):
     """The first answer is honest, and so exact here; the same message answers every later task."""
     kept = []
 
@@ -216,7 +216,7 @@ def test_an_old_message_sent_again_is_late_and_counts_once(tmp_path):
     assert result.state.versions[1] == 1
 
 
-def test_an_old_change_under_each_new_task_does_not_grow_beyond_the_bound(tmp_path):
+def test_a_change_replayed_for_every_task_stays_within_the_admission_bound(tmp_path):
     """Without the bound the same rows count once more in every round."""
     kept = []
 
@@ -253,7 +253,7 @@ FORGED = {
 
 @pytest.mark.parametrize("name", FORGED)
 @pytest.mark.parametrize("schedule", ["synchronous", "sequential"])
-def test_letters_that_answer_nobodys_or_anothers_task_are_noted_and_change_nothing(name, schedule, tmp_path):
+def test_answers_to_unknown_or_other_clients_tasks_are_logged_and_ignored(name, schedule, tmp_path):
     method = METHODS[schedule]
     undisturbed = serve_under(method, Weather(sites(method)), Ledger(tmp_path / "undisturbed"))
     author, letter = FORGED[name]
@@ -268,7 +268,7 @@ def test_letters_that_answer_nobodys_or_anothers_task_are_noted_and_change_nothi
     assert all("not awaited from it" in text and len(text) < 600 for text in noted)
 
 
-def test_an_error_of_a_clients_own_is_kept_short_and_in_one_line(tmp_path):
+def test_a_clients_error_message_is_truncated_to_one_line(tmp_path):
     method, ledger = METHODS["synchronous"], Ledger(tmp_path / "ledger")
     attack = header(kind="error", reason="\x1b[2J\n" + "x" * 10**6)
     serve_under(method, Weather(hostile(method, attack)), ledger, until=20.0)
@@ -278,7 +278,7 @@ def test_an_error_of_a_clients_own_is_kept_short_and_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("ell", ["-1.0", None, nested(300), float("nan")])
-def test_a_free_energy_that_is_none_is_no_free_energy(ell):
+def test_an_invalid_free_energy_is_treated_as_missing(ell):
     method = METHODS["synchronous"]
     ends = sites(method)
 
@@ -292,7 +292,7 @@ def test_a_free_energy_that_is_none_is_no_free_energy(ell):
     assert np.isnan(engine.ell(PRIOR, jax.random.key(0)))
 
 
-def test_an_old_free_energy_is_not_that_of_another_posterior():
+def test_a_stale_free_energy_is_not_used_for_another_posterior():
     """Everybody's answers to a first question come once more, before those to a second."""
     there, key, narrow = sites(METHODS["synchronous"]), jax.random.key(0), PRIOR**4.0
     link = Weather(there)
@@ -346,7 +346,7 @@ CRAFTED = {
 
 
 @pytest.mark.parametrize("name", CRAFTED)
-def test_bytes_that_nobody_packed_are_refused_without_setting_memory_aside(name):
+def test_crafted_bytes_are_refused_without_allocating_memory(name):
     tracemalloc.start()
     try:
         with pytest.raises(pt.InputError, match="not a partita message") as refusal:
@@ -358,7 +358,7 @@ def test_bytes_that_nobody_packed_are_refused_without_setting_memory_aside(name)
     assert len(str(refusal.value)) < 700
 
 
-def test_a_message_with_more_in_its_arrays_than_is_expected_is_refused():
+def test_a_message_with_arrays_larger_than_allowed_is_refused():
     data = wire.pack(Message({}, {"x": np.zeros(10)}))
     assert wire.unpack(data, largest=80).size == 80
     with pytest.raises(pt.InputError, match="80 bytes, where 79 are allowed"):
@@ -377,12 +377,12 @@ def test_a_message_with_more_in_its_arrays_than_is_expected_is_refused():
         {"declared": [], "counts": {"a": 10**400}},
     ],
 )
-def test_sums_that_no_column_has_are_refused(column):
+def test_impossible_column_summaries_are_refused(column):
     with pytest.raises(pt.InputError, match="not a summary"):
         Summary.from_dict({"columns": [{"name": "age", **column}]})
 
 
-def test_the_antisymmetric_part_of_a_precision_which_no_check_sees_is_dropped(tmp_path):
+def test_the_antisymmetric_part_of_a_precision_matrix_is_dropped(tmp_path):
     """Honest clients end as if nothing had been sent: it would be in every product with the posterior's precision."""
 
     def twisted(honest):

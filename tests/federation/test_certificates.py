@@ -40,7 +40,7 @@ def listening(folder):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "192.0.2.7", "hospital.example"])
-def test_a_certificate_holds_where_it_is_checked_strictly(host, tmp_path):
+def test_a_certificate_passes_strict_verification(host, tmp_path):
     """As Python 3.13 does without being asked."""
     make_authority(tmp_path, host)
     trust = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
@@ -61,7 +61,7 @@ class Alive:
         return None
 
 
-def test_a_certificate_that_does_not_hold_is_said_so_at_once(tmp_path, monkeypatch):
+def test_an_invalid_certificate_is_reported_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "START", 5.0)
     for name in ("own", "other"):
         make_authority(tmp_path / name, "127.0.0.1")
@@ -84,7 +84,7 @@ def modes(monkeypatch):
     os.umask(mask)
 
 
-def test_private_keys_are_their_owners_from_the_first_byte_on(tmp_path, modes):
+def test_private_key_files_are_created_readable_by_their_owner_only(tmp_path, modes):
     write(tmp_path / "east.csv", clinic(0))
     study, names = tmp_path / "study", ["east", "west"]
     initialise(study, names, "ill", tmp_path / "east.csv", "192.0.2.7:9092", "logistic", "sequential")

@@ -38,7 +38,7 @@ def clients(study):
     return federation, {name: Client(name, federation, study.parent / f"{name}.csv") for name in federation.clients}
 
 
-def test_init_writes_a_file_that_a_person_can_read_and_hands_every_client_a_copy(study):
+def test_init_writes_a_readable_configuration_and_copies_it_to_every_client(study):
     federation = config.load(study)
     assert federation.data.numbers == ("age", "pressure")
     assert federation.data.categories == {"pain": ["much", "none", "some"], "site": ["left", "right"]}
@@ -50,7 +50,7 @@ def test_init_writes_a_file_that_a_person_can_read_and_hands_every_client_a_copy
     assert "# in nats" in text
 
 
-def test_off_this_machine_there_are_certificates_and_every_client_gets_its_own_key_only(study):
+def test_a_remote_address_gets_certificates_and_one_key_per_client(study):
     folder = study.parent / "far"
     partita(
         "federation", "init", folder, "--client", "east", "--client", "west", "--example", study.parent / "east.csv",
@@ -65,7 +65,7 @@ def test_off_this_machine_there_are_certificates_and_every_client_gets_its_own_k
         assert secret.stat().st_mode & 0o077 == 0
 
 
-def test_encryption_is_not_optional_off_this_machine(study):
+def test_encryption_is_required_for_remote_addresses(study):
     path = study / "federation.toml"
     path.write_text(path.read_text().replace("127.0.0.1", "data.example.org"))
     with pytest.raises(InputError, match="set secure = true"):
@@ -91,7 +91,7 @@ def test_status_and_result_show_what_the_ledger_and_the_run_left(study):
     assert (study / "result.png").stat().st_size > 10_000
 
 
-def test_a_client_that_retires_by_command_is_divided_out(study):
+def test_the_retire_command_divides_the_clients_factor_out(study):
     federation, there = clients(study)
     serve(study, federation, Weather(there))
     assert partita("federation", "retire", study, "west").exit_code == 0
@@ -102,14 +102,14 @@ def test_a_client_that_retires_by_command_is_divided_out(study):
     assert ("retire",) in events
 
 
-def test_what_could_not_be_done_is_shown(study):
+def test_the_status_shows_requests_that_failed(study):
     federation, there = clients(study)
     serve(study, federation, Weather(there))
     Ledger(study / LEDGER_FILE).note("west", "could not retire", "Without west the posterior would be improper.")
     assert "west: it could not retire: Without west" in partita("status", study).output
 
 
-def test_a_client_new_in_the_file_is_handed_a_folder_and_takes_part_when_the_run_goes_on(study):
+def test_a_client_added_to_the_configuration_gets_credentials_and_joins_on_resume(study):
     federation, there = clients(study)
     serve(study, federation, Weather(there))
     text = (study / "federation.toml").read_text()
@@ -137,6 +137,6 @@ def test_a_client_new_in_the_file_is_handed_a_folder_and_takes_part_when_the_run
         (("client", "{study}", "--name", "east", "--data", "nothing.csv"), "There is no file nothing.csv"),
     ],
 )
-def test_a_mistake_is_told_in_a_sentence(study, arguments, message):
+def test_invalid_arguments_raise_an_error_message(study, arguments, message):
     with pytest.raises(InputError, match=message):
         partita(*(argument.format(study=study) for argument in arguments))

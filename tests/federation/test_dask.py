@@ -23,7 +23,7 @@ def assert_equal(there, here):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_numbers_are_those_of_one_process(name, cluster):
+def test_results_equal_those_of_one_process(name, cluster):
     method = METHODS[name]
     there = pt.run(method, MODEL, PRIOR, engine=DaskEngine(cluster, PARTS), rounds=40)
     here = pt.run(method, MODEL, PRIOR, PARTS, rounds=40)
@@ -34,7 +34,7 @@ def test_numbers_are_those_of_one_process(name, cluster):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_numbers_are_those_of_one_process_on_adult(name, cluster):
+def test_results_on_adult_equal_those_of_one_process(name, cluster):
     """Ten clients that differ in size and class (B), twenty messages."""
     table = pt.datasets.adult().train
     parts = pt.split(table, pt.partitioners.beta_kappa(table.y, 10, 0.7, -3.0), drop=True)
@@ -45,7 +45,7 @@ def test_numbers_are_those_of_one_process_on_adult(name, cluster):
     assert_equal(there, here)
 
 
-def test_answers_in_any_order_lead_to_the_same_posterior(cluster):
+def test_asynchronous_runs_converge_to_the_same_posterior_in_any_order_of_answers(cluster):
     method = pt.methods.asynchronous(SOLVER)
     there = pt.run(method, MODEL, PRIOR, engine=DaskEngine(cluster, PARTS), rounds=60)
     here = pt.run(method, MODEL, PRIOR, PARTS, rounds=60)
@@ -54,7 +54,7 @@ def test_answers_in_any_order_lead_to_the_same_posterior(cluster):
     assert there.free_energy == pytest.approx(here.free_energy, abs=1e-5)
 
 
-def test_a_worker_killed_at_work_is_replaced(cluster):
+def test_a_worker_killed_during_a_task_is_replaced(cluster):
     method = pt.methods.synchronous(SOLVER)
     engine = DaskEngine(cluster, PARTS)
     kills = iter([3, 7])

@@ -47,7 +47,7 @@ def here():
 
 
 @pytest.mark.slow
-def test_a_worker_killed_at_work_is_replaced(cluster, here):
+def test_a_worker_killed_during_a_task_is_replaced(cluster, here):
     killed = []
 
     def kill():
@@ -65,7 +65,7 @@ def test_a_worker_killed_at_work_is_replaced(cluster, here):
 
 
 @pytest.mark.slow
-def test_a_server_killed_in_mid_round_goes_on(cluster, here, tmp_path):
+def test_a_server_killed_during_a_round_resumes(cluster, here, tmp_path):
     ledger, posterior = tmp_path / "ledger.sqlite", tmp_path / "posterior.npz"
     tests = os.pathsep.join(path for path in sys.path if path)
     command = [sys.executable, "-c", SERVER, cluster.scheduler.address, str(ledger), str(posterior)]

@@ -18,7 +18,7 @@ from support.weather import Fragile, Fuse, Killed, Weather
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_in_fair_weather_it_is_the_run_in_one_process(name, tmp_path):
+def test_without_network_faults_a_run_equals_that_in_one_process(name, tmp_path):
     method = METHODS[name]
     there = serve(method, Weather(sites(method)), Ledger(tmp_path / "ledger"))
     here = pt.run(method, MODEL, PRIOR, PARTS, tolerance=1e-12, monitor=Monitor(every=0))
@@ -29,7 +29,7 @@ def test_in_fair_weather_it_is_the_run_in_one_process(name, tmp_path):
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("group", [0, *(pytest.param(group, marks=pytest.mark.slow) for group in range(1, 8))])
-def test_random_weather_changes_nothing_in_the_end(name, group, tmp_path):
+def test_random_network_faults_and_crashes_do_not_change_the_final_posterior(name, group, tmp_path):
     """Twenty-one random schedules a case, with clients and a server that crash: 1,008 in all, 126 by default."""
     method, there = METHODS[name], sites(METHODS[name])
     for index in range(21):
@@ -50,7 +50,7 @@ def test_random_weather_changes_nothing_in_the_end(name, group, tmp_path):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_server_killed_at_any_operation_goes_on_to_the_same_end(name, tmp_path):
+def test_a_server_killed_at_any_operation_resumes_with_the_same_result(name, tmp_path):
     method, there = METHODS[name], sites(METHODS[name])
     link = Weather(there)
     undisturbed = serve(method, link, Fragile(tmp_path / "undisturbed", link.fuse))
@@ -67,7 +67,7 @@ def test_a_server_killed_at_any_operation_goes_on_to_the_same_end(name, tmp_path
         assert name == "asynchronous" or result.state.answers == undisturbed.state.answers
 
 
-def test_a_client_whose_answer_waits_is_not_asked_again():
+def test_a_client_with_an_unprocessed_answer_gets_no_new_task():
     """After a restart between an asynchronous answer's arrival and its being taken in, it must not count twice."""
     method = METHODS["asynchronous"]
     state = dispatch(method, init(PRIOR, PARTS.names), np.zeros(3, bool))
@@ -81,7 +81,7 @@ def test_a_client_whose_answer_waits_is_not_asked_again():
     assert [task.client for task in again.in_flight] == [1, 2]
 
 
-def test_an_answer_to_another_version_of_the_factor_changes_nothing():
+def test_an_answer_to_a_stale_factor_version_is_ignored():
     method = METHODS["synchronous"]
     state = dispatch(method, init(PRIOR, PARTS.names), np.zeros(3, bool))
     engine = LocalEngine(PARTS)
@@ -91,7 +91,7 @@ def test_an_answer_to_another_version_of_the_factor_changes_nothing():
     assert receive(moved, engine.next()).arrived == ()
 
 
-def test_when_the_time_is_up_answers_are_left_for_another_time(tmp_path):
+def test_after_a_timeout_pending_answers_are_kept_for_the_next_run(tmp_path):
     method = METHODS["synchronous"]
     link = Weather(sites(method))
     link.down["client 1"] = 100.0
@@ -104,7 +104,7 @@ def test_when_the_time_is_up_answers_are_left_for_another_time(tmp_path):
     np.testing.assert_allclose(np.linalg.inv(again.posterior.q.precision), EXACT, rtol=1e-10)
 
 
-def test_a_round_goes_on_without_those_who_do_not_answer_once_the_quorum_is_there(tmp_path):
+def test_a_round_proceeds_with_a_quorum_when_clients_miss_the_deadline(tmp_path):
     method = METHODS["synchronous"]
     link = Weather(sites(method))
     link.down["client 1"] = 25.0
@@ -130,7 +130,7 @@ class Deaf(Weather):
             super()._carry(what, name, content)
 
 
-def test_a_client_that_is_silent_beside_others_that_answer_is_asked_again(tmp_path):
+def test_a_client_that_misses_its_deadline_is_retried_while_others_answer(tmp_path):
     """Its own deadline counts, whatever the others do."""
     method = pt.methods.asynchronous(pt.Conjugate(), damping=0.5)
     link = Deaf(sites(method), "client 1")
@@ -142,7 +142,7 @@ def test_a_client_that_is_silent_beside_others_that_answer_is_asked_again(tmp_pa
     np.testing.assert_allclose(np.linalg.inv(result.posterior.q.precision), EXACT, rtol=1e-5)
 
 
-def test_a_client_that_fails_again_and_again_does_not_keep_a_silent_one_from_being_asked_again(tmp_path):
+def test_a_repeatedly_failing_client_does_not_delay_the_retry_of_a_silent_one(tmp_path):
     method = METHODS["synchronous"]
     link = Deaf(sites(method), "client 1")
     link.down["client 2"], link.bounce = 40.0, 1.0
@@ -155,7 +155,7 @@ def test_a_client_that_fails_again_and_again_does_not_keep_a_silent_one_from_bei
 
 
 @pytest.mark.parametrize("gone", [["client 1"], ["client 1", "client 2"]])
-def test_who_is_gone_for_good_may_be_let_go_while_the_server_waits(gone, tmp_path):
+def test_clients_can_be_removed_while_the_server_waits_for_them(gone, tmp_path):
     method, ledger = METHODS["synchronous"], Ledger(tmp_path / "ledger")
 
     class Waiting(Weather):
@@ -178,7 +178,7 @@ def test_who_is_gone_for_good_may_be_let_go_while_the_server_waits(gone, tmp_pat
     assert np.isfinite(result.history.rows[-1]["reported_free_energy"])
 
 
-def test_when_everybody_has_left_the_run_ends_and_says_so(tmp_path):
+def test_a_run_that_all_clients_have_left_stalls_with_a_message(tmp_path):
     method, ledger = METHODS["synchronous"], Ledger(tmp_path / "ledger")
     ledger.load(init(PRIOR, PARTS.names))
     for name in PARTS.names:
@@ -188,7 +188,7 @@ def test_when_everybody_has_left_the_run_ends_and_says_so(tmp_path):
     assert "All clients have left" in result.message
 
 
-def test_one_that_left_after_a_refusal_is_not_taken_for_everybody(tmp_path):
+def test_the_run_continues_when_a_refused_client_leaves_and_another_is_active(tmp_path):
     method, ledger = METHODS["synchronous"], Ledger(tmp_path / "ledger")
     state, _ = ledger.load(init(PRIOR, PARTS.names))
     ledger.keep(dataclasses.replace(state, refused={0: LEFT_OUT}))
@@ -199,7 +199,7 @@ def test_one_that_left_after_a_refusal_is_not_taken_for_everybody(tmp_path):
     assert result.state.versions[2] > 0
 
 
-def test_a_step_writes_the_factor_of_nobody_but_who_answered(tmp_path):
+def test_a_step_writes_only_the_factors_of_clients_that_answered(tmp_path):
     method, ledger, written = METHODS["sequential"], Ledger(tmp_path / "ledger"), []
     ledger._db.set_trace_callback(lambda statement: written.append(statement.split(",")[0]))
     result = serve(method, Weather(sites(method)), ledger)

@@ -52,7 +52,7 @@ def files(tmp_path):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_numbers_are_those_of_one_process(method, tmp_path, files):
+def test_results_equal_those_of_one_process(method, tmp_path, files):
     (tmp_path / config.CONFIG_FILE).write_text(TOML + f'[method]\nname = "{method}"\n')
     serve(tmp_path, files)
     check(tmp_path, files)
@@ -73,7 +73,7 @@ def test_arrays_travel_in_flowers_own_records(tmp_path, files):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_numbers_are_those_of_one_process_on_adult(method, tmp_path):
+def test_results_on_adult_equal_those_of_one_process(method, tmp_path):
     """Ten clients that differ in size and class (B), twenty messages; what is missing in Adult is a category here."""
     frame = adult_frames().train
     levels = frame.levels

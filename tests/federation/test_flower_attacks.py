@@ -100,7 +100,7 @@ NONE = {"nothing at all": None, "a number": 7, "an array's record": ArrayRecord(
 
 
 @pytest.mark.parametrize("name", [*RECORDS, *NONE])
-def test_records_that_hold_something_else_are_refused(name):
+def test_records_that_are_not_partita_messages_are_refused(name):
     with pytest.raises(pt.InputError, match="not a partita message"):
         from_records((RECORDS | NONE)[name])
 
@@ -119,7 +119,7 @@ def attacked(answer, ledger):
 
 
 @pytest.mark.parametrize("name", [*RECORDS, "much larger than the task"])
-def test_an_answer_that_cannot_be_read_is_refused_at_once_noted_and_told(name, tmp_path):
+def test_an_unreadable_answer_is_refused_at_once_logged_and_reported(name, tmp_path):
     large = to_records(Message({"kind": "update", "task": "0.0", "version": 0}, {"x": np.zeros(1000)}))
     ledger = Ledger(tmp_path / "ledger")
     engine, grid, task = attacked(lambda message: RECORDS.get(name, large), ledger)
@@ -142,7 +142,7 @@ def test_an_honest_answer_is_not_too_large(tmp_path):
     assert jax.tree.all(jax.tree.map(lambda leaf: np.isfinite(leaf).all(), came.reply.delta))
 
 
-def test_why_a_client_cannot_answer_at_all_is_in_its_own_log(tmp_path, caplog):
+def test_a_clients_failure_is_written_to_its_own_log(tmp_path, caplog):
     """Flower tells the server no more than that it failed."""
     grid = StandIn([{"client": "east", "folder": str(tmp_path), "data": "east.csv"}])
     task = Envelope(to_records(Message({}, {})), dst_node_id=1, message_type="train.partita")
@@ -152,13 +152,13 @@ def test_why_a_client_cannot_answer_at_all_is_in_its_own_log(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("name", [["east"], {"east": 1}, None, 7, "eastern", "east\n"])
-def test_a_node_with_no_name_of_the_federations_is_nobody(name):
+def test_a_node_with_an_unknown_name_is_ignored(name):
     link = FlowerLink(Nodes({1: named(name)}), ["east", "west"])
     assert link.poll(0.0) is None
     assert list(link.present()) == []
 
 
-def test_without_keys_a_name_is_its_first_nodes_while_that_is_online():
+def test_without_keys_a_name_belongs_to_its_first_node_while_it_is_online():
     grid = Nodes({1: named("east"), 2: named("east")})
     link = FlowerLink(grid, ["east", "west"])
     link.poll(0.0)
@@ -181,7 +181,7 @@ def test_without_keys_a_second_node_of_a_name_is_told_that_it_is_taken():
     assert link._nodes == {"east": 1}
 
 
-def test_with_keys_a_node_is_the_client_whose_key_it_has():
+def test_with_keys_a_node_is_identified_by_its_key():
     """Whatever it says; nobody is asked."""
     grid = Nodes({1: named("east"), 2: named("east"), 3: named("east")})
     link = FlowerLink(grid, ["east", "west"], {"east": 2, "west": 4})

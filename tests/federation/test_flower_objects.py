@@ -131,7 +131,7 @@ def polled(link):
 
 
 @pytest.mark.parametrize("name", DESCRIBED)
-def test_what_cannot_be_built_is_its_senders_failure_and_nobody_elses(name, superlink, link):
+def test_an_unreadable_object_fails_only_its_sender(name, superlink, link):
     east, west = posted(link, "east"), posted(link, "west")
     superlink.answers = {east: DESCRIBED[name](superlink.keep), west: superlink.reply(west)}
     letters = polled(link)
@@ -144,7 +144,7 @@ def test_what_cannot_be_built_is_its_senders_failure_and_nobody_elses(name, supe
 
 
 @pytest.mark.parametrize("name", DESCRIBED)
-def test_what_nobody_asked_for_fails_nobody(name, superlink, link):
+def test_an_unrequested_message_fails_no_client(name, superlink, link):
     """A client may send it at any time, and it comes with whatever is pulled next."""
     superlink.unasked = [DESCRIBED[name](superlink.keep)]
     assert not polled(link)
@@ -155,7 +155,7 @@ def test_what_nobody_asked_for_fails_nobody(name, superlink, link):
     assert set(letters) == set(NODES)
 
 
-def test_what_says_it_answers_somebody_elses_message_does_not(superlink, link):
+def test_a_reply_to_another_clients_message_is_ignored(superlink, link):
     east, west = posted(link, "east"), posted(link, "west")
     superlink.answers, superlink.unasked = {east: superlink.reply(west)}, [superlink.reply(""), superlink.reply(west)]
     letters = polled(link)
@@ -164,7 +164,7 @@ def test_what_says_it_answers_somebody_elses_message_does_not(superlink, link):
     assert set(link._pending) == {west}
 
 
-def test_a_connection_that_fails_is_not_taken_for_a_bad_answer(superlink, link):
+def test_a_connection_error_is_not_counted_as_an_invalid_answer(superlink, link):
     link._looked, superlink.down = link.now() + 1000.0, True
     with pytest.raises(ConnectionError):
         link.poll(0.0)

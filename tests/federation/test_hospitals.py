@@ -49,7 +49,7 @@ def test_answers_in_any_order_end_at_the_same_free_energy(files, tmp_path):
     assert rehearsal.free_energy(there) == pytest.approx(rehearsal.free_energy(here), abs=0.1)
 
 
-def test_a_hospital_that_retires_might_never_have_been_there(files, tmp_path):
+def test_after_retiring_the_result_is_as_if_the_hospital_had_never_joined(files, tmp_path):
     """The others keep the scale of columns on which all had agreed."""
     federation = settings(rounds=3)
     clients = {name: Client(name, federation, path) for name, path in files.items()}

@@ -7,7 +7,7 @@ from partita.federation import keeper
 from support import processes
 
 
-def test_what_a_program_started_ends_once_nobody_keeps_it(tmp_path):
+def test_child_processes_end_when_their_keeper_closes(tmp_path):
     mark = tmp_path / "mark"
     script = f"sh -c 'sleep 1000; echo {mark}' & echo started; sleep 1000; echo {mark}"
     command = [sys.executable, keeper.__file__, "sh", "-c", script]
@@ -20,7 +20,7 @@ def test_what_a_program_started_ends_once_nobody_keeps_it(tmp_path):
     assert not processes.of(mark)
 
 
-def test_how_a_program_ended_is_told():
+def test_the_exit_code_is_passed_on():
     command = [sys.executable, keeper.__file__, "sh", "-c", "exit 3"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         assert process.wait(30) == 3

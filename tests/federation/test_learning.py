@@ -38,7 +38,7 @@ def values(result):
 
 
 @pytest.mark.parametrize("which", METHODS, ids="-".join)
-def test_it_is_the_run_in_one_process(which, tmp_path):
+def test_a_federated_run_equals_the_run_in_one_process(which, tmp_path):
     method = METHODS[which]
     link = Weather(sites(method))
     there = serve(method, link, Ledger(tmp_path / "ledger"))
@@ -70,7 +70,7 @@ def test_clients_in_single_precision_answer_though_the_server_has_double(tmp_pat
     np.testing.assert_allclose(values(there), values(here), rtol=2e-3)
 
 
-def test_a_federation_learns_what_its_file_says(tmp_path):
+def test_a_federation_learns_the_hyperparameters_in_its_configuration(tmp_path):
     text = TOML + '[method]\nname = "sequential"\nlearn = ["slope"]\nhow = "stochastic"\n'
     federation = config.read(text.encode(), "federation.toml")
     files = {name: tmp_path / f"{name}.csv" for name in federation.clients}
@@ -83,14 +83,14 @@ def test_a_federation_learns_what_its_file_says(tmp_path):
     assert "slope" in (tmp_path / "summary.csv").read_text()
 
 
-def test_a_ledger_of_a_run_that_learns_is_not_taken_for_another(tmp_path):
+def test_a_ledger_with_other_learned_hyperparameters_is_refused(tmp_path):
     learning, plain = METHODS["sequential", "stochastic"], pt.methods.sequential(pt.Conjugate())
     serve(learning, Weather(sites(learning)), Ledger(tmp_path / "ledger"), until=20.0)
     with pytest.raises(pt.InputError, match="learns other hyperparameters"):
         serve(plain, Weather(sites(plain)), Ledger(tmp_path / "ledger"))
 
 
-def test_numbers_are_those_of_one_process_on_dask():
+def test_dask_gives_the_same_numbers_as_one_process():
     distributed = pytest.importorskip("distributed")
     from partita.engines.dask import DaskEngine
 
@@ -107,7 +107,7 @@ def test_numbers_are_those_of_one_process_on_dask():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", [("sequential", "collapsed"), ("asynchronous", "stochastic")], ids="-".join)
-def test_a_server_killed_at_many_operations_goes_on_to_the_same_end(which, tmp_path):
+def test_a_server_killed_at_many_operations_resumes_with_the_same_result(which, tmp_path):
     method, there = METHODS[which], sites(METHODS[which])
     link = Weather(there)
     undisturbed = serve(method, link, Fragile(tmp_path / "undisturbed", link.fuse))

@@ -49,7 +49,7 @@ def check_the_end(study, files, tolerance=1e-3):
     assert there == pytest.approx(here, abs=tolerance)
 
 
-def test_with_keys_only_those_who_are_known_get_in(tmp_path, none_left):
+def test_with_keys_only_registered_clients_can_connect(tmp_path, none_left):
     study, files = processes.federation(tmp_path, NAMES, rows, secure=True, rounds=1)
     (study / "clients" / "west" / "keys" / "west").rename(study / "clients" / "west" / "keys" / "own")
     make_key(study / "clients" / "west" / "keys", "west")
@@ -72,7 +72,7 @@ def test_with_keys_only_those_who_are_known_get_in(tmp_path, none_left):
 
 
 @pytest.mark.slow
-def test_a_server_killed_with_its_link_goes_on(tmp_path, none_left):
+def test_a_server_killed_together_with_its_link_can_be_resumed(tmp_path, none_left):
     study, files = processes.federation(tmp_path, NAMES, rows, rounds=3)
     with clients(study, files):
         with partita("server", study, log=study / "server.txt") as server:
@@ -85,7 +85,7 @@ def test_a_server_killed_with_its_link_goes_on(tmp_path, none_left):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["working", "waiting"])
-def test_a_client_killed_at_work_or_between_comes_back(state, tmp_path, none_left):
+def test_a_client_killed_while_working_or_idle_reconnects(state, tmp_path, none_left):
     """Its turns pass while it is away, so that only the end is the same."""
     study, files = processes.federation(tmp_path, NAMES, rows)
     with partita("server", study, log=study / "server.txt") as server, clients(study, files):

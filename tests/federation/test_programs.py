@@ -62,7 +62,7 @@ def commands(monkeypatch):
     return found
 
 
-def test_a_client_is_given_another_port_whenever_it_starts(study, commands):
+def test_a_client_gets_a_new_port_at_every_start(study, commands):
     folder = study / "clients" / "east"
     with pytest.raises(Started):
         processes.run_client(folder, config.load(folder), "east", study / "east.csv")
@@ -149,7 +149,7 @@ def test_a_server_says_whose_answer_it_waits_for(tmp_path, monkeypatch, capfd):
     assert re.fullmatch(r"\d\.\d rounds, .*: waiting for the answers? of [\w-]+( and [\w-]+)?\..*", said)
 
 
-def test_a_second_server_leaves_the_firsts_files_alone(study):
+def test_a_second_server_is_refused_and_does_not_change_the_firsts_files(study):
     about = study / ".flower" / "config.toml"
     about.parent.mkdir()
     about.write_text("the first's")
@@ -159,7 +159,7 @@ def test_a_second_server_leaves_the_firsts_files_alone(study):
     assert list(about.parent.iterdir()) == [about]
 
 
-def test_a_server_waits_until_what_the_last_one_ran_has_ended(study, monkeypatch):
+def test_a_server_waits_for_the_previous_servers_processes_to_end(study, monkeypatch):
     """Flower gives it a session of its own, which may outlast the server's."""
     began, ended = threading.Event(), []
 
@@ -181,7 +181,7 @@ def test_a_server_waits_until_what_the_last_one_ran_has_ended(study, monkeypatch
     thread.join()
 
 
-def test_a_server_does_not_wait_for_ever_for_the_last_one(study, monkeypatch):
+def test_waiting_for_the_previous_server_times_out(study, monkeypatch):
     monkeypatch.setattr(processes, "START", 0.3)
     monkeypatch.setattr(processes, "running", None)
     with hold(study / SERVER_LOCK), pytest.raises(pt.InputError, match="has not ended"):
@@ -201,7 +201,7 @@ sys.stderr.write(" a line\\n")
 """
 
 
-def test_what_partita_says_in_a_clients_log_is_printed(tmp_path, capfd):
+def test_partitas_own_lines_in_a_clients_log_are_printed(tmp_path, capfd):
     log = tmp_path / "client-east.log"
     log.write_text("east: said on another day\n")
     with processes.running([sys.executable, "-c", SAYS], processes.environment(Path(tmp_path)), log) as process:

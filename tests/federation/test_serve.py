@@ -48,7 +48,7 @@ def in_one_process(federation):
     return pt.run(federation.built_method(), model, prior, parts, rounds=8, monitor=Monitor(every=0))
 
 
-def test_it_is_the_run_in_one_process(clinics, tmp_path):
+def test_a_federated_run_equals_the_run_in_one_process(clinics, tmp_path):
     federation, clients = clinics
     there, here = serve(tmp_path, federation, Weather(clients)), in_one_process(federation)
     rehearsal = Rehearsal.read(federation, {name: tmp_path / f"{name}.csv" for name in federation.clients})
@@ -63,7 +63,7 @@ def test_it_is_the_run_in_one_process(clinics, tmp_path):
     assert json.loads((tmp_path / "result.json").read_text())["status"] == there.status.value
 
 
-def test_what_leaves_a_client_does_not_grow_with_its_rows_and_quotes_none(clinics, tmp_path):
+def test_messages_of_a_client_do_not_grow_with_its_rows_and_contain_none_of_them(clinics, tmp_path):
     federation, _ = clinics
     sizes, lengths = [], []
     for rows in (30, 60):
@@ -85,7 +85,7 @@ def test_what_leaves_a_client_does_not_grow_with_its_rows_and_quotes_none(clinic
     assert abs(lengths[0] - lengths[1]) < 60
 
 
-def test_what_came_out_predicts_rows_of_a_file(clinics, tmp_path):
+def test_the_fitted_posterior_predicts_rows_of_a_file(clinics, tmp_path):
     federation, clients = clinics
     (tmp_path / config.CONFIG_FILE).write_text(TOML)
     there = serve(tmp_path, federation, Weather(clients))
@@ -126,7 +126,7 @@ max_steps = 20
     assert odds.shape == (30, 2)
 
 
-def test_a_file_that_does_not_fit_is_told_to_both_sides_by_column(clinics, tmp_path):
+def test_an_incompatible_file_is_reported_to_server_and_client_by_column(clinics, tmp_path):
     federation, clients = clinics
     rows = [(age, "high", "some", site, ill, name) for age, _, _, site, ill, name in clinic(1)]
     rows[0] = (*rows[0][:2], "terrible", *rows[0][3:])
@@ -146,13 +146,13 @@ def test_a_file_that_does_not_fit_is_told_to_both_sides_by_column(clinics, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["hello", "update", "ell"])
-def test_another_federations_client_is_told_whatever_it_is_asked(kind, clinics):
+def test_a_client_refuses_every_message_of_another_federation(kind, clinics):
     _, clients = clinics
     answer = clients["east"].handle(wire.Message({"kind": kind, "digest": "another"}, {}))
     assert "copy the server's" in answer.header["reason"]
 
 
-def test_a_run_does_not_go_on_with_another_model(clinics, tmp_path):
+def test_a_run_cannot_be_resumed_with_another_configuration(clinics, tmp_path):
     federation, clients = clinics
     serve(tmp_path, federation, Weather(clients))
     other = dataclasses.replace(federation, prior=config.Prior(scale=2.0))
@@ -160,7 +160,7 @@ def test_a_run_does_not_go_on_with_another_model(clinics, tmp_path):
         serve(tmp_path, other, Weather(clients))
 
 
-def test_what_goes_wrong_with_rows_is_not_told_with_their_values(clinics, tmp_path):
+def test_errors_about_rows_do_not_reveal_their_values(clinics, tmp_path):
     """An outcome of 2 under a logistic model, which only the model finds."""
     federation, _ = clinics
     rows = [(*row[:4], 2 if k == 17 else 1, row[5]) for k, row in enumerate(clinic(0))]
@@ -208,7 +208,7 @@ class Liar:
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_who_introduces_itself_falsely_stays_out_is_told_and_keeps_nobody_else_out(name, clinics, tmp_path):
+def test_a_client_with_an_invalid_introduction_is_refused_and_others_enrol(name, clinics, tmp_path):
     federation, clients = clinics
     federation = dataclasses.replace(federation, run=dataclasses.replace(federation.run, assemble=5.0))
     lie, reason = LIES[name]
@@ -222,7 +222,7 @@ def test_who_introduces_itself_falsely_stays_out_is_told_and_keeps_nobody_else_o
     assert reason in liar.told[0]
 
 
-def test_a_server_that_starts_again_keeps_the_encoding_agreed_on(clinics, tmp_path):
+def test_a_restarted_server_keeps_the_agreed_encoding(clinics, tmp_path):
     federation, clients = clinics
     first = Enrolment(federation, Weather(clients), Ledger(tmp_path / LEDGER_FILE))
     agreed = first.assemble()
@@ -244,7 +244,7 @@ class Late(Weather):
 
 
 @pytest.mark.parametrize("method", ["sequential", "synchronous"])
-def test_a_client_that_comes_late_is_taken_in_and_counts_as_any_other(method, clinics, tmp_path):
+def test_a_late_client_is_enrolled_and_the_run_converges_to_the_same_result(method, clinics, tmp_path):
     """With the encoding of those before it; all then end at the same fixed point, to what convergence means."""
     federation, clients = clinics
     run = dataclasses.replace(federation.run, assemble=20.0, rounds=300.0, tolerance=1e-9)
@@ -265,7 +265,7 @@ def test_a_client_that_comes_late_is_taken_in_and_counts_as_any_other(method, cl
     np.testing.assert_allclose(there.posterior.sd, here.posterior.sd, rtol=1e-4)
 
 
-def test_a_client_that_comes_late_with_a_category_that_nobody_had_stays_out_and_the_run_goes_on(clinics, tmp_path):
+def test_a_late_client_with_an_unknown_category_is_refused_and_the_run_continues(clinics, tmp_path):
     federation, clients = clinics
     federation = dataclasses.replace(federation, run=dataclasses.replace(federation.run, assemble=20.0))
     write(tmp_path / "north.csv", [(*row[:3], "middle", *row[4:]) for row in clinic(1)])
@@ -278,7 +278,7 @@ def test_a_client_that_comes_late_with_a_category_that_nobody_had_stays_out_and_
     assert "'site' has the category 'middle'" in events[0][0]
 
 
-def test_asking_for_somebody_who_never_came_does_not_stop_the_server(clinics, tmp_path):
+def test_a_join_request_for_an_absent_client_does_not_stop_the_server(clinics, tmp_path):
     federation, clients = clinics
     federation = dataclasses.replace(federation, run=dataclasses.replace(federation.run, assemble=20.0))
     Ledger(tmp_path / LEDGER_FILE).request("north", "join")
@@ -307,7 +307,7 @@ def test_asking_for_somebody_who_never_came_does_not_stop_the_server(clinics, tm
         ('kind = "logistic"', 'kind = "classifier"', 'a network, which needs a solver of kind "adam"'),
     ],
 )
-def test_a_mistake_in_the_file_is_told(old, new, message):
+def test_an_invalid_configuration_raises_an_error(old, new, message):
     assert old in TOML
     with pytest.raises(pt.InputError, match=message):
         config.read(TOML.replace(old, new).encode(), "federation.toml")

@@ -21,7 +21,7 @@ def printed(now, width=80):
     return text.getvalue()
 
 
-def test_the_table_fits_80_columns_and_names_and_numbers_are_whole(tmp_path):
+def test_the_table_fits_80_columns_without_truncating_names_or_numbers(tmp_path):
     stopped(tmp_path)
     now = look(tmp_path)
     wide = {"state": "expected", "rows": 100_000, "rounds": 12_345, "residual": 1.2e-05, "accepted": 12_345}
@@ -38,7 +38,7 @@ def test_the_table_fits_80_columns_and_names_and_numbers_are_whole(tmp_path):
     assert lines[-1].endswith("(failed 2 times)")
 
 
-def test_what_a_client_writes_neither_moves_the_cursor_nor_is_markup(tmp_path):
+def test_text_from_clients_is_printed_without_control_codes_or_markup(tmp_path):
     stopped(tmp_path)
     text = printed(look(tmp_path), width=200)
     assert "\x1b" not in text
@@ -65,7 +65,7 @@ def test_numbers_that_are_not_finite_are_null_in_json(tmp_path):
     assert found["residual"] == now.residual
 
 
-def test_traffic_is_what_was_sent_and_received_also_over_two_lives_of_a_server(tmp_path):
+def test_traffic_counts_sent_and_received_bytes_across_a_server_restart(tmp_path):
     federation, link = stopped(tmp_path)
     size = max(wire.unpack(message).size for message in link.sent)
     forgotten = sum(wire.unpack(message).size for message in link.sent) - look(tmp_path).traffic
@@ -77,5 +77,5 @@ def test_traffic_is_what_was_sent_and_received_also_over_two_lives_of_a_server(t
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (61, "1 min"), (7300, "2 h"), (2e5, "2 d")])
-def test_times_are_told_in_their_largest_unit(seconds, text):
+def test_durations_are_shown_in_their_largest_unit(seconds, text):
     assert since(seconds) == text

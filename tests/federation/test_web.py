@@ -52,7 +52,7 @@ def ask(page, path="/", method="GET", **headers):
         connection.close()
 
 
-def test_it_says_what_the_ledger_says(tmp_path, monkeypatch):
+def test_the_status_page_agrees_with_the_ledger(tmp_path, monkeypatch):
     stopped(tmp_path)
     monkeypatch.setattr(status, "time", types.SimpleNamespace(time=lambda: 2e9))
     with served(tmp_path) as page:
@@ -76,9 +76,7 @@ def test_it_says_what_the_ledger_says(tmp_path, monkeypatch):
         ("/", "DELETE", {}, 501),
     ],
 )
-def test_everything_but_two_paths_on_this_machine_is_refused_and_every_answer_is_locked_down(
-    tmp_path, path, method, headers, code
-):
+def test_only_two_local_paths_are_served_and_all_responses_have_security_headers(tmp_path, path, method, headers, code):
     stopped(tmp_path)
     with served(tmp_path) as page:
         found, answered, body = ask(page, path, method, **headers)
@@ -94,14 +92,14 @@ def test_everything_but_two_paths_on_this_machine_is_refused_and_every_answer_is
     assert "Access-Control-Allow-Origin" not in answered
 
 
-def test_no_other_address_than_one_of_this_machine_is_listened_on(tmp_path):
+def test_the_page_listens_on_the_loopback_address_only(tmp_path):
     with served(tmp_path) as page, socket.socket() as other:
         assert page.server_address[0] == "127.0.0.1"
         # all of 127/8 is this machine: somebody who listened on every address would answer here
         assert other.connect_ex(("127.0.0.2", page.server_port)) != 0
 
 
-def test_a_port_in_use_is_told(tmp_path):
+def test_a_port_in_use_raises_an_error(tmp_path):
     with served(tmp_path) as page, pytest.raises(InputError, match=f"Port {page.server_port} cannot be used"):
         Page(lambda: look(tmp_path), page.server_port)
 
@@ -218,7 +216,7 @@ def test_a_browser_shows_the_run_as_it_goes_on(tmp_path, browser):
         assert browser.get_log("browser") == []
 
 
-def test_what_a_client_writes_is_text_to_a_browser(tmp_path, browser):
+def test_text_from_clients_is_escaped_in_the_browser(tmp_path, browser):
     stopped(tmp_path)
     with served(tmp_path) as page:
         browser.get(page.address)
@@ -229,7 +227,7 @@ def test_what_a_client_writes_is_text_to_a_browser(tmp_path, browser):
         assert browser.get_log("browser") == []
 
 
-def test_a_browser_is_told_what_is_missing_and_goes_on_when_it_is_there(tmp_path, browser):
+def test_the_browser_shows_what_is_missing_and_recovers(tmp_path, browser):
     federation, clients = federate(tmp_path)
     with served(tmp_path) as page:
         browser.get(page.address)

@@ -39,7 +39,7 @@ def test_a_row_that_is_not_finite_is_named():
 
 
 @pytest.mark.parametrize("how", ["closed", "monte_carlo"])
-def test_what_it_does_not_have_it_says(how):
+def test_unsupported_predictions_are_refused(how):
     posterior = Posterior(MODEL, FullGaussian.standard_normal(2))
     with pytest.raises(InputError, match="LogDensity has no"):
         posterior.predict(np.ones((1, 2)), how)

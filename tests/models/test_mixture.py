@@ -118,7 +118,7 @@ def test_components_that_are_alike_stay_alike():
 
 
 @pytest.mark.parametrize("q", [PRIOR["means"], pt.families.Product(weights=PRIOR["weights"], means=PRIOR["means"])])
-def test_other_families_are_told_what_is_needed(q):
+def test_unsupported_families_are_refused(q):
     with pytest.raises(pt.InputError, match="A mixture needs a Product"):
         MODEL.ell(q, jnp.asarray(X), jnp.ones(N), jax.random.key(0))
 

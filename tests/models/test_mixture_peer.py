@@ -32,7 +32,7 @@ class Pair(Model):
 
 
 @pytest.mark.slow
-def test_it_is_scikit_learns_where_that_has_the_same_prior():
+def test_the_mixture_agrees_with_scikit_learn_under_the_same_prior():
     """In one dimension, with normal–gamma components: scikit-learn's prior of a mean is in units of its precision.
 
     A product of independent means and precisions has another prior and another q, and in more dimensions scikit-learn

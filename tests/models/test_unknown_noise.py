@@ -73,7 +73,7 @@ def test_pvi_reaches_the_optimum_of_coordinate_ascent(name):
         np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8)
 
 
-def test_what_independence_costs():
+def test_the_product_family_has_exact_means_and_smaller_variances():
     """Beside a flat prior, and one of τ that makes up for it, the product has the exact means, and smaller variances.
 
     With coefficients whose prior is flat, Gamma(a₀, b₀) gives the normal–gamma posterior of shape a = a₀ + (N − D)/2
@@ -169,7 +169,7 @@ def test_the_scale_of_the_coefficients_is_learned_beside_unknown_noise():
 
 
 @pytest.mark.parametrize("prior", [PRODUCT, JOINT], ids=["product", "normal–gamma"])
-def test_it_predicts(prior):
+def test_closed_form_predictions_agree_with_monte_carlo(prior):
     solver = pt.Conjugate() if prior is JOINT else pt.solvers.FixedPoint()
     posterior = pt.run(pt.methods.sequential(solver), MODEL, prior, PARTS, rounds=3).posterior
     closed, drawn = posterior.predict(X[:4]), posterior.predict(X[:4], how="monte_carlo", draws=4000)
@@ -193,6 +193,6 @@ def test_it_predicts(prior):
     ],
     ids=["no noise", "no directional precision", "log-normal", "two precisions"],
 )
-def test_other_families_are_told_what_is_needed(q):
+def test_unsupported_families_are_refused(q):
     with pytest.raises(pt.InputError, match="needs a NormalGamma, or a Product"):
         MODEL.ell(q, pt.Table(jnp.asarray(X), jnp.asarray(Y)), jnp.ones(N), jax.random.key(0))

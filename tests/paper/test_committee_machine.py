@@ -23,7 +23,7 @@ def committee(prior, posteriors):
 
 
 @pytest.mark.parametrize("clients", [1, 3, 10])
-def test_of_linear_regression(clients):
+def test_it_agrees_with_the_reference_for_linear_regression(clients):
     prior = FullGaussian.standard_normal(3)
     data = reference.divide(*reference.linear_data(noise=NOISE), reference.SIZES[clients])
     posteriors = [reference.product(natural(prior), (x.T @ y / NOISE**2, x.T @ x / NOISE**2)) for x, y in data]
@@ -32,7 +32,7 @@ def test_of_linear_regression(clients):
 
 
 @pytest.mark.parametrize("context", [Cavity(), Prior()])
-def test_of_logistic_regression(context):
+def test_it_agrees_with_the_reference_for_logistic_regression(context):
     prior = MeanFieldGaussian.standard_normal(3)
     data = reference.divide(*reference.logistic_data(), reference.SIZES[3])
     posteriors = [reference.solve(natural(prior), x, y, reference.logistic) for x, y in data]

@@ -37,6 +37,6 @@ def test_one_step_a_round_is_the_global_fixed_point(problem, clients, inner, out
     assert np.abs(eta[0] - prior[0]).max() > 0.5
 
 
-def test_more_steps_a_round_are_not():
+def test_several_steps_per_round_differ_from_global_steps():
     alone, three = (natural(states("mean-field logistic", k, RATE, 1.0, steps=2)[1].posterior)[0] for k in (1, 3))
     assert np.abs(alone - three).max() > 1e-2

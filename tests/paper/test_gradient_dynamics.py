@@ -52,6 +52,6 @@ def test_one_step_a_round_is_global_gradient_ascent(clients, ascent):
     assert np.abs(ascent[-1][0] - ascent[0][0]).max() > 0.5
 
 
-def test_more_steps_a_round_are_not(ascent):
+def test_several_steps_per_round_differ_from_global_steps(ascent):
     alone, three = (natural(states(clients, 2)[-1].posterior)[0] for clients in (1, 3))
     assert np.abs(alone - three).max() > 1e-2

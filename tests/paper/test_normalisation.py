@@ -32,7 +32,7 @@ def test_undamped_sequential_steps_leave_the_normaliser_at_one(order):
 
 
 @pytest.mark.parametrize(("schedule", "damping"), [(Synchronous(), 0.3), (Synchronous(), 1.0), (Sequential(), 0.5)])
-def test_other_steps_do_not_but_the_normaliser_is_known(schedule, damping):
+def test_the_normaliser_is_tracked_for_damped_or_parallel_steps(schedule, damping):
     for state in states(schedule, damping, 4)[1:]:
         assert abs(log_z(state)) > 1e-3
         assert float(log_partition(PRIOR, state.factors)) == pytest.approx(log_z(state), abs=1e-12)

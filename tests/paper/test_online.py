@@ -11,7 +11,7 @@ from support.trajectories import EXACT, assert_equal, natural, shards, trajector
 M, NOISE = 3, 0.7
 
 
-def test_of_linear_regression():
+def test_it_agrees_with_the_reference_for_linear_regression():
     prior = FullGaussian.standard_normal(3)
     data = reference.divide(*reference.linear_data(noise=NOISE), reference.SIZES[M])
     states = trajectory(Method(Conjugate(), Sequential()), LinearRegression(NOISE), prior, shards(data), M)
@@ -36,7 +36,7 @@ def logistic():
     return data, *runs
 
 
-def test_of_logistic_regression(logistic):
+def test_it_agrees_with_the_reference_for_logistic_regression(logistic):
     data, pvi, online = logistic
     eta = natural(pvi[0].posterior)
     for k, (x, y) in enumerate(data, start=1):
@@ -46,7 +46,7 @@ def test_of_logistic_regression(logistic):
         assert_equal(pvi[k].posterior, natural(online[k].posterior), 1e-12)
 
 
-def test_a_second_pass_is_not(logistic):
+def test_a_second_pass_of_online_vi_counts_rows_twice(logistic):
     """Online VI then counts the rows twice; PVI takes a client's old factor out first."""
     _, pvi, online = logistic
     assert np.all(natural(online[-1].posterior)[1] > 1.3 * natural(pvi[-1].posterior)[1])

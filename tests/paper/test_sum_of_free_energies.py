@@ -38,7 +38,7 @@ def assert_sum_is_global(prior, q, factors):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", METHODS)
-def test_after_every_step_of_a_run(family, name):
+def test_local_free_energies_sum_to_the_global_one_after_every_step(family, name):
     prior = family.standard_normal(3)
     states = trajectory(METHODS[name], MODEL, prior, PARTS, 5, speeds=(1, 3, 10))
     for state in states:
@@ -47,7 +47,7 @@ def test_after_every_step_of_a_run(family, name):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_of_arbitrary_factors_with_arbitrary_scale(family):
+def test_local_free_energies_sum_to_the_global_one_for_arbitrary_factors(family):
     generator = np.random.default_rng(3)
     prior = family.standard_normal(3)
     factors = []

@@ -50,7 +50,7 @@ def padding(sizes, lengths):
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("buckets", [1, 2, 3, 4])
-def test_no_choice_of_lengths_pads_less(buckets, seed):
+def test_the_chosen_lengths_minimise_padding(buckets, seed):
     sizes = np.random.default_rng(seed).integers(1, 30, 9)
     parts = federate([table(rows) for rows in sizes], buckets=buckets)
     lengths = {len(shard.weights) for shard in parts.shards}
@@ -74,7 +74,7 @@ def test_pooled_is_the_union_of_real_rows():
     np.testing.assert_array_equal(pooled.shards[0].weights, np.concatenate(weights))
 
 
-def test_alone_is_one_client_as_it_was():
+def test_selecting_one_client_keeps_it_unchanged():
     parts = federate(CLIENTS, names=["a", "b", "c", "d"], buckets=1)
     one = parts.only(parts.names[1])
     assert (one.names, one.sizes, one.rows) == (("b",), (3,), 3)

@@ -19,7 +19,7 @@ SLOW = (mixture, positive_numbers, unknown_noise)
 @pytest.mark.parametrize(
     "run", [pytest.param(run, id=run.__name__, marks=[pytest.mark.slow] * (run in SLOW)) for run in RUNS]
 )
-def test_numbers_are_those_recorded(run):
+def test_runs_reproduce_their_recorded_numbers(run):
     recorded = RECORDED[run.__name__]
     tolerance = 3e-4 if any(array.dtype == np.float32 for array in recorded.values()) else 1e-8
     away = differences(run(), recorded)
@@ -41,16 +41,16 @@ def test_every_recorded_run_is_run():
         (np.array([np.inf, np.nan, -4.0], np.float32), (np.inf, np.inf)),
     ],
 )
-def test_what_is_not_finite_differs_from_all_but_itself(found, expected):
+def test_non_finite_values_equal_only_themselves(found, expected):
     assert apart(np.asarray(found), np.array([np.inf, np.nan, -4.0])) == expected
 
 
-def test_an_array_that_only_one_has_differs():
+def test_an_array_missing_on_one_side_counts_as_different():
     away = differences({"a": np.zeros(2), "b": np.zeros(2)}, {"b": np.zeros(2), "c": np.zeros(0)})
     assert away == {"b": (0.0, 0.0), "c": (np.inf, np.inf), "a": (np.inf, np.inf)}
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_arrays_survive_writing_and_reading(tmp_path):
     arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array(np.inf), "c": np.array([True, False])}
     write({"one": arrays, "two": {"a": np.arange(3)}}, tmp_path / "numbers.npz")
     found = read(tmp_path / "numbers.npz")

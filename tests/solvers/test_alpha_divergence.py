@@ -52,7 +52,7 @@ def test_its_objective_lies_between_the_free_energy_and_the_evidence():
     assert (np.diff([*values, log_evidence]) > 0).all()
 
 
-def test_draws_come_near_the_grid():
+def test_monte_carlo_agrees_with_the_grid():
     prior = FAMILIES["mean-field"].standard_normal(2)
     task = problem(prior, x=ROWS.x, y=ROWS.y)
     exact = solve(AlphaDivergence(rule=GRID), task, KEY)
@@ -62,6 +62,6 @@ def test_draws_come_near_the_grid():
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0, -1.0])
-def test_a_power_at_which_there_is_nothing_to_minimise_is_refused(alpha):
+def test_alpha_not_strictly_between_zero_and_one_is_refused(alpha):
     with pytest.raises(InputError, match="above 0 and below 1"):
         AlphaDivergence(alpha=alpha)

@@ -59,7 +59,7 @@ def test_a_single_block_is_solved_exactly_and_the_others_stay():
     np.testing.assert_allclose(solution.q["level"].mean, mean, rtol=1e-10)
 
 
-def test_means_alone_can_be_moved():
+def test_means_can_be_optimised_with_fixed_standard_deviations():
     """The block "precision_mean": each sd stays, and the means are the best for these sds."""
     prior = MeanFieldGaussian.standard_normal(3)
     sd = np.array([0.3, 0.5, 0.7])
@@ -104,14 +104,14 @@ def test_natural_gradients_in_the_mean_alone_agree_with_scipy():
 
 
 @pytest.mark.parametrize("damping", [1e-6, 1.0])
-def test_a_step_is_small_only_if_it_would_be_undamped(damping):
+def test_convergence_is_judged_by_the_undamped_step(damping):
     """A millionth of the way is less than 1e-10 nats here, and far from any optimum."""
     task = problem(MeanFieldGaussian.standard_normal(3), SPLIT["mean-field"])
     found = solve(FixedPoint(damping), task, KEY)
     assert Outcome(int(found.outcome)) == (Outcome.STEP_LIMIT if damping < 1 else Outcome.CONVERGED)
 
 
-def test_a_small_sweep_of_blocks_that_have_not_converged_has_not_either():
+def test_a_small_sweep_of_unconverged_blocks_does_not_count_as_converged():
     task = problem(MeanFieldGaussian.standard_normal(3), SPLIT["mean-field"])
     solver = Blockwise(FixedPoint(1e-6, max_steps=3), (("precision_mean", "precision"),), max_steps=2)
     assert Outcome(int(solve(solver, task, KEY).outcome)) == Outcome.STEP_LIMIT
@@ -132,7 +132,7 @@ def test_a_block_may_be_a_key_of_theta():
     assert free_leaves(GROUPS, ("slope",)) == (False, False, True, True)
 
 
-def test_an_unknown_block_is_refused_with_the_names_there_are():
+def test_an_unknown_block_is_refused_with_the_known_names():
     task = problem(GROUPS, model=Factorised())
     with pytest.raises(InputError, match=r"'height'.*level, precision, precision_mean, slope"):
         jax.eval_shape(Blockwise(Conjugate(), (("level",), ("height",))).solve, task, KEY)

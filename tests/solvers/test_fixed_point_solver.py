@@ -109,7 +109,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("start", HOSTILE.values(), ids=HOSTILE.keys())
-def test_backing_off_never_lowers_the_free_energy(start):
+def test_backtracking_never_lowers_the_free_energy(start):
     task = problem(WIDE, start)
     before = task.free_energy(start, KEY)
     plain = solve(FixedPoint(backtrack=False), task, KEY)
@@ -124,7 +124,7 @@ def test_backing_off_never_lowers_the_free_energy(start):
     assert solution.free_energy == pytest.approx(scipy_optimum(X, Y, 10.0, "mean-field")[0], abs=1e-6)
 
 
-def test_without_backing_off_a_step_is_the_papers():
+def test_without_backtracking_a_step_is_the_papers():
     """`eq:fixed-point-bi-damp`: q^(1−ρ) · (context · ∇_μ ell)^ρ."""
     start = HOSTILE["far and tight"]
     task = problem(WIDE, start)

@@ -78,7 +78,7 @@ def test_a_plain_step_in_natural_coordinates_is_the_gradient():
     np.testing.assert_allclose(jax.flatten_util.ravel_pytree(found / start)[0], expected, rtol=1e-9)
 
 
-def test_steps_that_are_too_long_return_the_best_seen():
+def test_too_large_a_learning_rate_returns_the_best_iterate():
     task = problem(PRIOR)
     solution = solve(Gradient(learning_rate=30.0, max_steps=50), task, KEY)
     assert solution.q.is_proper()
@@ -108,6 +108,6 @@ def test_convergence_is_judged_on_whole_windows_of_steps(window, patience, steps
         ({"batch_size": 0}, "batch size must be at least 1, not 0"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings, message):
+def test_invalid_settings_are_refused(settings, message):
     with pytest.raises(InputError, match=message):
         Gradient(**settings)

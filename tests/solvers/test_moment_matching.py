@@ -30,7 +30,7 @@ GRID = GridQuadrature(48)
 
 
 @pytest.mark.parametrize("alpha", [1.0, 0.4])
-def test_with_a_row_each_clients_end_where_power_ep_by_sites_does(alpha):
+def test_clients_of_one_row_each_converge_to_the_power_ep_solution_by_sites(alpha):
     """Two ways to `alg:pep`: over θ and over the predictor."""
     prior, model = FullGaussian.standard_normal(2, 1.5), LogisticRegression()
     parts = federate([Table(ROWS.x[n : n + 1], ROWS.y[n : n + 1]) for n in range(6)])
@@ -106,7 +106,7 @@ def test_as_alpha_vanishes_it_is_the_damped_fixed_point_for_a_mixture(family):
     np.testing.assert_allclose(slopes, 1, atol=0.02)
 
 
-def test_draws_come_near_the_grid():
+def test_monte_carlo_agrees_with_the_grid():
     prior = MeanFieldGaussian.standard_normal(2)
     task = problem(prior, x=ROWS.x, y=ROWS.y)
     exact = solve(MomentMatching(1.0, GRID), task, KEY)
@@ -120,7 +120,7 @@ def test_draws_come_near_the_grid():
 @pytest.mark.parametrize(
     ("sharpness", "power"), [(0.1, -1.0), (1e8, 1.0)], ids=["improper", "narrower than the grid sees"]
 )
-def test_a_tilted_density_whose_moments_are_not_found_is_reported_and_changes_nothing(sharpness, power):
+def test_a_tilted_density_without_moments_is_reported_and_changes_nothing(sharpness, power):
     start = MeanFieldGaussian.standard_normal(1)
     shard, one = federate([np.array([3.0])]).shards[0], jnp.ones(())
     model = LogDensity(lambda theta, y: -sharpness * jnp.sum((theta - y) ** 2))
@@ -143,7 +143,7 @@ def test_a_run_in_which_nobody_finds_moments_ends_and_says_so():
     assert result.state.answers == 2
 
 
-def test_grids_are_for_gaussians_of_few_parameters():
+def test_grids_are_refused_for_other_families_and_many_parameters():
     with pytest.raises(InputError, match="at most 3 parameters"):
         GridQuadrature().nodes(FullGaussian.standard_normal(4), KEY)
     with pytest.raises(InputError, match="needs a Gaussian"):

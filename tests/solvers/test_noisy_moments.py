@@ -45,7 +45,7 @@ def steps(step_size, start, moments):
     return np.hstack([found.precision_mean, found.precision])
 
 
-def test_the_mean_of_one_draws_steps_is_off_by_a_multiple_of_the_step_and_as_a_derivative_exact():
+def test_the_bias_of_single_draw_steps_is_proportional_to_the_step_size():
     """All draws there are, with their masses, so that expectations are sums; matched to one draw, nothing is proper."""
     masses, start = tilted(), MeanFieldGaussian.from_mean_sd(jnp.array([0.4]), 0.9)
     draws = statistics(THETA)
@@ -60,7 +60,7 @@ def test_the_mean_of_one_draws_steps_is_off_by_a_multiple_of_the_step_and_as_a_d
     assert not np.any((alone > 0) & (alone < 1e12))
 
 
-def test_moments_of_few_draws_bias_what_is_matched_however_it_is_damped():
+def test_moments_of_few_draws_bias_moment_matching_at_any_damping():
     """At a fixed point steps should be 0 on average. Eight draws: precision comes out 8/5 as large for a Gaussian."""
     masses, sets = tilted(), 20_000
     mean = masses @ THETA
@@ -77,7 +77,7 @@ def test_moments_of_few_draws_bias_what_is_matched_however_it_is_damped():
 
 
 @pytest.mark.parametrize(("alpha", "family"), [(1.0, MeanFieldGaussian), (0.4, FullGaussian)])
-def test_answers_are_those_steps_with_the_moments_of_weighted_draws(alpha, family):
+def test_answers_are_natural_gradient_steps_with_moments_of_weighted_draws(alpha, family):
     """Beside weights in NumPy, on the solver's own draws from q: F⁻¹(μ̂ − μ) / α, and EP-μ tends to it."""
     start, context = family.standard_normal(1, 0.8), family.standard_normal(1)
     shard, one = federate([Y]).shards[0], jnp.ones(())
@@ -106,7 +106,7 @@ def test_answers_are_those_steps_with_the_moments_of_weighted_draws(alpha, famil
     assert off[0] / off[1] == pytest.approx(10, rel=0.02)
 
 
-def test_from_a_wide_prior_four_draws_a_visit_neither_fail_nor_overshoot():
+def test_small_steps_with_four_draws_per_visit_neither_fail_nor_overshoot():
     """Where weights differ most. Matched, some draws have no moments, and others claim far too much precision."""
     model, prior = LogDensity(mixture, expectation=GridQuadrature(20)), MeanFieldGaussian.standard_normal(1, 2.0)
     parts = federate(np.split(np.random.default_rng(2).normal(0.8, 1.2, 12), 4))

@@ -54,7 +54,7 @@ def test_as_alpha_vanishes_its_passes_are_the_fixed_points_steps(model, family, 
     np.testing.assert_allclose(slopes, 1, atol=0.01)
 
 
-def test_its_mass_is_then_the_free_energy():
+def test_as_alpha_vanishes_its_evidence_is_the_free_energy():
     task = problem(FullGaussian.standard_normal(3), model=MODELS["logistic"])
     bound = solve(FixedPoint(), task, KEY)
     found = solve(PowerEP(1e-6), task, KEY)
@@ -116,7 +116,7 @@ def test_gaussian_noise_is_matched_exactly_by_every_power(alpha):
 
 @pytest.mark.parametrize("alpha", [1.0, 0.3])
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
-def test_where_it_ends_every_tilted_density_has_the_posteriors_moments(family, alpha):
+def test_at_convergence_every_tilted_density_has_the_posteriors_moments(family, alpha):
     """The fixed point of `alg:pep`, row by row, by sums over a grid in two dimensions."""
     x, y = X[:12, :2], Y[:12]
     task = problem(family.standard_normal(2, 2.0), model=LogisticRegression(), x=x, y=y)
@@ -154,7 +154,7 @@ def test_a_row_with_weight_two_is_two_rows():
     assert one.free_energy == pytest.approx(float(other.free_energy), abs=1e-8)
 
 
-def test_half_a_row_is_the_root_of_its_likelihood():
+def test_weight_one_half_equals_the_square_root_of_the_likelihood():
     """Two halves of each row, each matched as a whole, are one row matched with the power 1/2."""
     prior = FullGaussian.standard_normal(3)
     halves = problem(prior, x=np.tile(X, (2, 1)), y=np.tile(Y, 2), weights=[np.full(80, 0.5)])
@@ -164,7 +164,7 @@ def test_half_a_row_is_the_root_of_its_likelihood():
     assert one.free_energy == pytest.approx(float(other.free_energy), abs=1e-8)
 
 
-def test_where_the_client_came_from_does_not_matter():
+def test_the_answer_does_not_depend_on_the_start():
     """Its sites are not known then; its answer depends on the context alone."""
     context = FullGaussian.standard_normal(3)
     start = FullGaussian.from_mean_covariance(jnp.array([1.0, 1.0, -1.0]), np.eye(3) / 10)
@@ -181,7 +181,7 @@ def rare():
 
 
 @pytest.mark.parametrize("alpha", [1.0, pytest.param(0.5, marks=pytest.mark.slow), 0.1])
-def test_rare_categories_settle_in_turn_and_not_at_once(alpha):
+def test_rare_categories_converge_with_sequential_and_not_with_parallel_passes(alpha):
     """In whatever order the rows come, since a fixed point knows none."""
     x, y = rare()
     prior = FullGaussian.standard_normal(3)
@@ -244,18 +244,18 @@ def test_a_site_whose_cavity_is_improper_stays_as_it_is():
 
 
 @pytest.mark.parametrize("alpha", [0.0, -0.5, 1.5, float("nan"), np.float32(1.5), jnp.asarray(0.0), "0.5", None])
-def test_a_power_beyond_its_range_is_refused(alpha):
+def test_alpha_out_of_range_is_refused(alpha):
     with pytest.raises(InputError, match="above 0 and at most 1"):
         PowerEP(alpha)
 
 
 @pytest.mark.parametrize("settings", [{"damping": 0.0}, {"damping": 2.0}, {"max_steps": 0}])
-def test_damping_and_passes_that_make_no_sense_are_refused(settings):
+def test_invalid_damping_and_passes_are_refused(settings):
     with pytest.raises(InputError, match=r"above 0 and at most 1|at least one"):
         PowerEP(**settings)
 
 
-def test_a_single_pass_is_a_whole_answer_where_no_more_was_asked_for():
+def test_a_single_parallel_pass_counts_as_converged():
     task = problem(FullGaussian.standard_normal(3))
     found = [solve(PowerEP(max_steps=1, in_turn=in_turn), task, KEY) for in_turn in (True, False)]
     assert [Outcome(int(each.outcome)) for each in found] == [Outcome.STEP_LIMIT, Outcome.CONVERGED]
@@ -345,7 +345,7 @@ LINKS = {
 
 
 @pytest.mark.parametrize(("model", "y", "log_density", "cavities"), LINKS.values(), ids=LINKS.keys())
-def test_tilted_densities_are_integrated_however_wide_their_cavities_are(model, y, log_density, cavities):
+def test_tilted_densities_are_integrated_accurately_for_wide_cavities(model, y, log_density, cavities):
     """Against sums over a grid; Adult's rare categories have variances in the thousands under N(0, I)."""
     integrate = jax.jit(lambda *row: tilted(MODELS[model], Table(jnp.ones(1), jnp.asarray(y)), *row, 96))
     for variance, away, alpha in cavities:
@@ -384,7 +384,7 @@ def test_large_counts_have_the_posterior_that_a_grid_has():
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
-def test_rows_of_zeros_tell_the_evidence_and_nothing_else(family):
+def test_rows_of_zeros_change_the_evidence_and_not_the_posterior(family):
     """Their predictor is 0 for every θ, as that of a row with the base category of every column."""
     prior, model = family.standard_normal(3), LogisticRegression()
     without = solve(PowerEP(), problem(prior, model=model), KEY)
@@ -395,7 +395,7 @@ def test_rows_of_zeros_tell_the_evidence_and_nothing_else(family):
     assert found.free_energy == pytest.approx(float(without.free_energy) + 2 * np.log(0.5), abs=1e-10)
 
 
-def test_clients_that_ran_out_of_passes_are_not_taken_for_a_fixed_point():
+def test_clients_that_hit_the_step_limit_do_not_count_as_converged():
     """They begin again at their contexts, so that they answer the same again, wherever the fixed point is."""
     generator = np.random.default_rng(1)
     common = generator.normal(size=(30, 1))
@@ -414,7 +414,7 @@ def test_clients_that_ran_out_of_passes_are_not_taken_for_a_fixed_point():
     assert whole.status is Status.CONVERGED
 
 
-def test_rounding_does_not_damp_passes_to_a_standstill():
+def test_rounding_errors_do_not_reduce_the_damping_to_zero():
     """At a fixed point passes go to and fro by rounding; a ρ of nothing would make any place look like one."""
     x, y = rare()
     task, solver = problem(FullGaussian.standard_normal(3), x=x, y=y), PowerEP(0.1, tolerance=0.0, points=48)

@@ -80,7 +80,7 @@ def test_a_step_limit_is_reported(solver, tolerance):
 
 
 @every_solver
-def test_numbers_are_traced(solver, tolerance):
+def test_changing_a_number_does_not_recompile(solver, tolerance):
     """A new step size, tolerance or limit is no new program."""
     changes = {"max_steps": 3, "tolerance": 0.5, "learning_rate": 0.01, "window": 2, "patience": 2, "damping": 0.7}
     known = {name: value for name, value in changes.items() if hasattr(solver, name)}
@@ -90,7 +90,7 @@ def test_numbers_are_traced(solver, tolerance):
     assert solve.traces == programs
 
 
-def test_what_is_static_is_a_new_program():
+def test_changing_a_static_field_recompiles():
     """So that the count above can rise."""
     solve(FixedPoint(), problem(PRIOR), KEY)
     programs = solve.traces

@@ -24,7 +24,7 @@ COLUMNS = ("age", "pressure", "pain", "site", "ill", "surname")
 
 
 def clinic(seed, rows=30):
-    """The rows of a clinic as its file has them; a column that is nobody's business is among them."""
+    """The rows of a clinic as its file has them; one column is not part of the federation's data."""
     generator = np.random.default_rng(seed)
     age, pressure = generator.normal(60, 9, rows), generator.normal(130, 15, rows)
     pain = generator.choice(["none", "some", "much"], rows)

@@ -1,4 +1,4 @@
-"""A federation of three clinics, one of which writes what it should not, stopped on its way."""
+"""A federation of three clinics, one of which sends hostile text, interrupted during its run."""
 
 import json
 
@@ -17,7 +17,7 @@ HOSTILE = "[/bold]\x1b[2J<img src=x onerror=\"document.title='caught'\">"
 
 
 class Failing:
-    """A client that once answers a task with a reason of its own choosing."""
+    """A client that answers one task with an error and a given reason."""
 
     def __init__(self, client, reason):
         self.client, self.reason = client, reason
@@ -31,7 +31,7 @@ class Failing:
 
 
 def federate(folder, reason=HOSTILE):
-    """A federation with its file and its clients', the last of which fails once."""
+    """A federation with its configuration and clients, the last of which fails once."""
     text = TOML.replace('["east", "north", "west"]', json.dumps(NAMES))
     (folder / "federation.toml").write_text(text)
     federation = config.load(folder)
@@ -46,7 +46,7 @@ def look(folder):
 
 
 def stopped(folder):
-    """A federation whose server was killed when everybody had answered, and the link with which it goes on."""
+    """A federation whose server was killed after all clients had answered, and the link to resume it with."""
     federation, clients = federate(folder)
     link = Weather(clients, fuse=Fuse(26))
     with pytest.raises(Killed):

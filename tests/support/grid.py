@@ -1,4 +1,4 @@
-"""A stand-in for Flower's link: the real apps of server and clients in one process."""
+"""A fake of Flower's link, with the real apps of server and clients in one process."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from partita.federation.apps import client_app, server_app
 
 
 class StandIn(Grid):
-    """Hands every message to the client's app at once, and keeps its answer until it is pulled."""
+    """Passes every message to the client's app at once, and stores the answer until it is pulled."""
 
     def __init__(self, nodes):
         self.nodes = {node: Context(1, node, about, RecordDict(), {}) for node, about in enumerate(nodes, start=1)}
@@ -49,7 +49,7 @@ class StandIn(Grid):
 
 
 def serve(folder, files):
-    """Runs the server's app on a federation whose clients have these files; returns the stand-in."""
+    """Runs the server's app on a federation whose clients have these files; returns the fake link."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, 1, 0
     about = [{"client": name, "folder": str(folder), "data": str(path)} for name, path in files.items()]
     grid = StandIn(about)

@@ -1,4 +1,4 @@
-"""What holds for every family of positive numbers and probabilities, beside the contract."""
+"""Properties of every family of positive numbers and probabilities, in addition to the contract."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def natural_gradients_are_exact(q):
-    """`prop:fixed-point-equations`: of a function given in μ, the natural gradient is its derivative."""
+    """`prop:fixed-point-equations`: the natural gradient of a function of μ is its derivative by μ."""
 
     def function(r):
         return jnp.sum(jnp.stack([jnp.sum(jnp.sin(leaf / 3)) for leaf in jax.tree.leaves(r.mean_parameters())]))

@@ -1,4 +1,4 @@
-"""Results of runs that never took place, to judge and to draw."""
+"""Synthetic results of runs, for tests of reports and figures."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ def cell(
     error=0.2,
     pruned=0,
 ):
-    """`error` and `pruned` are numbers, or one for each evaluation."""
+    """`error` and `pruned` are numbers, or sequences with one number per evaluation."""
     errors, counts = (np.broadcast_to(values, len(nll)).tolist() for values in (error, pruned))
     rows = [
         {
@@ -56,7 +56,7 @@ NOISE = (-0.01, 0.0, 0.01)
 
 
 def everything(problem="credit B", noise=None, **nll):
-    """Three seeds of every method, which ends at 0.3 unless told otherwise; `noise` moves a method's seeds apart."""
+    """Three seeds of every method; the final NLL is 0.3 by default, and `noise` makes a method's seeds differ."""
     methods = ["sequential", "synchronous", "asynchronous", "global_vi", "bcm_same", "bcm_split", "vcl", "streaming_vb"]
     return Results(
         [

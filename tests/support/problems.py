@@ -1,4 +1,4 @@
-"""One small problem for all the files about runs: its shapes, and so its compiled programs, are shared."""
+"""A small problem shared by all tests of runs, so that its programs are compiled once."""
 
 import functools
 import operator
@@ -38,7 +38,7 @@ AGGREGATIONS = {
 
 
 def correlated():
-    """Six clients and four columns that are almost the same.
+    """Six clients and four strongly correlated columns.
 
     With M clients and D equal columns an exact undamped synchronous round of a mean-field q multiplies the error of
     the mean along (1, …, 1) by 1 − MD/(M + D − 1), here −5/3: it diverges, and every precision stays positive.
@@ -64,13 +64,13 @@ def faulty(change):
 
 
 def not_finite(reply):
-    """The reply of a client whose arithmetic broke down."""
+    """A reply with a NaN."""
     natural = eqx.tree_at(lambda q: q.precision, reply.delta.natural, replace_fn=lambda leaf: leaf.at[0].set(jnp.nan))
     return eqx.tree_at(lambda r: (r.delta.natural, r.info.finite), reply, (natural, jnp.asarray(False)))
 
 
 def improper(reply):
-    """A reply that takes far more precision away than there is."""
+    """A reply that would make the posterior improper."""
     return eqx.tree_at(lambda r: r.delta.natural.precision, reply, replace_fn=lambda leaf: leaf - 1e6)
 
 

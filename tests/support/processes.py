@@ -1,4 +1,4 @@
-"""Servers and clients as processes of their own, as a user starts them, and ways to kill them."""
+"""Starts servers and clients as separate processes, as a user does, and kills them."""
 
 import contextlib
 import os
@@ -37,7 +37,7 @@ def free_port():
 
 @contextlib.contextmanager
 def partita(*arguments, log):
-    """One of the commands, interrupted in the end if it has not stopped by itself."""
+    """Runs a command, and terminates it on exit if it is still running."""
     with log.open("ab") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "partita", *map(str, arguments)], stdout=file, stderr=file, start_new_session=True
@@ -62,7 +62,7 @@ def clients(study, files):
 
 
 def until(condition, seconds=240.0):
-    """Waits until something holds, and returns it."""
+    """Polls a condition until it is true, and returns its value."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := condition():
@@ -72,7 +72,7 @@ def until(condition, seconds=240.0):
 
 
 def member(study, name):
-    """How a client stands; None before there is anything to know."""
+    """The status of a client; None before the ledger exists."""
     with contextlib.suppress(InputError):
         about = config.load(study)
         return next(one for one in read_status(study, about.name, about.clients).members if one.name == name)
@@ -80,7 +80,7 @@ def member(study, name):
 
 
 def of(folder, doing=""):
-    """The processes whose command line or environment names a folder, and whose command line has a word."""
+    """Ids of processes whose command line or environment names the folder and whose command line contains `doing`."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -91,7 +91,7 @@ def of(folder, doing=""):
 
 
 def kill(processes):
-    """As power fails."""
+    """Kills processes without a chance to clean up (SIGKILL)."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)

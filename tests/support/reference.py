@@ -9,7 +9,7 @@ from scipy.optimize import minimize, root
 from scipy.special import expit, logsumexp
 
 SIZES = {1: (30,), 3: (4, 10, 16), 10: (1, 1, 2, 2, 3, 3, 4, 4, 5, 5)}
-"""How 30 rows are divided among 1, 3 and 10 clients: unequally."""
+"""Unequal sizes of 1, 3 and 10 clients that share 30 rows."""
 
 
 def logistic_data(rows=30, columns=3, seed=0):
@@ -194,14 +194,14 @@ def mean_field_factor(cavity, x, y, noise):
 
 
 def undamped_round(prior, factors, clients, noise):
-    """The factors after all clients have answered at once, for linear regression with a mean-field q."""
+    """The factors after an undamped synchronous round, for linear regression with a mean-field q."""
     q = product(prior, *factors)
     cavities = [product(q, power(factor, -1)) for factor in factors]
     return [mean_field_factor(cavity, x, y, noise) for cavity, (x, y) in zip(cavities, clients, strict=True)]
 
 
 def undamped_jacobian(prior, clients, noise):
-    """How the clients' Λm depend on those of the round before, once precisions stand: −O_k (D + O_k)⁻¹ in row k.
+    """Jacobian of a round's Λm by those of the round before, at fixed precisions: −O_k (D + O_k)⁻¹ in row k.
 
     D is the diagonal of the posterior's precision, O_k the off-diagonal part of a client's XᵀX/σ². Undamped
     synchronous runs converge where the spectral radius is below 1, damped ones where that of (1 − ρ) I + ρ J is.

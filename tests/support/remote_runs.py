@@ -1,4 +1,4 @@
-"""A linear regression whose clients are at the other end of a link, and runs of it."""
+"""A linear regression with remote clients, and runs of it."""
 
 import functools
 import operator
@@ -34,7 +34,7 @@ def sites(method):
 
 
 def serve(method, link, ledger, **rules):
-    """One life of a server."""
+    """Runs a server until it ends or is killed."""
     rows = dict(zip(PARTS.names, PARTS.sizes, strict=True))
     engine = RemoteEngine(link, rows, ledger)
     limits = Rules(**{"deadline": 10.0, "quorum": 0.5, "until": 5000.0} | rules)

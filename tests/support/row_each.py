@@ -1,4 +1,4 @@
-"""Clients of one row each, whose columns go together: plain power EP oscillates."""
+"""Clients of one row each with correlated columns, for which plain power EP oscillates."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ _generator = np.random.default_rng(0)
 X = 2 * (np.sqrt(0.8) + np.sqrt(0.2) * _generator.normal(size=(CLIENTS, COLUMNS)))
 Y = (_generator.uniform(size=CLIENTS) < 0.5).astype(float)
 ROWS = federate([Table(X[k : k + 1], Y[k : k + 1]) for k in range(CLIENTS)])
-"""A row each, whose columns go together: a mean-field posterior leaves them to correct each other's corrections."""
+"""One row per client. With correlated columns and a mean-field posterior, parallel updates over-correct."""
 MODEL, PRIOR = LogisticRegression(), MeanFieldGaussian.standard_normal(COLUMNS)
 
 

@@ -1,4 +1,4 @@
-"""Features of time series, by their definition."""
+"""A slow reference implementation of the time-series features."""
 
 import numpy as np
 import scipy.stats

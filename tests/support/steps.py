@@ -4,6 +4,6 @@ from partita.server import step as server
 
 
 def step(method, model, engine, state, *arguments, **settings):
-    """A step with an engine that is bound to the method, the model and the state's prior."""
+    """Binds the engine to the method, the model and the state's prior, and takes one step."""
     engine.bind(method.recipe(model), state.prior)
     return server.step(method, model, engine, state, *arguments, **settings)

@@ -1,4 +1,4 @@
-"""Runs of the package on the references' problems, step by step."""
+"""Runs the package on the problems of `reference`, and returns the state after every step."""
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,11 @@ from support.steps import step
 FAMILIES = [MeanFieldGaussian, FullGaussian]
 KEY = jax.random.key(0)
 EXACT = FixedPoint(0.7, max_steps=60, tolerance=-1.0, backtrack=False)
-"""Solves a client's problem to rounding: takes all its steps, each of which shrinks the error about threefold here."""
+"""Solves a client's problem to rounding error: it takes all steps, and each reduces the error about threefold here."""
 
 
 def shards(clients):
-    """The clients' rows, padded to as many as all have together, so that all divisions of a data set share programs."""
+    """The clients' rows, padded to the total number of rows, so that all partitions of a data set share programs."""
     whole = tuple(np.concatenate(parts) for parts in zip(*clients, strict=True))
     padded = federate([Table(x, y) for x, y in [*clients, whole]], buckets=1)
     return Partition(padded.shards[:-1], padded.names[:-1], padded.sizes[:-1])

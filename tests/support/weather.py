@@ -1,4 +1,4 @@
-"""An in-memory link on a virtual clock that loses, repeats, delays and reorders, and whose clients and server crash."""
+"""An in-memory link on a virtual clock that loses, duplicates, delays and reorders messages, with crashes."""
 
 import heapq
 import itertools
@@ -12,7 +12,7 @@ from partita.storage.ledger import Ledger
 
 
 class Killed(BaseException):
-    """The server is gone, as by `kill -9`: nothing catches it."""
+    """Raised where the server is killed; like `kill -9`, nothing catches it."""
 
 
 class Fuse:
@@ -42,7 +42,7 @@ class Fragile(Ledger):
 
 
 class Weather(Transport):
-    """Fair unless told: messages take a second, and everybody is there."""
+    """No faults by default: every message takes a second, and all clients are present."""
 
     def __init__(self, sites, seed=0, loss=0.0, repeat=0.0, delay=1.0, crash=0.0, bounce=0.5, fuse=None):
         self.sites: dict[str, ClientEndpoint] = dict(sites)

@@ -10,13 +10,13 @@ from partita.errors import InputError, exit_with_sentence
 from partita_experiments.config import NAMES
 
 STUDIES = ("ep", "hyper")
-"""Experiments that are no table of methods: modules of their own."""
+"""Experiments that do not compare methods and have a module of their own."""
 
 HELP = f"""Run one of the paper's experiments, and write its table, figures and report.
 
 The experiments are {", ".join(NAMES)}, {" and ".join(STUDIES)}.
 
-Interrupt it as you like: the same command goes on. Data are downloaded once, or found under PARTITA_DATA.
+It can be interrupted; the same command resumes it. Data are downloaded once, or found under PARTITA_DATA.
 """
 
 app = typer.Typer(
@@ -46,7 +46,7 @@ def experiment(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Runs the experiment of this name; `HELP` is what the user is told."""
+    """Runs the named experiment; `HELP` is its help text."""
     if name in STUDIES:
         if any(option is not None for option in (seeds, problem, data, solver, workers, config)) or plan:
             raise InputError(f"The experiment {name} takes --output, --quick and --json, and no other option.")

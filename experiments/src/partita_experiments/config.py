@@ -1,4 +1,4 @@
-"""What an experiment is, read from a TOML file: problems × methods × seeds."""
+"""The configuration of an experiment, read from a TOML file: problems × methods × seeds."""
 
 import dataclasses
 import re
@@ -14,7 +14,7 @@ from partita.methods import NAMED
 ON_ONE_CLIENT = ("pooled", "alone")
 """Global VI on one client that has all rows, and VI of every client by itself."""
 METHODS = (*NAMED, *ON_ONE_CLIENT)
-"""What a run may be of."""
+"""All methods that a run can have."""
 
 NAMES = (
     "uci",
@@ -47,15 +47,15 @@ class Problem:
     samples: int = 10
     """How many draws an expectation under a network takes."""
     solver: str = ""
-    """How clients solve, unless a run or the command line says otherwise."""
+    """The clients' solver, unless a run or the command line overrides it."""
     learning_rate: float = 0.01
-    """Of the server's optimiser, where the server has one."""
+    """Learning rate of the server's optimiser, if the method has one."""
     clip: float = float("inf")
-    """Standardised inputs farther from 0 than this are set there: clinical tables hold impossible values."""
+    """Standardised inputs are clipped to this absolute value, since clinical tables contain impossible values."""
     rows: int = 0
-    """How many training rows are used, the first of a random order; 0 for all, as they come."""
+    """Number of training rows to use, in random order; 0 for all, in the order of the file."""
     validation: int = 0
-    """How many further training rows take the place of the test rows, to choose settings by; 0 for the test rows."""
+    """Number of further training rows used for validation instead of the test rows; 0 for the test rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Run:
     method: str
     communications: int
     name: str = ""
-    """What it is called in results, figures and tables: its method, unless told."""
+    """Name in results, figures and tables; the method's by default."""
     solver: str = ""
-    """How its clients solve, if not as the problem says; what sets a run apart, so that it comes before all others."""
+    """Overrides the solver of the problem and of the command line."""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     evaluate_every: int = 1
     """How many server steps lie between two evaluations."""
@@ -85,7 +85,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Quick:
-    """The smoke run: fewer of everything, on data that need no download, with few steps a visit."""
+    """Settings of the smoke run: less of everything, without downloads, and few solver steps per visit."""
 
     problems: tuple[Problem, ...]
     seeds: int
@@ -108,15 +108,15 @@ class Experiment:
     runs: tuple[Run, ...]
     quick: Quick
     slowness: tuple[float, ...] = (1.0,)
-    """Factors, repeated over the clients, by which a visit takes longer than its rows say on the simulated clock."""
+    """Factors, cycled over the clients, that multiply the simulated duration of a visit."""
     draws: int = 100
     """How many draws of a network's parameters a prediction averages."""
     alternatives: tuple[str, ...] = ()
-    """Other data sets that may take the place of the problems' own."""
+    """Alternative data sets for the problems."""
     panels: tuple[Metric, ...] = ("error", "nll")
     """The metrics that are drawn, a column each."""
     by: tuple[Axis, ...] = ("communications",)
-    """What they are drawn against, a figure each."""
+    """The horizontal axes; one figure for each."""
     log_metrics: bool = False
     """Whether error and NLL are drawn on a logarithmic scale."""
     smoke: bool = False
@@ -157,7 +157,7 @@ def file_name(name: str) -> str:
 
 
 def _check(experiment: Experiment, source: str) -> None:
-    """Raises an `InputError` for what would go wrong later: unknown names, names used twice, nothing to run."""
+    """Raises an `InputError` for unknown names, duplicate names, and an experiment without runs."""
     for run in experiment.runs:
         if run.method not in METHODS:
             raise unknown(f"method in {source}", run.method, METHODS)

@@ -1,4 +1,4 @@
-"""How near do power EP and PVI come to the posterior, against α? Beside long runs of NUTS, and importance sampling."""
+"""How accurate are power EP and PVI for different α? Compared with long runs of NUTS and importance sampling."""
 
 import functools
 import importlib
@@ -37,15 +37,15 @@ SOLVERS: dict[str, Solver] = {
     "PVI": Newton(max_steps=200, tolerance=1e-12),
     **{f"α = {alpha:g}": PowerEP(alpha=alpha, max_steps=10_000, tolerance=1e-9) for alpha in (0.1, 0.5, 1.0)},
 }
-"""PVI ends where global VI does, and power EP where one client with all rows does: here one client has them."""
+"""PVI converges to global VI, and power EP to its solution on pooled rows, so one client with all rows suffices."""
 STYLES = {"mean-field": ("#c8553d", "--", "s"), "full": ("#1b6ca8", "-", "o")}
 BATCH = 4096
 FORMAT = 2
-"""Counts up whenever the same solver gives other results."""
+"""Increment when the same solver gives other results, to invalidate stored ones."""
 
 
 class Scale(NamedTuple):
-    """How much is run on a data set."""
+    """The size of the computations on a data set."""
 
     data: str
     rows: int
@@ -76,7 +76,7 @@ def run(folder: Path, quick: bool, as_json: bool) -> None:
                 for solver in SOLVERS:
                     fit = functools.partial(approximation, MODELS[name], table, family, solver)
                     one = cell(f"{data} {name} {family} {solver}", fit, SOLVERS[solver])
-                    found.append({"data": data, "model": name, "family": family, "method": solver, **beside(one, nuts)})
+                    found.append({"data": data, "model": name, "family": family, "method": solver, **errors(one, nuts)})
             sample = functools.partial(evidence, MODELS[name], table, scale)
             sampled = cell(f"{data} {name} evidence", sample, SOLVERS["α = 1"])
             found.append({"data": data, "model": name, "family": "", "method": "NUTS", **summary(nuts), **sampled})
@@ -92,7 +92,7 @@ def run(folder: Path, quick: bool, as_json: bool) -> None:
 def kept(
     folder: Path, scale: Scale, name: str, compute: Callable[[], dict[str, Any]], solver: Solver | None = None
 ) -> dict[str, Any]:
-    """What was computed at the same scale, by the same solver if any, before, or is now."""
+    """The stored result for the same scale and solver, or a new one."""
     path = folder / f"{name.replace(' ', '_')}.json"
     by = {} if solver is None else {"solver": str(solver), "version": __version__, "format": FORMAT}
     asked = json.loads(json.dumps({**scale._asdict(), **by}))
@@ -108,7 +108,7 @@ def kept(
 
 
 def rows_of(data: str, rows: int) -> Table:
-    """So many rows, drawn once and for all."""
+    """A fixed random sample of `rows` rows."""
     train, test, _ = datasets.adult() if data == "adult" else datasets.breast_cancer()
     x, y = (np.concatenate([np.asarray(a), np.asarray(b)]) for a, b in zip(train, test, strict=True))
     order = np.random.default_rng(0).permutation(len(y))[:rows]
@@ -128,7 +128,7 @@ def solve(solver: Solver, problem: Problem) -> Solution:
 
 
 def approximation(model: GeneralisedLinear, table: Table, family: str, solver: str) -> dict[str, Any]:
-    """Means, sds and the evidence, or PVI's bound of it."""
+    """Means, sds and the log evidence, or for PVI its lower bound."""
     found = solve(SOLVERS[solver], problem(model, table, family))
     mean, sd = found.q.moments()
     return {
@@ -200,7 +200,7 @@ def evidence(model: GeneralisedLinear, table: Table, scale: Scale) -> dict[str, 
 
 
 def summary(nuts: dict[str, Any]) -> dict[str, Any]:
-    """How far NUTS itself is to be trusted; its errors are what exact answers would seem to have."""
+    """Diagnostics of NUTS; its Monte Carlo errors are the smallest errors that the comparison can show."""
     sd_error = np.sqrt((np.array(nuts["kurtosis"]) - 1) / np.array(nuts["ess_of_squares"])) / 2
     return {
         "rhat": nuts["rhat"],
@@ -212,7 +212,7 @@ def summary(nuts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def beside(one: dict[str, Any], nuts: dict[str, Any]) -> dict[str, Any]:
+def errors(one: dict[str, Any], nuts: dict[str, Any]) -> dict[str, Any]:
     """Mean absolute errors over parameters: of sds relative to NUTS's, of means in NUTS's sds."""
     mean, sd = np.array(nuts["mean"]), np.array(nuts["sd"])
     ratio = np.array(one["sd"]) / sd - 1

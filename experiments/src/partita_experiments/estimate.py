@@ -1,4 +1,4 @@
-"""How long will it take at most? A few steps of a client's actual problem are timed before hours are spent on it."""
+"""Upper bounds of an experiment's duration, from a few timed steps of a client's actual problem."""
 
 import dataclasses
 import math
@@ -21,18 +21,18 @@ from partita_experiments.problem import Setting
 from partita_experiments.runner import Cell, Plan, method_settings
 
 SHORT, LONG = 5, 20
-"""The numbers of steps of the visits that are timed; what they have in common is not the steps'."""
+"""Numbers of steps of the timed visits; their difference gives the time per step without fixed costs."""
 
 
 class Pace(NamedTuple):
-    """How long a client takes for a visit, in seconds: once, and for every step."""
+    """Seconds per visit and per step of a client."""
 
     visit: float
     step: float
 
 
 class Forecast(NamedTuple):
-    """What is left to do of a run on a problem, over all seeds, at most."""
+    """The remaining work of a run on a problem over all seeds, as upper bounds."""
 
     problem: str
     run: str
@@ -81,7 +81,7 @@ def forecasts(plan: Plan, problem: Problem, setting: Setting) -> list[Forecast]:
 
 
 def total_seconds(plan: Plan, found: Sequence[Forecast], workers: int) -> float:
-    """The time for everything, at most: workers share the cores, and at the end some may have nothing left to do."""
+    """Upper bound of the total time, including workers that are idle at the end."""
     batches = len(plan.batches())
     workers = max(1, min(workers, batches))
     idle = math.ceil(batches / workers) * workers / batches if batches else 1.0
@@ -104,7 +104,7 @@ def sentence(found: Sequence[Forecast], seconds: float, cores: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time as one says it, to about two digits."""
+    """A readable duration, to about two digits."""
     if seconds < 0.9995:
         return f"{1000 * seconds:.1g} ms" if seconds < 0.001 else f"{1000 * seconds:.0f} ms"
     if seconds < 59.5:
@@ -117,7 +117,7 @@ def duration(seconds: float) -> str:
 
 
 def _pace(method: Method, setting: Setting, parts: Partition) -> Pace:
-    """Times visits to the largest client that differ in their number of steps; where they do not, all is the steps'."""
+    """Times visits with few and many steps to the largest client; without a difference all time counts as steps."""
     largest = int(np.argmax(parts.sizes))
     engine, state = LocalEngine(parts), init(setting.prior, len(parts), aggregation=method.aggregation)
     q, factor = state.posterior, state.factors[largest]
@@ -153,7 +153,7 @@ def _pace(method: Method, setting: Setting, parts: Partition) -> Pace:
 
 
 def _evaluation(setting: Setting) -> float:
-    """Times an evaluation of a posterior, free energy and metrics, once everything is compiled."""
+    """Times a compiled evaluation of a posterior: free energy and metrics."""
     q = setting.start(0)
     for _ in range(2):
         began = time.perf_counter()

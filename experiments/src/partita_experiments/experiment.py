@@ -46,7 +46,7 @@ class Settings:
 
 
 def run_experiment(settings: Settings, as_json: bool) -> None:
-    """Says how long it may take, runs what is missing, writes the files, and prints where they are, or JSON."""
+    """Prints a forecast, runs the missing cells, writes the files, and prints their paths, or JSON."""
     jax.config.update("jax_enable_x64", True)
     plan = _plan(settings)
     experiment, folder = plan.experiment, plan.folder
@@ -122,9 +122,9 @@ def _plan(settings: Settings) -> Plan:
 
 
 def _prepared(plan: Plan, settings: Settings) -> tuple[Plan, dict[str, list[dict[str, Any]]], list[Forecast]]:
-    """The plan with its data's digests, a table of clients per problem, and what is left to do.
+    """The plan with digests of its data, a table of clients per problem, and forecasts of the remaining work.
 
-    Networks are timed, and whatever is no smoke run; no problem's rows are kept while the next is looked at.
+    Smoke runs are not timed, except those of networks. Only one problem's rows are in memory at a time.
     """
     experiment, clients, found = plan.experiment, {}, []
     for problem in experiment.problems:
@@ -137,7 +137,7 @@ def _prepared(plan: Plan, settings: Settings) -> tuple[Plan, dict[str, list[dict
 
 
 def _warn(plan: Plan, left: list[Forecast], settings: Settings) -> None:
-    """Says on stderr how long it may take, if it is long or hard to guess."""
+    """Prints a forecast on stderr if the run may be long or has networks."""
     seconds = total_seconds(plan, left, settings.workers or cores())
     network = any(problem.model == "network" for problem in plan.experiment.problems)
     if left and (network or seconds > 60):
@@ -182,12 +182,12 @@ def _with_progress(plan: Plan, workers: int | None) -> list[dict[str, Any]]:
         try:
             return execute(plan, workers, report)
         except KeyboardInterrupt:
-            console.print("Interrupted. The same command goes on from here.")
+            console.print("Interrupted. Run the same command to resume.")
             raise
 
 
 def _figures(plan: Plan, results: Results) -> list[Picture]:
-    """One figure per data set, as in the paper, and per thing to draw against."""
+    """One figure per data set, as in the paper, and per horizontal axis."""
     experiment, pictures = plan.experiment, []
     shown = "one seed" if experiment.seeds == 1 else f"mean ± sd over {experiment.seeds} seeds"
     groups: dict[str, list[str]] = {}

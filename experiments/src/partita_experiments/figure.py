@@ -25,7 +25,7 @@ STYLES = {
     "incremental_vi": ("incremental VI (ours)", "#e07b00", "-", "*"),
     "bayesian_admm": ("Bayesian ADMM", "#5b4636", (0, (8, 2)), "8"),
 }
-"""Name, colour, line and marker of each method: to be told apart without colour, too."""
+"""Name, colour, line and marker of each method; they also differ without colour."""
 
 COLOURS = ("#1b6ca8", "#c8553d", "#3f7d20", "#7a3e9d", "#b8860b", "#0a7d7d", "#d1467f", "#8a8a8a")
 LINES = ("-", "--", "-.", ":")
@@ -43,7 +43,7 @@ AXES = {
 
 
 class Style(NamedTuple):
-    """How a run is called in legends, and how it is drawn."""
+    """The label and the line style of a run."""
 
     name: str
     colour: str
@@ -110,7 +110,7 @@ def _line(axes: Axes, curve: Curve, style: Style, one_pass: bool) -> None:
     (x, values), (name, colour, line, marker) = curve, style
     if one_pass:
         final = values[:, -1]
-        if not np.isfinite(final).all():  # there is no place for ∞; its name is in the legend all the same
+        if not np.isfinite(final).all():  # ∞ cannot be drawn, but the run stays in the legend
             final = np.full(1, np.nan)
         axes.errorbar(
             x[-1],
@@ -133,7 +133,7 @@ def _line(axes: Axes, curve: Curve, style: Style, one_pass: bool) -> None:
 
 
 def _scale(axes: Axes, ends: np.ndarray, log: bool) -> None:
-    """Shows where the runs end, and not how bad a prior's predictions are; logarithms have room for both."""
+    """Limits a linear axis to the range of final values, so that the prior's bad predictions do not dominate it."""
     ends = ends[np.isfinite(ends)]
     if log and (ends > 0).any():
         axes.set(yscale="log")

@@ -1,8 +1,8 @@
-"""Clients in this process whose long first visits are kept in files, and are not made twice.
+"""A local engine that caches long first visits in files.
 
 An answer is a function of its task. In the first visits of synchronous methods everybody is sent the prior, so that
 runs that differ in damping, and the committee machine with the whole prior, ask for the same answers; with a network
-these take longer than all later ones. An interrupted first round goes on where it was.
+these take longer than all later ones. An interrupted first round is resumed.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ from partita.io.wire import pack, unpack
 from partita.local.client import Reply, assign
 
 WORTH_KEEPING = 1.0
-"""Seconds that a visit takes at least for its answer to be kept."""
+"""Minimum duration of a visit, in seconds, for its answer to be cached."""
 
 
 class FirstVisits(LocalEngine):
-    """A `LocalEngine` that looks for answers to first visits in a folder, and puts them there.
+    """A `LocalEngine` with a cache of answers to first visits in a folder.
 
-    `about` stands for what the arrays of a task do not say: everybody's rows, and settings of model and solver.
+    `about` identifies what the arrays of a task do not contain: all clients' rows, and settings of model and solver.
     """
 
     def __init__(self, partition: Partition, speeds: Sequence[float] | None, folder: Path, about: str) -> None:

@@ -1,4 +1,4 @@
-"""The bound against hyperparameters: `fig:free-energy-schem` as real data, and three ways up (`sec:hyper_learning`)."""
+"""The bound against hyperparameters: `fig:free-energy-schem` on real data, and three rules (`sec:hyper_learning`)."""
 
 import json
 import time
@@ -37,7 +37,7 @@ from partita_experiments.datasets import diabetes
 
 CLIENTS = 10
 BEGIN = 0.1
-"""The prior's standard deviation that the three ways begin with."""
+"""The initial prior standard deviation of the three learning rules."""
 WAYS: dict[How, tuple[str, str]] = {
     "collapsed": ("#1b6ca8", "-"),
     "coordinate": ("#c8553d", "--"),
@@ -51,7 +51,7 @@ class Bound(NamedTuple):
     scales: np.ndarray
     free_energy: np.ndarray
     gradients: np.ndarray
-    """dF/dε as ten clients tell it, where q is the best; NaN where they were not asked."""
+    """dF/dε assembled from ten clients at the optimal q; NaN where it was not computed."""
 
 
 def run(folder: Path, quick: bool, as_json: bool) -> None:
@@ -123,7 +123,7 @@ def assembled(model: Model, prior: Family, parts: Partition) -> float:
 
 
 def ways_table(bound: Bound, ways: dict[How, Result]) -> list[dict[str, Any]]:
-    """What was learned, beside the best of the grid refined by a parabola through its three highest points."""
+    """The learned scales, and the grid's maximum refined by a parabola through its three highest points."""
     collapsed, log_scales = np.diagonal(bound.free_energy), np.log(bound.scales)
     top = int(np.clip(np.argmax(collapsed), 1, len(collapsed) - 2))
     near = slice(top - 1, top + 2)
@@ -190,7 +190,7 @@ def markdown(found: list[dict[str, Any]]) -> str:
 
 
 def draw(path: Path, bound: Bound, ways: dict[How, Result]) -> None:
-    """The bound over ε and q, along the best q with the clients' gradients, and the three ways up."""
+    """Draws the bound over ε and q, the collapsed bound with the clients' gradients, and the three learning rules."""
     figure = Figure(figsize=(14, 4.4), layout="constrained")
     FigureCanvasAgg(figure)
     plane, ridge, path_axis = figure.subplots(1, 3)

@@ -1,4 +1,4 @@
-"""What the experiments on images say (`sec:experiments:fmnist`, `sec:appen:experiments:fmnist`)."""
+"""Reports of the experiments on images (`sec:experiments:fmnist`, `sec:appen:experiments:fmnist`)."""
 
 import functools
 import itertools
@@ -13,9 +13,9 @@ from partita_experiments.report import Grid, Heading, Part, Statement, Text
 from partita_experiments.results import Results, columns
 
 NEAR_ERROR = 0.003
-"""How near to global VI's final test error counts as having reached it: 0.3 percentage points."""
+"""Tolerance for reaching global VI's final test error: 0.3 percentage points."""
 CRITICAL = 0.25
-"""The damping from which on synchronous PVI diverges in the paper."""
+"""The smallest damping ρ at which synchronous PVI diverges in the paper."""
 RAN_AWAY = {"diverged", "improper"}
 FEDAVG = {"FedAvg, a tenth of the clients a round": 6640, "FedAvg, all clients": 38000}
 """Communications to 97% on this split with two hidden layers of 200 units (McMahan et al. 2017): rounds × clients."""
@@ -120,7 +120,7 @@ def digits(results: Results, clients: Clients) -> list[Part]:
 
 
 def _division(clients: Clients) -> list[Part]:
-    """How many clients there are, and how unlike."""
+    """A table with the number of clients and the ranges of their rows and labels."""
     rows = [
         [problem, f"{len(some)}", *(_range([client[name] for client in some]) for name in ("rows", "labels"))]
         for problem, some in clients.items()
@@ -203,7 +203,7 @@ def _sooner(results: Results, problem: str, run: str, than: str) -> Statement:
 
 
 def _pruning(results: Results, problem: str, run: str) -> Statement:
-    """Looks at each seed's curve from its lowest NLL on."""
+    """Correlates pruned parameters and NLL after each seed's lowest NLL."""
     found = []
     for cell in results.of(problem, run):
         pruned, nll = columns(cell, "pruned", "nll")
@@ -226,7 +226,7 @@ def _by_damping(results: Results, problem: str, method: str) -> dict[float, str]
 
 
 def _faster(results: Results, problem: str, method: str, runs: dict[float, str]) -> list[Part]:
-    """Compares when the runs first have an error as low as the last of them ends with; those that ran away are out."""
+    """Compares when runs first reach the highest of their final errors; diverged runs are excluded."""
     stayed = {rho: run for rho, run in runs.items() if not RAN_AWAY & set(results.statuses(problem, run))}
     if len(stayed) < 2:
         return []

@@ -1,4 +1,4 @@
-"""What the reports of all experiments share: tables of where runs end and how soon, and how statements are judged."""
+"""Common parts of all reports: tables of final results and of efficiency, and judging of statements."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,14 +12,14 @@ from partita_experiments.results import PVI, Results
 PAPERS = ("sequential", "synchronous")
 """The schedules of PVI in the paper's experiments."""
 NEAR = 0.005
-"""How near to global VI's final NLL counts as having reached it, in nats per row."""
+"""Tolerance for reaching global VI's final NLL, in nats per row."""
 
 Clients = Mapping[str, Sequence[Mapping[str, Any]]]
 """For each problem its clients' names, rows and labels."""
 
 
 def common(results: Results) -> list[Part]:
-    """Where each run ends, and how soon it is there."""
+    """Tables of each run's final results and efficiency."""
     parts: list[Part] = [
         Heading("Where each method ends, mean ± sd over the seeds"),
         Text(
@@ -87,7 +87,7 @@ def each(judge: Judge, results: Results, problem: str, methods: Sequence[str]) -
 
 
 def rises(results: Results, problem: str, method: str) -> Statement:
-    """Whether a run gets worse again."""
+    """Judges whether a run's NLL rises again after its minimum."""
     values = results.curve(problem, method).values
     rise = values[:, -1] - np.nanmin(values, axis=1)
     return Statement(
@@ -98,7 +98,7 @@ def rises(results: Results, problem: str, method: str) -> Statement:
 
 
 def exceeds(values: np.ndarray, bound: float) -> bool | None:
-    """Whether the mean is above the bound and above 2 sd; with fewer than three seeds nobody can tell."""
+    """Whether the mean is above the bound and above 2 sd; None with fewer than three seeds."""
     if np.isposinf(values).any():
         return True
     if len(values) < 3 or not np.isfinite(values).all():
@@ -109,7 +109,7 @@ def exceeds(values: np.ndarray, bound: float) -> bool | None:
 def arrival(
     results: Results, problem: str, method: str, by: str = "communications", metric: str = "nll", near: float = NEAR
 ) -> float:
-    """When a metric comes as near to where global VI ends, for good: the median over the seeds."""
+    """When a metric stays within `near` of global VI's final value: the median over the seeds."""
     target = results.final(problem, "global_vi", metric).mean()
     return float(np.median(results.reach(problem, method, target, near, by, metric)))
 

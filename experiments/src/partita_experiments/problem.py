@@ -31,7 +31,7 @@ OPTIMISERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {"adam":
 
 
 class Setting(NamedTuple):
-    """All that a method needs to run on a problem and to be measured."""
+    """A problem's model, prior, clients and test rows, ready to run and evaluate methods."""
 
     model: Model
     prior: MeanFieldGaussian
@@ -41,7 +41,7 @@ class Setting(NamedTuple):
     draws: int
 
     def start(self, seed: int) -> Family:
-        """A tight place to begin, which the seed chooses."""
+        """A random start with small variances, determined by the seed."""
         return MeanFieldGaussian.tight(self.prior.mean, seed)
 
     def metrics(self, posterior: Posterior) -> dict[str, float]:
@@ -56,7 +56,7 @@ class Setting(NamedTuple):
 
 
 def prepare(experiment: Experiment, problem: Problem) -> Setting:
-    """Loads the data and divides them; clients then preprocess by sums alone."""
+    """Loads and partitions the data; clients then preprocess them by sharing sums only."""
     source = load(problem.data)
     division = divide(problem, source, experiment.quick.rows if experiment.smoke else None)
     tables, test = source.tables(division, problem.clip, intercept=problem.model == "logistic")
@@ -128,7 +128,7 @@ def optimiser(name: str) -> Callable[..., optax.GradientTransformation]:
 
 
 def fingerprint(setting: Setting) -> str:
-    """A digest of everybody's rows, by which results of other data are told apart."""
+    """A digest of all clients' rows and the test rows, so that results of other data are not reused."""
     digest = hashlib.sha256()
     for table in (*(shard.data for shard in setting.clients.shards), setting.test):
         for leaf in table:

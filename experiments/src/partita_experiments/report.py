@@ -38,7 +38,7 @@ class Picture(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """Something that the paper says, or that was hoped for, with what was seen."""
+    """A statement of the paper, or an expectation, with the observed result."""
 
     text: str
     holds: bool | None

@@ -1,4 +1,4 @@
-"""What came out: a tidy table of all cells, and the curves and figures that reports are made of."""
+"""Results: a tidy table of all cells, and the curves and numbers for reports."""
 
 import csv
 import io
@@ -15,7 +15,7 @@ PVI = ("sequential", "synchronous", "asynchronous")
 
 
 class Curve(NamedTuple):
-    """A metric of every seed where any of them was evaluated; a run that has ended keeps its last value."""
+    """A metric of every seed at all evaluation points; a finished run keeps its last value."""
 
     x: Float[np.ndarray, " n"]
     values: Float[np.ndarray, "seeds n"]
@@ -53,7 +53,7 @@ class Results:
         return next(cell for cell in self.cells if cell["run"] == run)["settings"].get(name)
 
     def statuses(self, problem: str, run: str) -> list[str]:
-        """How the run ended, each way once."""
+        """The distinct statuses with which the run ended."""
         return sorted({status for cell in self.of(problem, run) for status in cell["statuses"]})
 
     def final(self, problem: str, run: str, metric: str = "nll") -> Float[np.ndarray, " seeds"]:
@@ -91,9 +91,9 @@ class Results:
         by: str = "communications",
         metric: str = "nll",
     ) -> Float[np.ndarray, " seeds"]:
-        """Where each seed's metric comes as near to the target for good; infinite if it does not.
+        """When each seed's metric stays within the tolerance of the target; infinite if it does not.
 
-        On either side: a run that passes far below has not arrived.
+        The tolerance is two-sided: a run far below the target has not reached it.
         """
         found = []
         for cell in self.of(problem, run):
@@ -114,7 +114,7 @@ def columns(cell: Mapping[str, Any], *names: str) -> list[Float[np.ndarray, " n"
 
 
 def _number(value: float | str) -> float:
-    """A kept number, which is a text where it is not finite."""
+    """A stored number; non-finite values are stored as text."""
     return float(value)
 
 

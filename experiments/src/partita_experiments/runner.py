@@ -47,14 +47,14 @@ COLUMNS = (
     "error",
     "pruned",
 )
-"""What is kept of a history; nothing that another run of the same cell would not repeat."""
+"""The stored columns of a history; all are reproducible."""
 
 
 TIMEOUT = 10.0
-"""Seconds to wait for the pool of workers to notice that they are gone."""
+"""Timeout in seconds for the pool to notice that its workers have ended."""
 
 _FORMAT = 3
-"""Counts up whenever the same configuration gives other results."""
+"""Increment when the same configuration gives other results, to invalidate stored ones."""
 
 
 class Cell(NamedTuple):
@@ -100,7 +100,7 @@ class Plan(NamedTuple):
         )
 
     def clients_digest(self, cell: Cell) -> str:
-        """A digest of what clients have and do, whatever the method asks of them."""
+        """A digest of the clients' data and solver, independent of the method."""
         return _digest(self._clients(cell) | {"pooled": cell.run.method == "pooled"})
 
     def _clients(self, cell: Cell) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class Plan(NamedTuple):
         }
 
     def done(self, cell: Cell) -> dict[str, Any] | None:
-        """The cell's result, if it is there and whole and of this configuration."""
+        """The cell's result, if it exists, is complete and has this configuration's digest."""
         try:
             found = json.loads(cell.path(self.folder).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -143,7 +143,7 @@ def _digest(about: Mapping[str, Any]) -> str:
 
 
 Report = Callable[[int, int, str], None]
-"""Told how many cells are done, of how many, and what was done last."""
+"""Called with the number of finished cells, their total, and the last one's name."""
 
 
 def execute(plan: Plan, workers: int | None, report: Report) -> list[dict[str, Any]]:
@@ -198,7 +198,7 @@ def _batches(plan: Plan, batches: list[list[Cell]], workers: int) -> Iterator[li
             for process in processes:
                 process.kill()
                 process.join()
-            if manager is not None:  # it, too, waits for the processes, and whoever comes second learns nothing
+            if manager is not None:  # it also waits for the processes, and only one waiter gets their exit status
                 manager.join(TIMEOUT)
             if isinstance(error, concurrent.futures.process.BrokenProcessPool):
                 raise InputError(
@@ -235,7 +235,7 @@ def _prepared(experiment_and_problem: "_ByText") -> Setting:
 
 
 class _ByText:
-    """Makes things without a hash comparable by how they are written."""
+    """Makes unhashable objects hashable by their repr."""
 
     def __init__(self, *contents: Any) -> None:
         self.contents = contents
@@ -269,7 +269,7 @@ def run_batch(plan: Plan, cells: list[Cell]) -> list[Cell]:
 
 
 def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, Any]], list[str], float]:
-    """The evaluated rows of a cell's history, how it ended, and the seconds it took, of all sittings together.
+    """The evaluated rows of a cell's history, its status, and its duration in seconds, over all resumed parts.
 
     For "alone" there are a row and an ending per client.
     """
@@ -326,5 +326,5 @@ def _last(result: Result) -> dict[str, Any]:
 
 
 def _kept(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns that are kept; JSON has no infinity, so that it is a text."""
+    """The stored columns; infinity is stored as text, since JSON has none."""
     return {column: float(row[column]) if np.isfinite(row[column]) else str(row[column]) for column in COLUMNS}

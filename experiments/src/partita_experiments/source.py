@@ -23,13 +23,13 @@ Indices = Int[np.ndarray, " n"]
 
 
 class Division(NamedTuple):
-    """Whose the training rows are."""
+    """The partition of the training rows among clients."""
 
     clients: Sequence[Indices]
     names: Sequence[str] | None
     """The clients' names, if they have any."""
     held_out: Indices | None = None
-    """Training rows that take the place of the test rows."""
+    """Training rows used for validation instead of the test rows."""
 
 
 class Source(abc.ABC):
@@ -50,7 +50,7 @@ class Source(abc.ABC):
 
 
 class FrameSource(Source):
-    """Frames of one or more owners; clients encode them alike by sums alone."""
+    """Frames of one or more owners; clients agree on a common encoding by sharing sums only."""
 
     def __init__(self, frames: Mapping[str, Frames]) -> None:
         self.train = _together([pair.train for pair in frames.values()])
@@ -77,7 +77,7 @@ class FrameSource(Source):
 
 
 class TableSource(Source):
-    """Tables of numbers, such as images, which nobody scales."""
+    """Numeric tables, such as images, that are used without scaling."""
 
     def __init__(self, data: Dataset) -> None:
         self.data = data

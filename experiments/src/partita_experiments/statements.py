@@ -1,4 +1,4 @@
-"""What each experiment says: its tables, and the paper's statements beside what was seen."""
+"""The report of each experiment: tables, and the paper's statements with the observed results."""
 
 from collections.abc import Callable, Mapping
 
@@ -149,7 +149,7 @@ def _harmless(results: Results, problem: str, method: str) -> Statement:
 
 
 def _smoother(results: Results, method: str) -> Statement:
-    """Compares how much NLL goes up again on the way down, in all."""
+    """Compares the total of all rises of the NLL during a run."""
     ups = []
     for problem in ("logistic regression", "network"):
         values = results.curve(problem, method).values

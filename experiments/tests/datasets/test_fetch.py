@@ -111,27 +111,27 @@ def test_a_file_is_downloaded_once(serve):
 
 
 @pytest.mark.parametrize("length", [True, False])
-def test_a_download_that_was_broken_off_is_resumed(serve, length):
+def test_an_interrupted_download_is_resumed(serve, length):
     leave(CONTENT[:100_001])
     url, log = serve(length=length)
     assert fetch(remote(url)).read_bytes() == CONTENT
     assert log == ["bytes=100001-"]
 
 
-def test_a_server_without_ranges_sends_it_all_again(serve):
+def test_without_range_requests_the_download_restarts(serve):
     leave(CONTENT[:100_001])
     url, _ = serve(ranges=False)
     assert fetch(remote(url)).read_bytes() == CONTENT
 
 
-def test_a_part_as_long_as_the_file_is_fetched_anew(serve):
+def test_a_partial_file_of_full_length_is_downloaded_again(serve):
     leave(b"x" * len(CONTENT))
     url, log = serve()
     assert fetch(remote(url)).read_bytes() == CONTENT
     assert log == [f"bytes={len(CONTENT)}-", None]
 
 
-def test_what_arrived_before_the_server_hung_up_is_kept_and_used(serve):
+def test_bytes_received_before_a_disconnect_are_kept_and_reused(serve):
     url, _ = serve(cut=170_000)
     with pytest.raises(InputError, match=r"broke off after 170000 of 300000 bytes .* run again to resume"):
         fetch(remote(url))
@@ -143,7 +143,7 @@ def test_what_arrived_before_the_server_hung_up_is_kept_and_used(serve):
 
 
 @pytest.mark.parametrize("length", [True, False])
-def test_a_server_that_stalls_half_way_is_left_with_what_it_sent(serve, monkeypatch, length):
+def test_a_stalled_download_times_out_and_keeps_what_was_received(serve, monkeypatch, length):
     monkeypatch.setattr(module, "TIMEOUT", 0.1)
     url, _ = serve(cut=170_000, stall=0.4, length=length)
     with pytest.raises(InputError, match=r"broke off after \d+ .*timed out.* run again to resume"):
@@ -153,7 +153,7 @@ def test_a_server_that_stalls_half_way_is_left_with_what_it_sent(serve, monkeypa
     assert kept == CONTENT[: len(kept)]
 
 
-def test_wrong_bytes_are_removed_and_both_digests_named(serve):
+def test_a_file_with_a_wrong_digest_is_removed_and_both_digests_are_named(serve):
     wrong = CONTENT[:-1] + b"!"
     url, _ = serve(content=wrong)
     with pytest.raises(InputError, match=f"file.zip .*{hashlib.sha256(wrong).hexdigest()} instead of {DIGEST}"):
@@ -162,7 +162,7 @@ def test_wrong_bytes_are_removed_and_both_digests_named(serve):
     assert not target().exists()
 
 
-def test_a_part_of_another_file_does_not_pass(serve):
+def test_a_partial_download_of_another_file_fails_the_digest_check(serve):
     leave(b"x" * 1000)
     url, _ = serve()
     with pytest.raises(InputError, match="instead of"):
@@ -187,19 +187,19 @@ def test_offline_the_error_says_where_to_put_the_file():
     assert "refused" in message
 
 
-def test_a_server_that_says_nothing_is_not_waited_for(monkeypatch):
+def test_a_silent_server_times_out(monkeypatch):
     monkeypatch.setattr(module, "TIMEOUT", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         message = refused(f"http://127.0.0.1:{silent.getsockname()[1]}/file.zip")
     assert "timed out" in message
 
 
-def test_a_file_the_server_does_not_have(serve):
+def test_a_file_missing_on_the_server_is_reported(serve):
     url, _ = serve()
     assert "404" in refused(f"{url}.gone")
 
 
-def test_other_addresses_are_refused(tmp_path):
+def test_urls_other_than_http_are_refused(tmp_path):
     (tmp_path / "file.zip").write_bytes(CONTENT)
     with pytest.raises(InputError, match="http"):
         fetch(remote(f"file://{tmp_path}/file.zip"))
@@ -217,7 +217,7 @@ def test_the_users_own_file_comes_first_and_is_not_checked(tmp_path, monkeypatch
     assert fetch(remote(url)) == own
 
 
-def test_the_cache_lies_where_the_platform_or_the_user_wants_it(monkeypatch, tmp_path):
+def test_the_cache_folder_follows_the_platform_or_the_users_setting(monkeypatch, tmp_path):
     monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / "own"))
     assert cache() == tmp_path / "own"
     monkeypatch.delenv("PARTITA_CACHE")
@@ -236,7 +236,7 @@ def test_a_cache_that_cannot_be_written_to_is_named(tmp_path, monkeypatch, serve
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no lock")
-def test_many_at_once_download_it_once(serve):
+def test_concurrent_fetches_download_a_file_once(serve):
     url, log = serve()
     with ThreadPoolExecutor(4) as pool:
         assert set(pool.map(fetch, [remote(url)] * 4)) == {target()}
@@ -244,7 +244,7 @@ def test_many_at_once_download_it_once(serve):
     assert target().read_bytes() == CONTENT
 
 
-def test_a_bar_is_shown_when_asked_for_and_nothing_without_a_terminal(serve, monkeypatch):
+def test_a_progress_bar_is_shown_on_request_and_not_without_a_terminal(serve, monkeypatch):
     url, _ = serve()
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     fetch(remote(url))

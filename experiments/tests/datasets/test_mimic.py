@@ -109,7 +109,7 @@ def test_texts_and_numbers_of_a_scale_are_mixed(root):
     assert columns["Glascow coma scale total · all · mean"] == [15]
 
 
-def test_a_text_that_names_its_number_stands_for_it():
+def test_scale_texts_that_begin_with_a_number_have_its_value():
     numbered = [(text, value) for scale in PRIOR_SCALES.values() for text, value in scale.items() if text[0].isdigit()]
     assert len(numbered) == 2 + 4 + 6 + 13 + 6
     assert all(float(text.split()[0]) == value for text, value in numbered)
@@ -140,7 +140,7 @@ def garble(path, keep_time):
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + (0 if keep_time else 1_000_000_000)))
 
 
-def test_a_second_load_reads_the_kept_features_and_a_changed_stay_is_read_anew(root, tmp_path):
+def test_cached_features_are_reused_until_a_stay_changes(root, tmp_path):
     first = mimic_frames()
     assert len(list((tmp_path / "cache" / "mimic3").iterdir())) == 2
     stay = root / "train" / "10004_episode2_timeseries.csv"
@@ -151,7 +151,7 @@ def test_a_second_load_reads_the_kept_features_and_a_changed_stay_is_read_anew(r
         mimic_frames()
 
 
-def test_another_list_is_read_anew(root):
+def test_a_changed_list_invalidates_the_cache(root):
     mimic_frames()
     write_list(root / "train", dict(list(DEATHS["train"].items())[::-1]))
     np.testing.assert_array_equal(mimic_frames().train.y, [0, 0, 1])
@@ -177,7 +177,7 @@ def test_without_a_copy_the_error_says_what_to_put_where(root, part):
         ("stay,y_true\n3_episode1_timeseries.csv,1\n", "names '3_episode1_timeseries.csv', which is not beside it"),
     ],
 )
-def test_a_list_of_another_form_is_refused(root, lines, message):
+def test_an_invalid_list_is_refused(root, lines, message):
     (root / "test" / "listfile.csv").write_text(lines)
     with pytest.raises(InputError, match=message):
         mimic_frames()

@@ -76,13 +76,13 @@ GOOD = idx(IMAGES)
         ("train-labels-idx1-ubyte.gz", zipped(idx(LABELS + 1)), "Label 2 of MNIST's train files is 10"),
     ],
 )
-def test_a_file_that_is_cut_off_or_another_is_told(files, name, content, message):
+def test_a_truncated_or_wrong_file_is_refused(files, name, content, message):
     (files / name).write_bytes(content)
     with pytest.raises(InputError, match=message):
         datasets.mnist()
 
 
-def test_what_is_not_there_is_fetched_and_checked(files, monkeypatch):
+def test_missing_files_are_downloaded_and_checked(files, monkeypatch):
     asked = []
 
     def fetch(remote):

@@ -121,7 +121,7 @@ def test_descriptors_are_left_out_and_minus_one_is_missing(folder):
 
 
 @pytest.mark.parametrize("write", [write_tar, write_directory])
-def test_other_forms_of_the_sets_give_the_same(folder, write):
+def test_folders_and_tar_archives_give_the_same_features(folder, write):
     zipped = physionet_frames()
     for part in "ab":
         (folder / f"set-{part}.zip").unlink()
@@ -135,7 +135,7 @@ def test_other_forms_of_the_sets_give_the_same(folder, write):
         np.testing.assert_array_equal(table(one), table(other))
 
 
-def test_what_is_not_there_is_fetched(folder, tmp_path, monkeypatch):
+def test_missing_files_are_downloaded(folder, tmp_path, monkeypatch):
     server = tmp_path / "server"
     shutil.copytree(folder, server)
     for part in "ab":
@@ -164,7 +164,7 @@ def garble(path, keep_time):
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + (0 if keep_time else 1_000_000_000)))
 
 
-def test_a_second_load_reads_the_kept_features_and_a_changed_file_is_read_anew(folder, tmp_path):
+def test_cached_features_are_reused_until_a_file_changes(folder, tmp_path):
     first = physionet_frames()
     assert sorted(path.name for path in (tmp_path / "cache" / "physionet2012").iterdir()) == [
         "features-a.npz",
@@ -181,7 +181,7 @@ def test_a_second_load_reads_the_kept_features_and_a_changed_file_is_read_anew(f
 
 
 @pytest.mark.parametrize("contents", [b"", b"PK\x03\x04 broken off"])
-def test_damaged_kept_features_are_made_again(folder, tmp_path, contents):
+def test_corrupt_cached_features_are_recomputed(folder, tmp_path, contents):
     first = physionet_frames()
     path = tmp_path / "cache" / "physionet2012" / "features-a.npz"
     whole = path.read_bytes()
@@ -190,7 +190,7 @@ def test_damaged_kept_features_are_made_again(folder, tmp_path, contents):
     assert len(path.read_bytes()) == len(whole)
 
 
-def test_a_cache_that_cannot_be_written_does_no_harm(folder, tmp_path, monkeypatch):
+def test_an_unwritable_cache_is_ignored(folder, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("not a directory")
     monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / "file"))
     np.testing.assert_array_equal(physionet_frames().test.y, [1, 0])
@@ -216,13 +216,13 @@ def test_an_archive_with_a_wrong_byte_is_named(folder):
         physionet_frames()
 
 
-def test_a_record_without_an_outcome(folder):
+def test_a_record_without_an_outcome_is_refused(folder):
     write_outcomes(folder, "b", {142675: 1})
     with pytest.raises(InputError, match=r"Record 142673 is in .*set-b\.zip but not in .*Outcomes-b\.txt"):
         physionet_frames()
 
 
-def test_an_outcome_without_a_record(folder):
+def test_an_outcome_without_a_record_is_refused(folder):
     write_outcomes(folder, "b", {142675: 1, 142673: 0, 7: 0})
     with pytest.raises(InputError, match=r"Record 7 is in .*Outcomes-b\.txt but not in .*set-b\.zip"):
         physionet_frames()
@@ -240,7 +240,7 @@ def test_an_outcome_without_a_record(folder):
         ("", "holds no outcomes"),
     ],
 )
-def test_outcomes_of_another_form_are_refused(folder, text, message):
+def test_invalid_outcomes_are_refused(folder, text, message):
     (folder / "Outcomes-a.txt").write_text(text)
     with pytest.raises(InputError, match=message):
         physionet_frames()
@@ -259,7 +259,7 @@ def test_outcomes_of_another_form_are_refused(folder, text, message):
         "07:15,HR,nan",
     ],
 )
-def test_a_line_of_another_form_is_named(folder, line):
+def test_an_invalid_line_is_named(folder, line):
     texts = records("a")
     texts[132540] += f"{line}\n09:00,HR,70\n"
     write_zip(folder, "a", texts)
@@ -267,7 +267,7 @@ def test_a_line_of_another_form_is_named(folder, line):
         physionet_frames()
 
 
-def test_two_wrong_lines_that_have_the_right_number_of_fields_together(folder):
+def test_two_invalid_lines_whose_field_counts_compensate_are_named(folder):
     texts = records("a")
     texts[132540] += "07:15,HR\n07:15,HR,73,09:00\n"
     write_zip(folder, "a", texts)

@@ -1,4 +1,4 @@
-"""Features that take long to extract: progress is shown meanwhile, and they are kept for the next time."""
+"""Extracts features with a progress bar, and caches them."""
 
 import contextlib
 import hashlib
@@ -18,7 +18,7 @@ from partita_experiments.datasets.series import Measurements, features
 
 Item = TypeVar("Item")
 
-# Counts up whenever the same files give other features.
+# Increment when the same files give other features, to invalidate the cache.
 _FORMAT = 1
 
 
@@ -30,8 +30,8 @@ class StaySeries(NamedTuple):
     value: np.ndarray
 
 
-def kept(folder: str, name: str, inputs: Iterable[Path], extract: Callable[[], Frame]) -> Frame:
-    """What `extract` makes of the input files; taken from the cache while their names, sizes and times are the same."""
+def cached_frame(folder: str, name: str, inputs: Iterable[Path], extract: Callable[[], Frame]) -> Frame:
+    """The frame that `extract` makes of the input files, cached until their names, sizes or times change."""
     path = cache() / folder / f"{name}.npz"
     key = _key(inputs)
     with contextlib.suppress(InputError, KeyError):
@@ -39,7 +39,7 @@ def kept(folder: str, name: str, inputs: Iterable[Path], extract: Callable[[], F
         if about["key"] == key:
             return Frame.build(dict(zip(about["names"], arrays["x"], strict=True)), arrays["y"])
     frame = extract()
-    # A cache that cannot be written costs time at the next call, nothing else.
+    # Without a writable cache the features are extracted again at the next call.
     with contextlib.suppress(OSError):
         x = np.stack(list(frame.columns.values()))
         write(path, {"x": x, "y": frame.y}, {"key": key, "names": list(frame.columns)})

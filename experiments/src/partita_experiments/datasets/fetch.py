@@ -17,14 +17,14 @@ from partita.errors import InputError
 from partita.io.lock import hold
 
 TIMEOUT = 30.0
-"""Seconds to wait for a server that says nothing."""
+"""Timeout of a server's response, in seconds."""
 
 CHUNK = 1 << 16
 """Bytes read at a time."""
 
 
 class Remote(NamedTuple):
-    """A file, where it comes from, and what it must be."""
+    """A file with its URL and its expected digest."""
 
     folder: str
     name: str
@@ -53,9 +53,9 @@ def find(folder: str, name: str) -> Path | None:
 
 
 def fetch(remote: Remote, progress: bool | None = None) -> Path:
-    """The file, found or downloaded; what a broken download has left is resumed.
+    """The local file, or else a download; an interrupted download is resumed.
 
-    Only a file whose digest is right gets its name, so a file in the cache has been checked. `progress` shows a bar,
+    Files in the cache have a verified digest. `progress` shows a bar,
     by default on a terminal.
     """
     found = find(remote.folder, remote.name)
@@ -88,7 +88,7 @@ def _alone(target: Path) -> Iterator[None]:
 
 
 def _download(remote: Remote, part: Path, progress: bool | None) -> None:
-    """Fills `part`, from where it ends if the server can, otherwise from the beginning."""
+    """Downloads to `part`; resumes if the server supports range requests, and restarts otherwise."""
     start = part.stat().st_size if part.exists() else 0
     request = Request(remote.url, headers={"User-Agent": "partita"})
     if start:
@@ -108,13 +108,13 @@ def _download(remote: Remote, part: Path, progress: bool | None) -> None:
             start = 0
         elif not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
             part.unlink(missing_ok=True)
-            raise _unavailable(remote, "the server sends another part of it than was asked for")
+            raise _unavailable(remote, "the server sends another range than requested")
         _receive(answer, remote, part, start, progress)
     return None
 
 
 def _receive(answer: http.client.HTTPResponse, remote: Remote, part: Path, start: int, progress: bool | None) -> None:
-    """Writes what arrives behind the first `start` bytes of `part`, which stays if the download breaks off."""
+    """Writes the response after the first `start` bytes of `part`, and keeps it if the download is interrupted."""
     total = None if answer.length is None else start + answer.length
     console = Console(stderr=True)
     bars = Progress(

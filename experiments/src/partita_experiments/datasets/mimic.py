@@ -161,7 +161,7 @@ def _measurements(path: Path) -> StaySeries:
 
 
 def _numbers(path: Path, column: str, texts: np.ndarray) -> np.ndarray:
-    """The numbers in a column, or for which its texts stand."""
+    """The numbers in a column, with texts of a scale converted."""
     try:
         return _parsed(column, texts.tolist())
     except ValueError:
