@@ -14,7 +14,7 @@ os.environ.setdefault(
 import jax
 import pytest
 
-from support.siblings import SIBLINGS
+from support.siblings import SLOW_CASES
 
 jax.config.update("jax_enable_x64", True)
 
@@ -37,8 +37,8 @@ def pytest_collection_modifyitems(config, items):
     """Marks siblings as slow; one that is no longer there is an error, where its whole file was collected."""
     found = {item.nodeid: item for item in items}
     files = {nodeid.partition("::")[0] for nodeid in found}
-    for file in files & SIBLINGS.keys():
-        for name in SIBLINGS[file]:
+    for file in files & SLOW_CASES.keys():
+        for name in SLOW_CASES[file]:
             if item := found.get(f"{file}::{name}"):
                 item.add_marker(pytest.mark.slow)
             elif not any("::" in argument for argument in config.args):

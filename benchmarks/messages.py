@@ -32,7 +32,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from rich.console import Console
-from rich.table import Table as Grid
+from rich.table import Table as RichTable
 
 import partita as pt
 from partita.engines import Answer, LocalEngine
@@ -50,14 +50,14 @@ from partita.server.step import dispatch
 ENGINES = {"process": "in process", "dask": "Dask", "flower": "Flower"}
 SIZES = (1e3, 1.6e6, 50e6)
 """Bytes of an answer's arrays."""
-LARGE, FEWER = 10e6, 4
+LARGE_BYTES, REPEATS_DIVISOR = 10e6, 4
 """Messages of at least this size are repeated less often, by this factor; those of Flower always."""
-PATIENCE = 300.0
+MESSAGE_TIMEOUT = 300.0
 """Seconds after which a message counts as lost."""
 
 NUMBERS, CLIENTS, ROUNDS = (200_000, 400_000), 10, 8
 """Natural parameters of an answer: 200,000, and those of a mean-field Gaussian over as many weights."""
-GOAL = 10e-3
+TARGET_SECONDS = 10e-3
 """Target in seconds for aggregating an answer of 200,000 natural parameters."""
 LEDGERS = ("none", "not durable", "durable")
 """No ledger, one that is not flushed to disk at once, and one that is flushed after every answer."""
@@ -120,7 +120,7 @@ def message_seconds(engine, method, model, prior, task, repeats):
     for index in range(1 + repeats):
         start = time.perf_counter()
         engine.submit(task._replace(id=f"message {index}"))
-        answer = engine.next(PATIENCE)
+        answer = engine.next(MESSAGE_TIMEOUT)
         if not isinstance(answer, Answer):
             raise SystemExit(f"A message was lost: {answer}.")
         jax.block_until_ready(answer.reply)
@@ -173,11 +173,11 @@ def flower_server(folder, link, repeats):
     with hold(folder / SERVER_LOCK):
         try:
             there = link(federation.clients)
-            reception = Enrolment(federation, there, ledger)
-            columns = len(reception.assemble().names)
+            enrolment = Enrolment(federation, there, ledger)
+            columns = len(enrolment.assemble().names)
             model, method = federation.built_model(columns), federation.built_method()
             prior = federation.built_prior(model, columns)
-            engine = RemoteEngine(Attended(reception, newcomers=False), reception.rows)
+            engine = RemoteEngine(Attended(enrolment, newcomers=False), enrolment.rows)
             task = first_task(method, prior, federation.clients)
             found = message_seconds(engine, method, model, prior, task, repeats)
             ledger.say("ended", {"status": "timed", "message": json.dumps(found)})
@@ -198,19 +198,19 @@ def work_seconds(size, repeats):
     return seconds[1:]
 
 
-TIMED = {"process": in_process, "dask": over_dask, "flower": over_flower}
+MEASURES = {"process": in_process, "dask": over_dask, "flower": over_flower}
 
 
 def messages(engines, sizes, repeats):
     """The cost of a message by engine and size."""
     found = []
     for size in sizes:
-        task, fewer = one_client(size)[-1], max(3, repeats // FEWER)
-        often = fewer if size >= LARGE else repeats
+        task, fewer = one_client(size)[-1], max(3, repeats // REPEATS_DIVISOR)
+        often = fewer if size >= LARGE_BYTES else repeats
         seconds = {}
         for engine in engines:
             print(f"{ENGINES[engine]}, {size:,.0f} bytes", file=sys.stderr)
-            seconds[engine] = TIMED[engine](size, fewer if engine == "flower" else often)
+            seconds[engine] = MEASURES[engine](size, fewer if engine == "flower" else often)
         work = quartiles(work_seconds(size, often))
         for engine, (first, *others) in seconds.items():
             taken = quartiles(others)
@@ -229,11 +229,11 @@ def messages(engines, sizes, repeats):
     return found
 
 
-class Prompt(Transport):
+class ImmediateClients(Transport):
     """Clients that answer immediately, each with a precomputed change of its factor."""
 
     def __init__(self, prior, names):
-        size, self._come = prior.size() // 2, []
+        size, self._inbox = prior.size() // 2, []
         generator = np.random.default_rng(0)
         self._changes = {}
         for name in names:
@@ -244,10 +244,10 @@ class Prompt(Transport):
     def post(self, name, message):
         info = {"ell": 0.0, "free_energy": 0.0, "residual": 1.0, "steps": 1, "outcome": 1, "skipped": 0, "finite": True}
         header = {"kind": "update", "task": message.header["task"], "version": message.header["version"], "info": info}
-        self._come.append(Delivery(name, Message(header, unpack(self._changes[name]).arrays)))
+        self._inbox.append(Delivery(name, Message(header, unpack(self._changes[name]).arrays)))
 
     def poll(self, timeout):
-        return self._come.pop(0) if self._come else None
+        return self._inbox.pop(0) if self._inbox else None
 
     def present(self):
         return list(self._changes)
@@ -256,11 +256,11 @@ class Prompt(Transport):
         return time.monotonic()
 
 
-def take_in_seconds(numbers, method, admission, journal):
+def aggregation_seconds(numbers, method, admission, journal):
     """The server's time per answer at every step, without the first round, which compiles."""
     prior = pt.MeanFieldGaussian.standard_normal(numbers // 2)
     names = [f"client {k}" for k in range(CLIENTS)]
-    engine = RemoteEngine(Prompt(prior, names), dict.fromkeys(names, 1), journal)
+    engine = RemoteEngine(ImmediateClients(prior, names), dict.fromkeys(names, 1), journal)
     result = pt.run(
         method,
         pt.LogisticRegression(),
@@ -286,7 +286,7 @@ def server(place):
     for numbers, schedule, ledger, check in itertools.product(NUMBERS, schedules, LEDGERS, checks):
         with tempfile.TemporaryDirectory(dir=place) as folder:
             journal = Journal() if ledger == "none" else Ledger(Path(folder) / "ledger", durable=ledger == "durable")
-            seconds = quartiles(take_in_seconds(numbers, schedules[schedule], checks[check], journal))
+            seconds = quartiles(aggregation_seconds(numbers, schedules[schedule], checks[check], journal))
         found.append({"numbers": numbers, "schedule": schedule, "ledger": ledger, "checks": check, "seconds": seconds})
     return found
 
@@ -301,7 +301,7 @@ def show(report):
         return " ".join(f"{1e3 * value[name]:,.2f}" for name in ("median", "low", "high"))
 
     def grid(title, *columns):
-        made = Grid(title=title)
+        made = RichTable(title=title)
         for index, column in enumerate(columns):
             made.add_column(column, justify="right" if index else "left")
         return made
@@ -335,10 +335,10 @@ def show(report):
         "ledger",
         "checks",
         "median and quartiles",
-        f"under {1e3 * GOAL:.0f} ms",
+        f"under {1e3 * TARGET_SECONDS:.0f} ms",
     )
     for row in report["server"]:
-        holds = "holds" if row["seconds"]["median"] < GOAL else "FALLS SHORT"
+        holds = "holds" if row["seconds"]["median"] < TARGET_SECONDS else "FALLS SHORT"
         verdict = holds if row["numbers"] == NUMBERS[0] else ""
         table.add_row(
             row["schedule"], f"{row['numbers']:,}", row["ledger"], row["checks"], spread(row["seconds"]), verdict

@@ -45,11 +45,11 @@ OURS, WEIGHTS = "partita", "partita, weights drawn"
 REPEATED, SHARED = "PyTorch, input repeated", "PyTorch, first layer shared"
 ESTIMATORS = ("Trace_ELBO", "TraceMeanField_ELBO")
 
-ROUNDING = 1e-4
+MAX_GRADIENT_ERROR = 1e-4
 """Maximum relative difference of gradients for the same noise."""
 DRAWS = 100
 """Number of gradients of 10 samples each that are averaged where the noise cannot be the same."""
-CHANCE, RESOLUTION = 4.0, 0.25
+MAX_Z, MAX_STANDARD_ERROR = 4.0, 0.25
 """Maximum difference of these averages in standard errors, and maximum standard error; see `average_errors`."""
 LEAVES = tuple(
     f"{part} of {kind} {index}" for part in ("mean", "log sd") for index in (0, 1) for kind in ("weight", "bias")
@@ -238,7 +238,7 @@ def numpyro_run(samples, estimator, vectorised):
 def measure_partita(threads):
     import jax
 
-    def awaited(function):
+    def blocking(function):
         compiled = jax.jit(function)
         return lambda left, right: compiled(left, right).block_until_ready()
 
@@ -249,7 +249,7 @@ def measure_partita(threads):
     }
     rates = {
         "NumPy": multiplication_rate(np.asarray),
-        "JAX": multiplication_rate(jax.numpy.asarray, awaited),
+        "JAX": multiplication_rate(jax.numpy.asarray, blocking),
     }
     return {"steps": steps, "rates": rates}
 
@@ -295,14 +295,14 @@ def same_noise_errors(x, y, means, samples):
 
     drawn = []
 
-    class Recorded(NetworkClassifier):
+    class RecordingClassifier(NetworkClassifier):
         """A classifier that records its noise."""
 
         def predictor_at(self, shared, noise):
             jax.debug.callback(lambda value: drawn.append(np.array(value)), noise)
             return super().predictor_at(shared, noise)
 
-    problem = partita_problem(x, y, means, samples, ROWS / BATCH, Recorded)
+    problem = partita_problem(x, y, means, samples, ROWS / BATCH, RecordingClassifier)
     _, ours = jax.jit(value_and_leaves(problem, problem.free_energy))(jax.random.key(0))
     jax.effects_barrier()
     if len(drawn) != samples:
@@ -403,17 +403,17 @@ def in_process(work, threads):
     return json.loads(done.stdout)
 
 
-def checked():
+def verified_errors():
     """The errors of the other libraries' gradients; exits if one is too large."""
     errors = in_process("check", max(THREADS))
     for samples, versions in errors["same_noise"].items():
         for version, leaves in versions.items():
             for leaf, error in leaves.items():
-                if not error <= ROUNDING:
+                if not error <= MAX_GRADIENT_ERROR:
                     raise SystemExit(f"{version}, {samples} samples: the gradient in {leaf} differs by {error:.1e}.")
     for estimator, figures in errors["averages"].items():
         for name, figure in figures.items():
-            if not (abs(figure["z"]) <= CHANCE and figure["resolution"] <= RESOLUTION):
+            if not (abs(figure["z"]) <= MAX_Z and figure["resolution"] <= MAX_STANDARD_ERROR):
                 raise SystemExit(f"NumPyro's {estimator}, {name}: differs from ours, or is not known well: {figure}.")
     return errors
 
@@ -520,7 +520,7 @@ def main():
     if len(os.sched_getaffinity(0)) < max(THREADS):
         raise SystemExit(f"The benchmark compares {max(THREADS)} threads: give it as many cores.")
 
-    errors = checked()
+    errors = verified_errors()
     rounds = {threads: [] for threads in THREADS}
     for index in range(arguments.rounds):
         for threads in THREADS:

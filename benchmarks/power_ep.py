@@ -17,7 +17,7 @@ import time
 import jax
 import numpy as np
 from rich.console import Console
-from rich.table import Table as Grid
+from rich.table import Table as RichTable
 
 import partita as pt
 from partita.families.factor import Factor
@@ -34,7 +34,7 @@ def one_pass(solver, problem, progress, key):
     return solver.step(problem, progress, 0, key)
 
 
-def now():
+def read_clocks():
     """Wall-clock and CPU seconds; on a shared machine the latter are more reliable."""
     return np.array([time.perf_counter(), time.process_time()])
 
@@ -60,9 +60,9 @@ def passes(table, repeats):
     seconds = {rows: [] for rows in ROWS}
     for _ in range(repeats):
         for rows, problem in problems.items():
-            start = now()
+            start = read_clocks()
             jax.block_until_ready(one_pass(solver, problem, starts[rows], key))
-            seconds[rows].append(now() - start)
+            seconds[rows].append(read_clocks() - start)
     for rows, problem in problems.items():
         step = jax.jit(lambda progress, problem=problem: solver.step(problem, progress, 0, key))
         analysis = step.lower(starts[rows]).compile().memory_analysis()
@@ -86,9 +86,9 @@ def runs(table):
     for name, method in methods.items():
         whole = functools.partial(pt.run, method, pt.LogisticRegression(), prior, parts, monitor=pt.Monitor(every=0))
         whole(communications=1)  # compiles
-        start = now()
+        start = read_clocks()
         result = whole()
-        seconds = now() - start
+        seconds = read_clocks() - start
         found[name] = {
             **clocks(seconds),
             "status": result.status.value,
@@ -104,7 +104,7 @@ def runs(table):
 
 def show(report):
     console = Console(width=140)
-    table = Grid(
+    table = RichTable(
         "rows",
         "ms a pass",
         "CPU ms",
@@ -116,7 +116,7 @@ def show(report):
         wall, cpu = 1e3 * row["seconds"], 1e3 * row["cpu_seconds"]
         table.add_row(f"{rows:,}", f"{wall:.0f}", f"{cpu:.0f}", f"{1e3 * cpu / rows:.1f}", f"{row['bytes'] / 1e6:.1f}")
     console.print(table)
-    table = Grid(
+    table = RichTable(
         "method",
         "seconds",
         "CPU seconds",

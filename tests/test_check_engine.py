@@ -8,7 +8,7 @@ from partita.engines import Answer, Failure
 from partita.engines.remote import RemoteEngine
 from support import remote_runs
 from support.problems import MODEL, PARTS, PRIOR, SOLVER, STOCHASTIC
-from support.weather import Weather
+from support.weather import FaultyLink
 
 METHOD = pt.methods.sequential(SOLVER)
 
@@ -101,7 +101,7 @@ def test_the_local_engine_fulfils_the_contract():
 def test_the_remote_engine_fulfils_the_contract():
     method = remote_runs.METHODS["sequential"]
     rows = dict(zip(remote_runs.PARTS.names, remote_runs.PARTS.sizes, strict=True))
-    engine = RemoteEngine(Weather(remote_runs.sites(method)), rows)
+    engine = RemoteEngine(FaultyLink(remote_runs.endpoints(method)), rows)
     pt.checks.check_engine(engine, method, remote_runs.MODEL, remote_runs.PRIOR)
 
 

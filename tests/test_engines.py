@@ -21,7 +21,7 @@ from partita.server.rules import Rules
 from partita.server.state import init
 from support.problems import MODEL, PARTS, PRIOR, SCHEDULES, SOLVER, STOCHASTIC, faulty, not_finite
 from support.steps import step
-from support.weather import Weather
+from support.weather import FaultyLink
 
 
 @pytest.mark.parametrize("schedule", ["synchronous", "subset", "asynchronous"])
@@ -112,7 +112,7 @@ def test_the_sum_of_the_clients_expectations_is_that_of_all_rows():
 def linked(recipes, prior=PRIOR):
     """Clients of PARTS behind a link, each of whom was given one of these recipes, and their engine."""
     named = zip(PARTS.names, recipes, PARTS.shards, strict=True)
-    link = Weather({name: ClientEndpoint(name, recipe, prior, shard) for name, recipe, shard in named})
+    link = FaultyLink({name: ClientEndpoint(name, recipe, prior, shard) for name, recipe, shard in named})
     return RemoteEngine(link, dict(zip(PARTS.names, PARTS.sizes, strict=True)))
 
 

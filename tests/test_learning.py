@@ -431,7 +431,11 @@ def test_the_summary_has_what_was_learned():
             "no hyperparameter named 'nois': choose one of noise, prior_scale, prior_scales, layer_scales",
         ),
         (["slope"], LINEAR, "no hyperparameter named 'slope'"),
-        (["noise"], pt.LinearRegression(-1.0), "The initial noise must be above 0, not -1.0"),
+        (
+            ["noise"],
+            eqx.tree_at(lambda model: model.noise, LINEAR, jnp.asarray(-1.0)),
+            "The initial noise must be above 0",
+        ),
         (["prior_scale", "prior_scales"], LINEAR, "name only one"),
         (["noise", "noise"], LINEAR, "each once"),
     ],

@@ -41,7 +41,7 @@ def main(
         console.print(f"{folder} is there already: choose another folder.")
         raise typer.Exit(1)
     found = heart_disease()
-    frames = found or made_up()
+    frames = found or synthetic_hospitals()
     console.print("The Heart Disease data." if found else "Made-up hospitals: the Heart Disease files are not here.")
     files = {name: folder / "rows" / f"{name}.csv" for name in frames}
     for name, frame in frames.items():
@@ -85,7 +85,7 @@ def heart_disease() -> dict[str, Frame]:
     return {name: both.train for name, both in heart_frames().items()}
 
 
-def made_up() -> dict[str, Frame]:
+def synthetic_hospitals() -> dict[str, Frame]:
     """Hospitals with the columns of the Heart Disease data, whose patients differ in age."""
     about = config.read(SETTINGS.read_bytes(), SETTINGS.name)
     generator = np.random.default_rng(0)

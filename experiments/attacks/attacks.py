@@ -37,7 +37,7 @@ from partita.server.rules import Rules
 from partita.server.run import run
 from partita.server.state import State
 from partita_experiments import config
-from partita_experiments.problem import Setting, prepare, solver
+from partita_experiments.problem import PreparedProblem, prepare, solver
 
 MEAN, PRECISION = ".natural.precision_mean", ".natural.precision"
 """Natural parameters in an answer, by name; in a task a t comes before those of the client's factor."""
@@ -300,7 +300,7 @@ class Bench:
 
 
 @functools.lru_cache
-def _prepared(experiment: str, problem: str) -> Setting:
+def _prepared(experiment: str, problem: str) -> PreparedProblem:
     found = config.load(experiment)
     return prepare(found, next(some for some in found.problems if some.name == problem))
 

@@ -105,7 +105,7 @@ def test_an_experiment_on_images_prints_a_forecast_first(tmp_path):
 
 
 def test_a_plan_is_a_table_with_a_row_per_run(capsys, tmp_path):
-    plan = Plan(experiments.load("mnist-damping").quickly(), tmp_path)
+    plan = Plan(experiments.load("mnist-damping").smoke_version(), tmp_path)
     left = [Forecast("homogeneous", f"sequential, ρ = {k}", 1, 20, 4000, 90.0, 0.01, 0.1) for k in range(3)]
     _print_plan(plan, left, Settings("mnist-damping", workers=1), as_json=False)
     printed = capsys.readouterr().out

@@ -45,7 +45,7 @@ def test_cached_results_are_reused_only_for_the_same_settings(tmp_path):
 
     solver, other = PowerEP(0.5), PowerEP(0.5, points=48)
     asked = [(SMALL, None), (SMALL, None), (SMALL, solver), (SMALL, solver), (SMALL, other), (ep.WHOLE[0], other)]
-    found = [ep.kept(tmp_path, scale, "a cell", compute, by)["value"] for scale, by in asked]
+    found = [ep.cached_result(tmp_path, scale, "a cell", compute, by)["value"] for scale, by in asked]
     assert found == [1, 1, 2, 2, 3, 4]
 
 

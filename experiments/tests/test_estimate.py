@@ -25,7 +25,7 @@ RUNS = (
 
 @pytest.fixture
 def plan(tmp_path):
-    experiment = dataclasses.replace(experiments.load("heart").quickly(), runs=RUNS, seeds=2)
+    experiment = dataclasses.replace(experiments.load("heart").smoke_version(), runs=RUNS, seeds=2)
     return Plan(experiment, tmp_path)
 
 

@@ -32,7 +32,7 @@ def visits(monkeypatch, tmp_path):
         return client_update(recipe, prior, q, factor, *rest)
 
     monkeypatch.setattr(local, "client_update", counted)
-    monkeypatch.setattr(first_visits, "WORTH_KEEPING", 0.0)
+    monkeypatch.setattr(first_visits, "MIN_CACHED_SECONDS", 0.0)
     return seen
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from partita_experiments import images
-from partita_experiments.report import Grid
+from partita_experiments.report import ReportTable
 from partita_experiments.results import Results
-from support.made_up_cells import CLIENTS, cell, everything, verdicts
+from support.made_up_cells import CLIENTS, cell, results_of_all_methods, verdicts
 
 
 def seeds(method, nll, noise=0.0, **about):
@@ -112,7 +112,7 @@ def test_synchronous_runs_with_little_damping_are_judged_by_divergence():
     assert found[diverges.format(0.25)] == (False, "ended budget spent, with a test error of 0.0200 ± 0.0000.")
     assert found[diverges.format(0.5)][0] is True
     assert len(found) == 3
-    table = [part for part in parts if isinstance(part, Grid)][1]
+    table = [part for part in parts if isinstance(part, ReportTable)][1]
     assert [row[:2] for row in table.rows] == [["synchronous PVI", rho] for rho in ("0.1", "0.2", "0.25", "0.5")]
 
 
@@ -133,7 +133,7 @@ def test_efficiency_at_first_is_judged_after_a_thousand_communications():
 
 
 def test_communications_to_97_per_cent_stand_beside_published_ones():
-    grids = [part for part in inhomogeneous(sequential=[0.4, 0.3, 0.2]) if isinstance(part, Grid)]
+    grids = [part for part in inhomogeneous(sequential=[0.4, 0.3, 0.2]) if isinstance(part, ReportTable)]
     reached = next(grid for grid in grids if grid.header == ["method", "communications"])
     assert reached.rows == [["sequential PVI", "1800"], *([name, f"{n}"] for name, n in images.FEDAVG.items())]
     assert list(images.FEDAVG.values()) == [6640, 38000]
@@ -150,7 +150,7 @@ def test_an_ablation_lists_the_best_first_and_makes_no_statements():
         *seeds("sequential", [0.4, np.inf], run="lost"),
     ]
     parts = images.ablation(Results(cells), CLIENTS)
-    grid = [part for part in parts if isinstance(part, Grid)][1]
+    grid = [part for part in parts if isinstance(part, ReportTable)][1]
     assert [row[0] for row in grid.rows] == ["best", "worse", "lost"]
     assert grid.rows[0][1:3] == ["0.2000 ± 0.0000", "0.5000 ± 0.0000"]
     assert grid.rows[0][-1] == "0.2000 ± 0.0000"
@@ -158,5 +158,7 @@ def test_an_ablation_lists_the_best_first_and_makes_no_statements():
 
 
 def test_many_clients_are_summarised_by_ranges():
-    grid = next(part for part in images.ablation(everything("images"), CLIENTS) if isinstance(part, Grid))
+    grid = next(
+        part for part in images.ablation(results_of_all_methods("images"), CLIENTS) if isinstance(part, ReportTable)
+    )
     assert grid.rows == [["credit B", "2", "36 to 67", "1 to 2"]]

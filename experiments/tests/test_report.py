@@ -6,9 +6,9 @@ import pytest
 from partita_experiments import judge, statements
 from partita_experiments.config import NAMES
 from partita_experiments.figure import STYLES, draw, label, styles
-from partita_experiments.report import Grid, Heading, Picture, Statement, Subheading, Text, markdown, page
+from partita_experiments.report import Heading, Picture, ReportTable, Statement, Subheading, Text, markdown, page
 from partita_experiments.results import HEADER, Results
-from support.made_up_cells import CLIENTS, cell, everything, verdicts
+from support.made_up_cells import CLIENTS, cell, results_of_all_methods, verdicts
 
 CELLS = [
     cell("sequential", [0.9, 0.5, 0.306, 0.301]),
@@ -62,7 +62,7 @@ WORSE = "ends worse than global VI, by more than 0.01 and by more than 2 sd."
 
 
 def uci(**changes):
-    return verdicts(statements.uci(everything(**changes), CLIENTS))
+    return verdicts(statements.uci(results_of_all_methods(**changes), CLIENTS))
 
 
 def test_ending_near_global_vi_is_judged_by_every_seed():
@@ -78,7 +78,7 @@ def test_ending_near_global_vi_is_judged_by_every_seed():
 def test_statements_are_not_judged_if_global_vi_has_not_converged(free_energy, judged):
     """It has not where pooled rows reach a higher free energy with other predictions."""
     pooled = [cell("pooled", [0.2], seed, free_energy=free_energy) for seed in range(3)]
-    results = Results([*everything(sequential=[0.5, 0.2]).cells, *pooled])
+    results = Results([*results_of_all_methods(sequential=[0.5, 0.2]).cells, *pooled])
     found = verdicts(statements.uci(results, CLIENTS))
     holds, seen = found["credit B: sequential PVI ends within 0.01 test NLL of global VI."]
     assert holds is (False if judged else None)
@@ -99,7 +99,7 @@ def test_a_lone_seed_has_no_sd():
 
 
 def test_statements_are_not_judged_with_two_seeds():
-    cells = [item for item in everything(vcl=[0.4]).cells if item["seed"] < 2]
+    cells = [item for item in results_of_all_methods(vcl=[0.4]).cells if item["seed"] < 2]
     assert verdicts(statements.uci(Results(cells), CLIENTS))[f"credit B: VCL {WORSE}"][0] is None
 
 
@@ -114,7 +114,7 @@ def test_streaming_rises_where_it_ends_above_its_lowest(nll, noise, holds):
 @pytest.mark.parametrize(("end", "holds"), [(0.304, True), (0.306, False)])
 def test_over_counting_is_harmless_where_it_ends_with_global_vi(end, holds):
     clients = {"adult A": CLIENTS["credit B"]}
-    found = verdicts(statements.uci(everything("adult A", streaming_vb=[0.5, end]), clients))
+    found = verdicts(statements.uci(results_of_all_methods("adult A", streaming_vb=[0.5, end]), clients))
     same = "adult A: streaming VB converges to the same predictions as PVI (within 0.005 of global VI's NLL)."
     assert found[same][0] is holds
 
@@ -122,7 +122,7 @@ def test_over_counting_is_harmless_where_it_ends_with_global_vi(end, holds):
 @pytest.mark.parametrize(("nll", "holds"), [([0.3, 0.3], True), ([0.2, 0.3], False), ([0.5, 0.3], False)])
 def test_a_single_round_suffices_if_ten_communications_reach_the_target(nll, holds):
     clients = {"adult A": CLIENTS["credit B"]}
-    found = verdicts(statements.uci(everything("adult A", synchronous=nll), clients))
+    found = verdicts(statements.uci(results_of_all_methods("adult A", synchronous=nll), clients))
     once = "adult A: with clients alike, synchronous PVI converges after a single round (10 communications)."
     assert found[once][0] is holds
 
@@ -131,15 +131,17 @@ def test_smoothness_is_judged_by_the_total_rise_of_the_nll():
     smooth, rough = [0.5, 0.4, 0.3], [0.5, 0.3, 0.4, 0.3]
     for logistic, network, holds in ((smooth, rough, True), (rough, smooth, False)):
         cells = [
-            *everything("logistic regression", sequential=logistic).cells,
-            *everything("network", sequential=network).cells,
+            *results_of_all_methods("logistic regression", sequential=logistic).cells,
+            *results_of_all_methods("network", sequential=network).cells,
         ]
         found = verdicts(statements.mortality(Results(cells), {"network": CLIENTS["credit B"]}))
         assert found["sequential PVI converges more smoothly for logistic regression than for the network."][0] is holds
 
 
 def test_the_hospitals_stand_beside_published_accuracies():
-    grids = [part for part in statements.heart(everything("hospitals"), CLIENTS) if isinstance(part, Grid)]
+    grids = [
+        part for part in statements.heart(results_of_all_methods("hospitals"), CLIENTS) if isinstance(part, ReportTable)
+    ]
     assert ["sequential PVI", "0.800"] in grids[-1].rows
     assert ["FLamby: pooled", "0.795"] in grids[-1].rows
 
@@ -149,7 +151,7 @@ def test_the_hospitals_stand_beside_published_accuracies():
 def test_a_report_needs_no_particular_methods(name, methods):
     """What was not run is left out."""
     problem = {"uci": "adult B", "mortality": "network", "heart": "hospitals"}.get(name, "images")
-    cells = [item for item in everything(problem).cells if item["method"] in methods]
+    cells = [item for item in results_of_all_methods(problem).cells if item["method"] in methods]
     assert markdown("Title", statements.PAGES[name](Results(cells), CLIENTS))
 
 
@@ -159,7 +161,7 @@ def test_every_experiment_has_a_page():
 
 def test_communications_and_time_are_compared_with_global_vi():
     cells = [*CELLS, cell("synchronous", [0.9, 0.3]), cell("asynchronous", [0.9, 0.4])]
-    grids = [part for part in judge.efficiency(Results(cells)) if isinstance(part, Grid)]
+    grids = [part for part in judge.efficiency(Results(cells)) if isinstance(part, ReportTable)]
     assert grids[0].rows == [["credit B", "35 (11×)", "20 (20×)", "∞", "400"]]
     assert grids[1].rows == [["credit B", "7", "4", "∞"]]
 
@@ -168,7 +170,7 @@ PARTS = [
     Heading("Clients"),
     Subheading("`adult` A"),
     Text("a < b"),
-    Grid(["name", "rows"], [["x", "1"], ["y", "2"]]),
+    ReportTable(["name", "rows"], [["x", "1"], ["y", "2"]]),
     Picture("adult.png", "Adult."),
     Statement("PVI ends within 0.01.", True, "0.001."),
     Statement("VCL fails.", False, "it did not."),

@@ -23,7 +23,7 @@ from partita_experiments.config import Run
 from partita_experiments.problem import divide, fingerprint, prepare, sizes_and_labels, solver
 from partita_experiments.results import Results
 from partita_experiments.runner import Plan, execute
-from partita_experiments.source import load, made_up
+from partita_experiments.source import load, synthetic_frames
 from support.steps import step
 
 
@@ -32,7 +32,7 @@ def quiet(done, total, last):
 
 
 def plan(folder, **changes):
-    experiment = experiments.load("heart").quickly()
+    experiment = experiments.load("heart").smoke_version()
     runs = tuple(run for run in experiment.runs if run.method in ("sequential", "vcl", "global_vi", "alone"))
     return Plan(dataclasses.replace(experiment, runs=runs, **changes), folder)
 
@@ -66,7 +66,7 @@ def test_interrupted_anywhere_and_run_again_ends_in_the_same_table(whole, tmp_pa
     """Also in the midst of a cell, whose run goes on from its checkpoint."""
     cells, evaluations = [], 0
     made = plan(tmp_path)
-    measure = runner.Setting.metrics
+    measure = runner.PreparedProblem.metrics
 
     def metrics(self, posterior):
         nonlocal evaluations
@@ -76,7 +76,7 @@ def test_interrupted_anywhere_and_run_again_ends_in_the_same_table(whole, tmp_pa
         return measure(self, posterior)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner.Setting, "metrics", metrics)
+        patch.setattr(runner.PreparedProblem, "metrics", metrics)
         with pytest.raises(PowerCut):
             execute(made, 1, quiet)
     done = [cell for cell in made.cells() if made.done(cell)]
@@ -149,7 +149,7 @@ def test_an_unknown_solver_is_refused_before_anything_runs(tmp_path):
 
 def test_clients_preprocess_as_if_their_rows_were_pooled():
     """On Adult's split B, which gives small clients few of the categories."""
-    experiment = experiments.load("uci").quickly()
+    experiment = experiments.load("uci").smoke_version()
     problem = experiment.problems[1]
     setting = prepare(experiment, problem)
     source = load("adult")
@@ -172,7 +172,7 @@ def test_the_simulated_clock_follows_rows_and_slowness():
 
 
 def _uci(name):
-    experiment = experiments.load("uci").quickly()
+    experiment = experiments.load("uci").smoke_version()
     return experiment, next(problem for problem in experiment.problems if problem.name == name)
 
 
@@ -191,7 +191,7 @@ def test_adult_is_divided_as_in_the_papers_table():
 @pytest.mark.parametrize("method", ["sequential", "global_vi", "bcm_split"])
 def test_messages_of_n_and_of_2n_rows_are_the_same_size(method):
     """What leaves a client is a change of natural parameters and scalars, and in round 0 sums."""
-    made = made_up(rows=400)
+    made = synthetic_frames(rows=400)
     sizes = []
     for copies in (1, 2):
         frames = [_pooled([frames.train] * copies) for frames in made.values()]
@@ -266,7 +266,7 @@ def test_a_table_of_clients_has_rows_and_proportions():
 
 
 def _images(name, **changes):
-    experiment = experiments.load(f"mnist-{name}").quickly()
+    experiment = experiments.load(f"mnist-{name}").smoke_version()
     return experiment, dataclasses.replace(experiment.problems[0], **changes)
 
 
@@ -333,7 +333,7 @@ def test_training_rows_are_random_and_disjoint_from_validation_rows(rows, valida
 
 
 def test_owners_keep_what_is_chosen_of_their_rows():
-    experiment = experiments.load("heart").quickly()
+    experiment = experiments.load("heart").smoke_version()
     source = load("made up")
     problem = dataclasses.replace(experiment.problems[0], rows=200, validation=50)
     division = divide(problem, source, None)
@@ -373,7 +373,7 @@ def test_runs_of_one_method_have_names_solvers_and_files_of_their_own(tmp_path):
 
 def test_a_smoke_run_limits_a_solvers_steps_to_the_smaller_limit():
     experiment = dataclasses.replace(
-        experiments.load("heart").quickly(),
+        experiments.load("heart").smoke_version(),
         solvers={"long": {"kind": "newton", "max_steps": 500}, "short": {"kind": "newton", "max_steps": 3}},
     )
     assert [solver(experiment, name).max_steps for name in ("long", "short")] == [20, 3]
@@ -382,7 +382,7 @@ def test_a_smoke_run_limits_a_solvers_steps_to_the_smaller_limit():
 def test_a_networks_runs_are_separate_batches_except_in_smoke_runs(tmp_path):
     whole = Plan(experiments.load("mnist-homogeneous"), tmp_path)
     assert [len(batch) for batch in whole.batches()] == [1] * len(list(whole.cells()))
-    quick = Plan(whole.experiment.quickly(), tmp_path)
+    quick = Plan(whole.experiment.smoke_version(), tmp_path)
     assert [len(batch) for batch in quick.batches()] == [len(quick.experiment.runs)] * quick.experiment.seeds
     tables = Plan(experiments.load("heart"), tmp_path)
     assert [len(batch) for batch in tables.batches()] == [len(tables.experiment.runs)] * tables.experiment.seeds

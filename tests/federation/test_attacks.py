@@ -20,10 +20,10 @@ from partita.server.monitor import Monitor
 from partita.server.rules import Rules
 from partita.server.state import init
 from partita.storage.ledger import Ledger
-from support.remote_runs import METHODS, MODEL, PARTS, PRIOR, assert_product, sites
+from support.remote_runs import METHODS, MODEL, PARTS, PRIOR, assert_product, endpoints
 from support.remote_runs import serve as serve_under
 from support.steps import step
-from support.weather import Weather
+from support.weather import FaultyLink
 
 BOUNDS = Admission(change=1000.0, dominance=20.0, deficit=0.05)
 NAME = "client 1"
@@ -45,11 +45,11 @@ class Attacker:
         return honest
 
 
-class Forging(Weather):
+class Forging(FaultyLink):
     """A link on which letters arrive that answer nothing, under any name, before each of those that do."""
 
-    def __init__(self, sites, forged):
-        super().__init__(sites)
+    def __init__(self, endpoints, forged):
+        super().__init__(endpoints)
         self.forged = forged
 
     def post(self, name, message):
@@ -127,7 +127,7 @@ ATTACKS = READ | UNREADABLE
 
 def hostile(method, attack):
     """The clients' ends, one of them the attacker's."""
-    ends = sites(method)
+    ends = endpoints(method)
     ends[NAME] = Attacker(ends[NAME], attack)
     return ends
 
@@ -145,8 +145,8 @@ def one_step(link, method, ledger):
 @pytest.fixture(scope="module")
 def without():
     """The exact posterior of all but the attacker's rows, and the state after a round of them alone."""
-    method, ends = METHODS["synchronous"], sites(METHODS["synchronous"])
-    link = Weather(ends)
+    method, ends = METHODS["synchronous"], endpoints(METHODS["synchronous"])
+    link = FaultyLink(ends)
     link.down[NAME], link.bounce = np.inf, 0.0
     parts = [shard for name, shard in zip(PARTS.names, PARTS.shards, strict=True) if name != NAME]
     x, y, weights = (
@@ -161,7 +161,7 @@ def without():
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_refused_answer_leaves_posterior_and_factors_bitwise_unchanged(name, without, tmp_path):
     method = METHODS["synchronous"]
-    link = Weather(hostile(method, ATTACKS[name][0]))
+    link = FaultyLink(hostile(method, ATTACKS[name][0]))
     state = one_step(link, method, Ledger(tmp_path / "ledger"))
     assert wire.equal((state.posterior, state.factors), (without[2].posterior, without[2].factors))
     assert wire.equal(state.factors[PARTS.names.index(NAME)], Factor.one(PRIOR))
@@ -180,7 +180,7 @@ def test_attacks_are_logged_and_reported_and_do_not_change_the_other_clients_res
     attack, reason = ATTACKS[name]
     method = METHODS[schedule]
     ends, ledger = hostile(method, attack), Ledger(tmp_path / "ledger", durable=False)
-    result = serve_under(method, Weather(ends), ledger, admission=BOUNDS, until=30.0)
+    result = serve_under(method, FaultyLink(ends), ledger, admission=BOUNDS, until=30.0)
     assert_product(result.state)
     precision, mean, _ = without
     np.testing.assert_allclose(result.posterior.q.precision, precision, rtol=1e-10)
@@ -206,7 +206,7 @@ def test_a_replayed_message_is_late_and_counts_once(tmp_path):
         return kept[0]
 
     method, ledger = METHODS["synchronous"], Ledger(tmp_path / "ledger")
-    result = serve_under(method, Weather(hostile(method, again)), ledger, admission=BOUNDS, until=30.0)
+    result = serve_under(method, FaultyLink(hostile(method, again)), ledger, admission=BOUNDS, until=30.0)
     honest = pt.run(method, MODEL, PRIOR, PARTS, monitor=Monitor(every=0))
     np.testing.assert_allclose(result.posterior.q.precision, honest.posterior.q.precision, rtol=1e-10)
     noted = events(ledger, NAME)
@@ -228,7 +228,7 @@ def test_a_change_replayed_for_every_task_stays_within_the_admission_bound(tmp_p
     for bounds in (Admission(), Admission(dominance=2.0)):
         kept.clear()
         ends[bounds] = serve_under(
-            method, Weather(hostile(method, replay)), Ledger(tmp_path / f"{bounds}"), admission=bounds, until=60.0
+            method, FaultyLink(hostile(method, replay)), Ledger(tmp_path / f"{bounds}"), admission=bounds, until=60.0
         ).state
     ratios = [
         float(state.factors[1].natural.precision_range(state.posterior / state.factors[1].natural)[1])
@@ -255,10 +255,10 @@ FORGED = {
 @pytest.mark.parametrize("schedule", ["synchronous", "sequential"])
 def test_answers_to_unknown_or_other_clients_tasks_are_logged_and_ignored(name, schedule, tmp_path):
     method = METHODS[schedule]
-    undisturbed = serve_under(method, Weather(sites(method)), Ledger(tmp_path / "undisturbed"))
+    undisturbed = serve_under(method, FaultyLink(endpoints(method)), Ledger(tmp_path / "undisturbed"))
     author, letter = FORGED[name]
     ledger = Ledger(tmp_path / "forged")
-    result = serve_under(method, Forging(sites(method), [(author, letter)]), ledger)
+    result = serve_under(method, Forging(endpoints(method), [(author, letter)]), ledger)
     assert result.status is pt.Status.CONVERGED
     assert wire.equal(
         (result.state.posterior, result.state.factors), (undisturbed.state.posterior, undisturbed.state.factors)
@@ -271,7 +271,7 @@ def test_answers_to_unknown_or_other_clients_tasks_are_logged_and_ignored(name, 
 def test_a_clients_error_message_is_truncated_to_one_line(tmp_path):
     method, ledger = METHODS["synchronous"], Ledger(tmp_path / "ledger")
     attack = header(kind="error", reason="\x1b[2J\n" + "x" * 10**6)
-    serve_under(method, Weather(hostile(method, attack)), ledger, until=20.0)
+    serve_under(method, FaultyLink(hostile(method, attack)), ledger, until=20.0)
     noted = events(ledger, NAME)
     assert noted
     assert all(event == "failed" and len(text) <= wire.MAX_TEXT_LENGTH and text.isprintable() for event, text in noted)
@@ -280,23 +280,23 @@ def test_a_clients_error_message_is_truncated_to_one_line(tmp_path):
 @pytest.mark.parametrize("ell", ["-1.0", None, nested(300), float("nan")])
 def test_an_invalid_free_energy_is_treated_as_missing(ell):
     method = METHODS["synchronous"]
-    ends = sites(method)
+    ends = endpoints(method)
 
     class Liar:
         def handle(self, message):
             return Message({"kind": "ell", "task": message.header["task"], "ell": ell}, {})
 
     ends[NAME] = Liar()
-    engine = RemoteEngine(Weather(ends), ROWS)
+    engine = RemoteEngine(FaultyLink(ends), ROWS)
     engine.bind(method.recipe(MODEL), PRIOR)
     assert np.isnan(engine.ell(PRIOR, jax.random.key(0)))
 
 
 def test_a_stale_free_energy_is_not_used_for_another_posterior():
     """Everybody's answers to a first question come once more, before those to a second."""
-    there, key, narrow = sites(METHODS["synchronous"]), jax.random.key(0), PRIOR**4.0
-    link = Weather(there)
-    engine, fresh = RemoteEngine(link, ROWS), RemoteEngine(Weather(there), ROWS)
+    there, key, narrow = endpoints(METHODS["synchronous"]), jax.random.key(0), PRIOR**4.0
+    link = FaultyLink(there)
+    engine, fresh = RemoteEngine(link, ROWS), RemoteEngine(FaultyLink(there), ROWS)
     for bound in (engine, fresh):
         bound.bind(METHODS["synchronous"].recipe(MODEL), PRIOR)
     first = engine.ell(PRIOR, key)
@@ -391,7 +391,7 @@ def test_the_antisymmetric_part_of_a_precision_matrix_is_dropped(tmp_path):
         return honest._replace(arrays=honest.arrays | {name: honest.arrays[name] + twist})
 
     method, ledger = METHODS["synchronous"], Ledger(tmp_path / "ledger")
-    result = serve_under(method, Weather(hostile(method, twisted)), ledger, admission=BOUNDS)
+    result = serve_under(method, FaultyLink(hostile(method, twisted)), ledger, admission=BOUNDS)
     honest = pt.run(method, MODEL, PRIOR, PARTS, monitor=Monitor(every=0))
     np.testing.assert_allclose(result.posterior.q.precision, honest.posterior.q.precision, rtol=1e-9)
     np.testing.assert_allclose(result.posterior.mean, honest.posterior.mean, rtol=1e-9)

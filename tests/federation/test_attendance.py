@@ -14,10 +14,10 @@ from partita.federation.client import Client
 from partita.federation.serve import LEDGER_FILE, serve
 from partita.storage.ledger import Ledger
 from support.clinic_files import TOML, clinic, write
-from support.weather import Weather
+from support.weather import FaultyLink
 
 
-class Apart(Weather):
+class Apart(FaultyLink):
     """Some never come; the answers of others hold NaN."""
 
     def __init__(self, sites, never=(), damaged=()):
@@ -82,7 +82,7 @@ def test_an_answer_refused_for_good_is_said_in_the_result(study):
 def test_who_does_not_fit_is_named_with_the_reason(study):
     folder, federation, clients = study
     write(folder / "north.csv", [(*row[:2], "awful", *row[3:]) for row in clinic(1)])
-    result = serve(folder, federation, Weather(clients))
+    result = serve(folder, federation, FaultyLink(clients))
     assert "north does not fit: " in result.message
     assert "'pain'" in result.message
 
@@ -92,7 +92,7 @@ def test_when_nobody_fits_the_error_says_why(study):
     for name in federation.clients:
         write(folder / f"{name}.csv", [(*row[:2], "awful", *row[3:]) for row in clinic(1)])
     with pytest.raises(pt.InputError, match=r"No client enrolled in time.*east does not fit: .*'pain'"):
-        serve(folder, federation, Weather(clients))
+        serve(folder, federation, FaultyLink(clients))
 
 
 def test_a_refusal_for_good_is_said_in_one_process_too():
@@ -116,22 +116,22 @@ def test_a_finished_run_is_shown_as_stored_and_asks_nobody(study):
     """Without any client it was printed as *converged*."""
     folder, federation, clients = study
     federation = dataclasses.replace(federation, run=dataclasses.replace(federation.run, rounds=60.0))
-    first = serve(folder, federation, Weather(clients))
+    first = serve(folder, federation, FaultyLink(clients))
     assert first.status is pt.Status.CONVERGED
     written = (folder / "result.json").read_text()
-    again = serve(folder, federation, Weather({}))
+    again = serve(folder, federation, FaultyLink({}))
     assert again.message.startswith("This run finished on 20")
     for part in ("stored result", first.message, f"partita result {folder}", "partita resume", "another folder"):
         assert part in again.message
     assert json.loads((folder / "result.json").read_text()) == json.loads(written)
-    assert serve(folder, federation, Weather({})).message == again.message
+    assert serve(folder, federation, FaultyLink({})).message == again.message
 
 
 def test_a_finished_run_with_more_to_do_goes_on(study):
     folder, federation, clients = study
-    first = serve(folder, federation, Weather(clients))
+    first = serve(folder, federation, FaultyLink(clients))
     Ledger(folder / LEDGER_FILE).request("west", "retire")
     more = dataclasses.replace(federation, run=dataclasses.replace(federation.run, rounds=60.0))
-    after = serve(folder, more, Weather(clients))
+    after = serve(folder, more, FaultyLink(clients))
     assert after.state.answers > first.state.answers
     assert "stored" not in after.message

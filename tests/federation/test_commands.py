@@ -12,7 +12,7 @@ from partita.federation.client import Client
 from partita.federation.serve import LEDGER_FILE, serve
 from partita.storage.ledger import Ledger
 from support.clinic_files import clinic, write
-from support.weather import Weather
+from support.weather import FaultyLink
 
 
 def partita(*arguments):
@@ -74,7 +74,7 @@ def test_encryption_is_required_for_remote_addresses(study):
 
 def test_status_and_result_show_what_the_ledger_and_the_run_left(study):
     federation, there = clients(study)
-    result = serve(study, federation, Weather(there))
+    result = serve(study, federation, FaultyLink(there))
     shown = json.loads(partita("status", study, "--json").output)
     assert shown["ended"] == result.message
     assert shown["communications"] == result.state.communications
@@ -93,9 +93,9 @@ def test_status_and_result_show_what_the_ledger_and_the_run_left(study):
 
 def test_the_retire_command_divides_the_clients_factor_out(study):
     federation, there = clients(study)
-    serve(study, federation, Weather(there))
+    serve(study, federation, FaultyLink(there))
     assert partita("federation", "retire", study, "west").exit_code == 0
-    after = serve(study, federation, Weather(there))
+    after = serve(study, federation, FaultyLink(there))
     assert after.state.inactive.tolist() == [False, True]
     assert not after.state.factors[1].natural.precision.any()
     events = Ledger(study / LEDGER_FILE)._db.execute("SELECT event FROM events WHERE name = 'west'").fetchall()
@@ -104,14 +104,14 @@ def test_the_retire_command_divides_the_clients_factor_out(study):
 
 def test_the_status_shows_requests_that_failed(study):
     federation, there = clients(study)
-    serve(study, federation, Weather(there))
+    serve(study, federation, FaultyLink(there))
     Ledger(study / LEDGER_FILE).note("west", "could not retire", "Without west the posterior would be improper.")
     assert "west: it could not retire: Without west" in partita("status", study).output
 
 
 def test_a_client_added_to_the_configuration_gets_credentials_and_joins_on_resume(study):
     federation, there = clients(study)
-    serve(study, federation, Weather(there))
+    serve(study, federation, FaultyLink(there))
     text = (study / "federation.toml").read_text()
     changed = text.replace('clients = ["east", "west"]', 'clients = ["east", "west", "south"]')
     (study / "federation.toml").write_text(changed.replace("rounds = 20", "rounds = 60"))
@@ -120,7 +120,7 @@ def test_a_client_added_to_the_configuration_gets_credentials_and_joins_on_resum
     assert config.load(study / "clients" / "east").clients == ("east", "west", "south")
     assert partita("federation", "join", study, "south").exit_code == 0
     federation, there = clients(study)
-    after = serve(study, federation, Weather(there))
+    after = serve(study, federation, FaultyLink(there))
     assert after.state.names == ("east", "west", "south")
     assert after.status.value == "converged"
     assert after.state.versions[2] > 0

@@ -13,14 +13,14 @@ from partita.server.monitor import Monitor
 from partita.server.state import init
 from partita.server.step import LEFT_OUT, dispatch, receive
 from partita.storage.ledger import Ledger
-from support.remote_runs import EXACT, METHODS, MODEL, PARTS, PRIOR, assert_product, serve, sites
-from support.weather import Fragile, Fuse, Killed, Weather
+from support.remote_runs import EXACT, METHODS, MODEL, PARTS, PRIOR, assert_product, endpoints, serve
+from support.weather import CrashAfter, CrashingLedger, FaultyLink, ServerKilled
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_without_network_faults_a_run_equals_that_in_one_process(name, tmp_path):
     method = METHODS[name]
-    there = serve(method, Weather(sites(method)), Ledger(tmp_path / "ledger"))
+    there = serve(method, FaultyLink(endpoints(method)), Ledger(tmp_path / "ledger"))
     here = pt.run(method, MODEL, PRIOR, PARTS, tolerance=1e-12, monitor=Monitor(every=0))
     np.testing.assert_allclose(there.posterior.q.precision, here.posterior.q.precision, rtol=1e-14)
     np.testing.assert_allclose(there.posterior.mean, here.posterior.mean, rtol=1e-12)
@@ -31,18 +31,18 @@ def test_without_network_faults_a_run_equals_that_in_one_process(name, tmp_path)
 @pytest.mark.parametrize("group", [0, *(pytest.param(group, marks=pytest.mark.slow) for group in range(1, 8))])
 def test_random_network_faults_and_crashes_do_not_change_the_final_posterior(name, group, tmp_path):
     """Twenty-one random schedules a case, with clients and a server that crash: 1,008 in all, 126 by default."""
-    method, there = METHODS[name], sites(METHODS[name])
+    method, there = METHODS[name], endpoints(METHODS[name])
     for index in range(21):
         generator = np.random.default_rng([group, index])
         loss, repeat, crash = generator.random(3) * [0.4, 0.4, 0.2]
-        link = Weather(there, [group, index], loss, repeat, generator.exponential(5.0), crash)
-        link.calm = 1000.0
+        link = FaultyLink(there, [group, index], loss, repeat, generator.exponential(5.0), crash)
+        link.faults_until = 1000.0
         path = tmp_path / f"{index}"
         result = None
         while result is None:
-            link.fuse = Fuse(generator.integers(1, 60) if link.time < link.calm else np.inf)
-            with contextlib.suppress(Killed):
-                result = serve(method, link, Fragile(path, link.fuse))
+            link.crash_after = CrashAfter(generator.integers(1, 60) if link.time < link.faults_until else np.inf)
+            with contextlib.suppress(ServerKilled):
+                result = serve(method, link, CrashingLedger(path, link.crash_after))
         assert_product(result.state)
         assert result.status is pt.Status.CONVERGED, result.message
         np.testing.assert_allclose(np.linalg.inv(result.posterior.q.precision), EXACT, rtol=1e-10)
@@ -51,16 +51,16 @@ def test_random_network_faults_and_crashes_do_not_change_the_final_posterior(nam
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_server_killed_at_any_operation_resumes_with_the_same_result(name, tmp_path):
-    method, there = METHODS[name], sites(METHODS[name])
-    link = Weather(there)
-    undisturbed = serve(method, link, Fragile(tmp_path / "undisturbed", link.fuse))
-    for operations in range(link.fuse.burnt):
+    method, there = METHODS[name], endpoints(METHODS[name])
+    link = FaultyLink(there)
+    undisturbed = serve(method, link, CrashingLedger(tmp_path / "undisturbed", link.crash_after))
+    for operations in range(link.crash_after.operations_done):
         path = tmp_path / f"{operations}"
-        link = Weather(there, fuse=Fuse(operations))
-        with pytest.raises(Killed):
-            serve(method, link, Fragile(path, link.fuse))
-        link.fuse = Fuse()
-        result = serve(method, link, Fragile(path, link.fuse))
+        link = FaultyLink(there, crash_after=CrashAfter(operations))
+        with pytest.raises(ServerKilled):
+            serve(method, link, CrashingLedger(path, link.crash_after))
+        link.crash_after = CrashAfter()
+        result = serve(method, link, CrashingLedger(path, link.crash_after))
         assert_product(result.state)
         # answers that were under way may come in another order
         np.testing.assert_allclose(result.posterior.q.precision, undisturbed.posterior.q.precision, rtol=1e-13)
@@ -93,7 +93,7 @@ def test_an_answer_to_a_stale_factor_version_is_ignored():
 
 def test_after_a_timeout_pending_answers_are_kept_for_the_next_run(tmp_path):
     method = METHODS["synchronous"]
-    link = Weather(sites(method))
+    link = FaultyLink(endpoints(method))
     link.down["client 1"] = 100.0
     link.bounce = 0.0
     first = serve(method, link, Ledger(tmp_path / "ledger"), until=50.0, quorum=1.0)
@@ -106,7 +106,7 @@ def test_after_a_timeout_pending_answers_are_kept_for_the_next_run(tmp_path):
 
 def test_a_round_proceeds_with_a_quorum_when_clients_miss_the_deadline(tmp_path):
     method = METHODS["synchronous"]
-    link = Weather(sites(method))
+    link = FaultyLink(endpoints(method))
     link.down["client 1"] = 25.0
     link.bounce = 0.0
     result = serve(method, link, Ledger(tmp_path / "ledger"))
@@ -116,11 +116,11 @@ def test_a_round_proceeds_with_a_quorum_when_clients_miss_the_deadline(tmp_path)
     np.testing.assert_allclose(np.linalg.inv(result.posterior.q.precision), EXACT, rtol=1e-10)
 
 
-class Deaf(Weather):
+class Deaf(FaultyLink):
     """The first task for one client is lost; everybody else answers again and again."""
 
-    def __init__(self, sites, name):
-        super().__init__(sites)
+    def __init__(self, endpoints, name):
+        super().__init__(endpoints)
         self.name, self.lost = name, 0
 
     def _carry(self, what, name, content):
@@ -133,7 +133,7 @@ class Deaf(Weather):
 def test_a_client_that_misses_its_deadline_is_retried_while_others_answer(tmp_path):
     """Its own deadline counts, whatever the others do."""
     method = pt.methods.asynchronous(pt.Conjugate(), damping=0.5)
-    link = Deaf(sites(method), "client 1")
+    link = Deaf(endpoints(method), "client 1")
     result = serve(method, link, Ledger(tmp_path / "ledger"), quorum=1.0)
     assert link.lost == 1
     assert result.status is pt.Status.CONVERGED
@@ -144,7 +144,7 @@ def test_a_client_that_misses_its_deadline_is_retried_while_others_answer(tmp_pa
 
 def test_a_repeatedly_failing_client_does_not_delay_the_retry_of_a_silent_one(tmp_path):
     method = METHODS["synchronous"]
-    link = Deaf(sites(method), "client 1")
+    link = Deaf(endpoints(method), "client 1")
     link.down["client 2"], link.bounce = 40.0, 1.0
     result = serve(method, link, Ledger(tmp_path / "ledger"), quorum=1.0)
     asked = [message for message in map(unpack, link.sent) if message.header.get("client") == 1]
@@ -158,7 +158,7 @@ def test_a_repeatedly_failing_client_does_not_delay_the_retry_of_a_silent_one(tm
 def test_clients_can_be_removed_while_the_server_waits_for_them(gone, tmp_path):
     method, ledger = METHODS["synchronous"], Ledger(tmp_path / "ledger")
 
-    class Waiting(Weather):
+    class Waiting(FaultyLink):
         def poll(self, timeout):
             if 20.0 < self.time < 20.0 + 2 * timeout and not self.asked:
                 self.asked = True
@@ -166,7 +166,7 @@ def test_clients_can_be_removed_while_the_server_waits_for_them(gone, tmp_path):
                     Ledger(tmp_path / "ledger").request(name, "leave")
             return super().poll(timeout)
 
-    link = Waiting(sites(method))
+    link = Waiting(endpoints(method))
     link.asked, link.bounce = False, 0.0
     link.down = dict.fromkeys(gone, np.inf)
     result = serve(method, link, ledger, quorum=1.0)
@@ -183,7 +183,7 @@ def test_a_run_that_all_clients_have_left_stalls_with_a_message(tmp_path):
     ledger.load(init(PRIOR, PARTS.names))
     for name in PARTS.names:
         ledger.request(name, "leave")
-    result = serve(method, Weather(sites(method)), ledger)
+    result = serve(method, FaultyLink(endpoints(method)), ledger)
     assert result.status is pt.Status.STALLED
     assert "All clients have left" in result.message
 
@@ -194,7 +194,7 @@ def test_the_run_continues_when_a_refused_client_leaves_and_another_is_active(tm
     ledger.keep(dataclasses.replace(state, refused={0: LEFT_OUT}))
     for name in PARTS.names[:2]:
         ledger.request(name, "leave")
-    result = serve(method, Weather(sites(method)), ledger)
+    result = serve(method, FaultyLink(endpoints(method)), ledger)
     assert result.status is pt.Status.CONVERGED
     assert result.state.versions[2] > 0
 
@@ -202,7 +202,7 @@ def test_the_run_continues_when_a_refused_client_leaves_and_another_is_active(tm
 def test_a_step_writes_only_the_factors_of_clients_that_answered(tmp_path):
     method, ledger, written = METHODS["sequential"], Ledger(tmp_path / "ledger"), []
     ledger._db.set_trace_callback(lambda statement: written.append(statement.split(",")[0]))
-    result = serve(method, Weather(sites(method)), ledger)
+    result = serve(method, FaultyLink(endpoints(method)), ledger)
     # before a factor is written, the size of the one before it is asked for; those that nobody has changed are not kept
     factors = [statement for statement in written if "length(factor)" in statement]
     expected = [f"SELECT length(factor) FROM factors WHERE k = {k % 3}" for k in range(result.state.answers)]

@@ -20,8 +20,8 @@ from partita.io.wire import Message
 from partita.server.state import init
 from partita.server.step import dispatch
 from partita.storage.ledger import Ledger
-from support.grid import StandIn
-from support.remote_runs import METHODS, MODEL, PRIOR, sites
+from support.grid import FakeGrid
+from support.remote_runs import METHODS, MODEL, PRIOR, endpoints
 
 METHOD = METHODS["sequential"]
 
@@ -135,7 +135,7 @@ def test_an_unreadable_answer_is_refused_at_once_logged_and_reported(name, tmp_p
 
 
 def test_an_honest_answer_is_not_too_large(tmp_path):
-    site = sites(METHOD)["client 0"]
+    site = endpoints(METHOD)["client 0"]
     engine, _, task = attacked(lambda message: to_records(site.handle(message)), Ledger(tmp_path / "ledger"))
     came = engine.next(0.0)
     assert came.task == task.id
@@ -144,7 +144,7 @@ def test_an_honest_answer_is_not_too_large(tmp_path):
 
 def test_a_clients_failure_is_written_to_its_own_log(tmp_path, caplog):
     """Flower tells the server no more than that it failed."""
-    grid = StandIn([{"client": "east", "folder": str(tmp_path), "data": "east.csv"}])
+    grid = FakeGrid([{"client": "east", "folder": str(tmp_path), "data": "east.csv"}])
     task = Envelope(to_records(Message({}, {})), dst_node_id=1, message_type="train.partita")
     with pytest.raises(pt.InputError):
         list(grid.push_messages([task]))

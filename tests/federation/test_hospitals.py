@@ -12,7 +12,7 @@ from partita.federation.client import Client
 from partita.federation.rehearse import Rehearsal
 from partita.federation.serve import LEDGER_FILE, serve
 from partita.storage.ledger import Ledger
-from support.weather import Weather
+from support.weather import FaultyLink
 
 FOLDER = Path(__file__).parents[2] / "examples" / "hospitals"
 _spec = importlib.util.spec_from_file_location("hospitals", FOLDER / "run.py")
@@ -42,7 +42,7 @@ def settings(method="sequential", rounds=20):
 def test_answers_in_any_order_end_at_the_same_free_energy(files, tmp_path):
     """Within 0.1 nats with covariances, where messages take one to dozens of seconds."""
     federation = settings("asynchronous", rounds=60)
-    link = Weather({name: Client(name, federation, path) for name, path in files.items()}, delay=10.0)
+    link = FaultyLink({name: Client(name, federation, path) for name, path in files.items()}, delay=10.0)
     serve(tmp_path, federation, link)
     rehearsal = Rehearsal.read(settings(), files)
     there, here = rehearsal.posterior(tmp_path), rehearsal.run().posterior.q
@@ -53,9 +53,9 @@ def test_after_retiring_the_result_is_as_if_the_hospital_had_never_joined(files,
     """The others keep the scale of columns on which all had agreed."""
     federation = settings(rounds=3)
     clients = {name: Client(name, federation, path) for name, path in files.items()}
-    serve(tmp_path, federation, Weather(clients))
+    serve(tmp_path, federation, FaultyLink(clients))
     Ledger(tmp_path / LEDGER_FILE).request("va", "retire")
-    serve(tmp_path, settings(rounds=40), Weather(clients))
+    serve(tmp_path, settings(rounds=40), FaultyLink(clients))
     whole = Rehearsal.read(settings(), files)
     parts = Partition(whole.partition.shards[:3], whole.partition.names[:3], whole.partition.sizes[:3])
     never = dataclasses.replace(whole, partition=parts)

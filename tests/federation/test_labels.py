@@ -16,7 +16,7 @@ from partita.federation.serve import LEDGER_FILE, serve
 from partita.io import wire
 from partita.storage.ledger import Ledger
 from support.clinic_files import TOML, clinic, write
-from support.weather import Weather
+from support.weather import FaultyLink
 
 
 def coded(rows, **codes):
@@ -56,7 +56,7 @@ def test_a_site_that_codes_its_labels_otherwise_stays_out_and_both_sides_are_tol
     """All its rows counted as zeros before, and the run *converged*."""
     caplog.set_level(logging.WARNING)
     there = clients(tmp_path, federation, coded(clinic(1), **codes))
-    reception = Enrolment(federation, Weather(there), Ledger(tmp_path / LEDGER_FILE))
+    reception = Enrolment(federation, FaultyLink(there), Ledger(tmp_path / LEDGER_FILE))
     reception.assemble()
     reception.link.poll(5.0)
     assert list(reception.rows) == ["east", "west"]
@@ -68,14 +68,14 @@ def test_a_site_that_codes_its_labels_otherwise_stays_out_and_both_sides_are_tol
 
 def test_a_late_site_is_held_to_the_labels_agreed_on(federation, tmp_path):
     there = clients(tmp_path, federation, coded(clinic(1), yes="no", no="no"))
-    reception = Enrolment(federation, Weather(there), Ledger(tmp_path / LEDGER_FILE))
+    reception = Enrolment(federation, FaultyLink(there), Ledger(tmp_path / LEDGER_FILE))
     agreed = reception.assemble()
     assert list(reception.rows) == ["east", "north", "west"]
     write(tmp_path / "north.csv", coded(clinic(1), yes="none", no="none"))
     late = Client("north", federation, tmp_path / "north.csv")
     about = {"kind": "update", "digest": federation.digest, "encoding": agreed.to_dict()}
     assert "cannot use its data" in late.handle(wire.Message(about, {})).header["reason"]
-    again = Enrolment(federation, Weather({"north": late}), Ledger(tmp_path / LEDGER_FILE))
+    again = Enrolment(federation, FaultyLink({"north": late}), Ledger(tmp_path / LEDGER_FILE))
     del again.rows["north"]
     again.greet()
     again.welcome(again.link.poll(5.0))
@@ -96,7 +96,7 @@ def test_declared_labels_are_all_there_are(tmp_path):
 
 def test_the_same_labels_of_everybody_give_the_run_of_one_process(federation, tmp_path):
     there = clients(tmp_path, federation, clinic(1))
-    result = serve(tmp_path, federation, Weather(there))
+    result = serve(tmp_path, federation, FaultyLink(there))
     here = Rehearsal.read(federation, {name: client.path for name, client in there.items()}).run()
     np.testing.assert_allclose(result.posterior.mean, here.posterior.mean, rtol=1e-8)
 

@@ -19,8 +19,8 @@ from partita.server.monitor import Monitor
 from partita.server.rules import Rules
 from partita.storage.ledger import Ledger
 from support.clinic_files import TOML, clinic, write
-from support.remote_runs import MODEL, PARTS, PRIOR, serve, sites
-from support.weather import Fragile, Fuse, Killed, Weather
+from support.remote_runs import MODEL, PARTS, PRIOR, endpoints, serve
+from support.weather import CrashAfter, CrashingLedger, FaultyLink, ServerKilled
 
 METHODS = {
     (name, how): pt.methods.named(name, solver=pt.Conjugate(), damping=1.0, learn=["noise", "prior_scales"], how=how)
@@ -40,7 +40,7 @@ def values(result):
 @pytest.mark.parametrize("which", METHODS, ids="-".join)
 def test_a_federated_run_equals_the_run_in_one_process(which, tmp_path):
     method = METHODS[which]
-    link = Weather(sites(method))
+    link = FaultyLink(endpoints(method))
     there = serve(method, link, Ledger(tmp_path / "ledger"))
     here = pt.run(method, MODEL, PRIOR, PARTS, tolerance=1e-12, monitor=Monitor(every=0))
     np.testing.assert_allclose(values(there), values(here), rtol=1e-12)
@@ -58,7 +58,7 @@ def test_clients_in_single_precision_answer_though_the_server_has_double(tmp_pat
     method = pt.methods.named("sequential", solver=pt.Conjugate(), learn=["noise", "prior_scale"])
     prior, recipe = single(PRIOR), method.recipe(MODEL)
     pairs = zip(PARTS.names, PARTS.shards, strict=True)
-    link = Weather({name: ClientEndpoint(name, recipe, prior, single(shard)) for name, shard in pairs})
+    link = FaultyLink({name: ClientEndpoint(name, recipe, prior, single(shard)) for name, shard in pairs})
     engine = RemoteEngine(link, dict(zip(PARTS.names, PARTS.sizes, strict=True)))
     options = {"rounds": 40, "monitor": Monitor(every=0)}
     limits = Rules(deadline=10.0, until=5000.0)
@@ -77,7 +77,7 @@ def test_a_federation_learns_the_hyperparameters_in_its_configuration(tmp_path):
     for seed, file in enumerate(files.values()):
         write(file, clinic(seed))
     clients = {name: Client(name, federation, file) for name, file in files.items()}
-    there, here = serve_folder(tmp_path, federation, Weather(clients)), Rehearsal.read(federation, files).run()
+    there, here = serve_folder(tmp_path, federation, FaultyLink(clients)), Rehearsal.read(federation, files).run()
     np.testing.assert_allclose(values(there), values(here), rtol=1e-8)
     assert abs(values(there) - 1.0) > 0.1
     assert "slope" in (tmp_path / "summary.csv").read_text()
@@ -85,9 +85,9 @@ def test_a_federation_learns_the_hyperparameters_in_its_configuration(tmp_path):
 
 def test_a_ledger_with_other_learned_hyperparameters_is_refused(tmp_path):
     learning, plain = METHODS["sequential", "stochastic"], pt.methods.sequential(pt.Conjugate())
-    serve(learning, Weather(sites(learning)), Ledger(tmp_path / "ledger"), until=20.0)
+    serve(learning, FaultyLink(endpoints(learning)), Ledger(tmp_path / "ledger"), until=20.0)
     with pytest.raises(pt.InputError, match="learns other hyperparameters"):
-        serve(plain, Weather(sites(plain)), Ledger(tmp_path / "ledger"))
+        serve(plain, FaultyLink(endpoints(plain)), Ledger(tmp_path / "ledger"))
 
 
 def test_dask_gives_the_same_numbers_as_one_process():
@@ -108,16 +108,16 @@ def test_dask_gives_the_same_numbers_as_one_process():
 @pytest.mark.slow
 @pytest.mark.parametrize("which", [("sequential", "collapsed"), ("asynchronous", "stochastic")], ids="-".join)
 def test_a_server_killed_at_many_operations_resumes_with_the_same_result(which, tmp_path):
-    method, there = METHODS[which], sites(METHODS[which])
-    link = Weather(there)
-    undisturbed = serve(method, link, Fragile(tmp_path / "undisturbed", link.fuse))
-    for operations in range(3, link.fuse.burnt, link.fuse.burnt // 5):
+    method, there = METHODS[which], endpoints(METHODS[which])
+    link = FaultyLink(there)
+    undisturbed = serve(method, link, CrashingLedger(tmp_path / "undisturbed", link.crash_after))
+    for operations in range(3, link.crash_after.operations_done, link.crash_after.operations_done // 5):
         path = tmp_path / f"{operations}"
-        link = Weather(there, fuse=Fuse(operations))
-        with pytest.raises(Killed):
-            serve(method, link, Fragile(path, link.fuse))
-        link.fuse = Fuse()
-        result = serve(method, link, Fragile(path, link.fuse))
+        link = FaultyLink(there, crash_after=CrashAfter(operations))
+        with pytest.raises(ServerKilled):
+            serve(method, link, CrashingLedger(path, link.crash_after))
+        link.crash_after = CrashAfter()
+        result = serve(method, link, CrashingLedger(path, link.crash_after))
         state = result.state
         product = functools.reduce(operator.mul, (factor.natural for factor in state.factors), state.current_prior)
         np.testing.assert_allclose(state.posterior.precision, product.precision, rtol=1e-12)

@@ -22,7 +22,7 @@ from partita.io import wire
 from partita.server.monitor import Monitor
 from partita.storage.ledger import Ledger
 from support.clinic_files import COLUMNS, TOML, clinic, write
-from support.weather import Weather
+from support.weather import FaultyLink
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def in_one_process(federation):
 
 def test_a_federated_run_equals_the_run_in_one_process(clinics, tmp_path):
     federation, clients = clinics
-    there, here = serve(tmp_path, federation, Weather(clients)), in_one_process(federation)
+    there, here = serve(tmp_path, federation, FaultyLink(clients)), in_one_process(federation)
     rehearsal = Rehearsal.read(federation, {name: tmp_path / f"{name}.csv" for name in federation.clients})
     for other in (there, rehearsal.run()):
         np.testing.assert_allclose(other.posterior.q.precision, here.posterior.q.precision, rtol=1e-8)
@@ -71,7 +71,7 @@ def test_messages_of_a_client_do_not_grow_with_its_rows_and_contain_none_of_them
         folder.mkdir()
         for seed, name in enumerate(federation.clients):
             write(folder / f"{name}.csv", clinic(seed, 30) * (rows // 30))
-        link = Weather({name: Client(name, federation, folder / f"{name}.csv") for name in federation.clients})
+        link = FaultyLink({name: Client(name, federation, folder / f"{name}.csv") for name in federation.clients})
         serve(folder, federation, link)
         tasks = [message for message in link.sent if b'"kind": "update"' in message]
         sizes.append({wire.unpack(message).size for message in tasks})
@@ -88,7 +88,7 @@ def test_messages_of_a_client_do_not_grow_with_its_rows_and_contain_none_of_them
 def test_the_fitted_posterior_predicts_rows_of_a_file(clinics, tmp_path):
     federation, clients = clinics
     (tmp_path / config.CONFIG_FILE).write_text(TOML)
-    there = serve(tmp_path, federation, Weather(clients))
+    there = serve(tmp_path, federation, FaultyLink(clients))
     found = pt.federation.fitted(tmp_path)
     table = found.table(tmp_path / "east.csv")
     agreed = federated([read(client.path, federation.data) for client in clients.values()])
@@ -115,7 +115,7 @@ max_steps = 20
     (tmp_path / config.CONFIG_FILE).write_text(changed)
     federation = config.load(tmp_path)
     there = serve(
-        tmp_path, federation, Weather({name: Client(name, federation, c.path) for name, c in clients.items()})
+        tmp_path, federation, FaultyLink({name: Client(name, federation, c.path) for name, c in clients.items()})
     )
     here = Rehearsal.read(federation, {name: client.path for name, client in clients.items()}).run()
     assert there.state.answers == here.state.answers == 24
@@ -137,7 +137,7 @@ def test_an_incompatible_file_is_reported_to_server_and_client_by_column(clinics
     assert "terrible" not in answer.header["reason"]
     with pytest.raises(pt.InputError, match=r"north.csv .* such as 'terrible'"):
         read(tmp_path / "north.csv", federation.data)
-    link, ledger = Weather(clients), Ledger(tmp_path / LEDGER_FILE)
+    link, ledger = FaultyLink(clients), Ledger(tmp_path / LEDGER_FILE)
     reception = Enrolment(federation, link, ledger)
     reception.assemble()
     assert list(reception.rows) == ["east", "west"]
@@ -154,10 +154,10 @@ def test_a_client_refuses_every_message_of_another_federation(kind, clinics):
 
 def test_a_run_cannot_be_resumed_with_another_configuration(clinics, tmp_path):
     federation, clients = clinics
-    serve(tmp_path, federation, Weather(clients))
+    serve(tmp_path, federation, FaultyLink(clients))
     other = dataclasses.replace(federation, prior=config.Prior(scale=2.0))
     with pytest.raises(pt.InputError, match="has changed since"):
-        serve(tmp_path, other, Weather(clients))
+        serve(tmp_path, other, FaultyLink(clients))
 
 
 def test_errors_about_rows_do_not_reveal_their_values(clinics, tmp_path):
@@ -213,7 +213,7 @@ def test_a_client_with_an_invalid_introduction_is_refused_and_others_enrol(name,
     federation = dataclasses.replace(federation, run=dataclasses.replace(federation.run, assemble=5.0))
     lie, reason = LIES[name]
     liar = Liar(clients["east"], lie)
-    reception = Enrolment(federation, Weather({**clients, "east": liar}), Ledger(tmp_path / LEDGER_FILE))
+    reception = Enrolment(federation, FaultyLink({**clients, "east": liar}), Ledger(tmp_path / LEDGER_FILE))
     reception.assemble()
     assert list(reception.rows) == ["north", "west"]
     ((noted,),) = reception.ledger._db.execute("SELECT text FROM events WHERE name = 'east'").fetchall()
@@ -224,23 +224,23 @@ def test_a_client_with_an_invalid_introduction_is_refused_and_others_enrol(name,
 
 def test_a_restarted_server_keeps_the_agreed_encoding(clinics, tmp_path):
     federation, clients = clinics
-    first = Enrolment(federation, Weather(clients), Ledger(tmp_path / LEDGER_FILE))
+    first = Enrolment(federation, FaultyLink(clients), Ledger(tmp_path / LEDGER_FILE))
     agreed = first.assemble()
-    again = Enrolment(federation, Weather({}), Ledger(tmp_path / LEDGER_FILE))
+    again = Enrolment(federation, FaultyLink({}), Ledger(tmp_path / LEDGER_FILE))
     assert again.assemble().to_dict() == agreed.to_dict()
     assert again.rows == first.rows
     assert agreed.names[-1] == "site=right"
 
 
-class Late(Weather):
+class Late(FaultyLink):
     """One client comes when the run has begun."""
 
-    def __init__(self, sites, late, when):
-        super().__init__(sites)
+    def __init__(self, endpoints, late, when):
+        super().__init__(endpoints)
         self.late, self.when = late, when
 
     def present(self):
-        return [name for name in self.sites if name != self.late or self.time >= self.when]
+        return [name for name in self.endpoints if name != self.late or self.time >= self.when]
 
 
 @pytest.mark.parametrize("method", ["sequential", "synchronous"])

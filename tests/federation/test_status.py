@@ -11,8 +11,8 @@ from partita.cli.status_table import show, since
 from partita.federation.serve import serve
 from partita.federation.status import MAX_ERROR_LENGTH, to_json
 from partita.io import wire
-from support.clinics import HOSTILE, NAMES, federate, look, stopped
-from support.weather import Weather
+from support.clinics import HOSTILE, NAMES, current_status, federate, stopped
+from support.weather import FaultyLink
 
 
 def printed(now, width=80):
@@ -23,7 +23,7 @@ def printed(now, width=80):
 
 def test_the_table_fits_80_columns_without_truncating_names_or_numbers(tmp_path):
     stopped(tmp_path)
-    now = look(tmp_path)
+    now = current_status(tmp_path)
     wide = {"state": "expected", "rows": 100_000, "rounds": 12_345, "residual": 1.2e-05, "accepted": 12_345}
     wide |= {"refused": 1_234, "late": 1_234, "failed": 2, "last_seen": 3599.0}
     members = tuple(dataclasses.replace(member, **wide) for member in now.members)
@@ -40,21 +40,21 @@ def test_the_table_fits_80_columns_without_truncating_names_or_numbers(tmp_path)
 
 def test_text_from_clients_is_printed_without_control_codes_or_markup(tmp_path):
     stopped(tmp_path)
-    text = printed(look(tmp_path), width=200)
+    text = printed(current_status(tmp_path), width=200)
     assert "\x1b" not in text
     assert f"{NAMES[-1]}: a task failed: {HOSTILE.replace(chr(27), ' ')}" in text
 
 
 def test_a_long_reason_is_cut(tmp_path):
     federation, clients = federate(tmp_path, "long " * MAX_ERROR_LENGTH)
-    serve(tmp_path, federation, Weather(clients))
-    last_error = look(tmp_path).members[-1].last_error
+    serve(tmp_path, federation, FaultyLink(clients))
+    last_error = current_status(tmp_path).members[-1].last_error
     assert last_error == f"{('a task failed: ' + 'long ' * MAX_ERROR_LENGTH)[:MAX_ERROR_LENGTH]}…"
 
 
 def test_numbers_that_are_not_finite_are_null_in_json(tmp_path):
     stopped(tmp_path)
-    now = look(tmp_path)
+    now = current_status(tmp_path)
     assert now.history[0]["residual"] == float("inf")
 
     def refuse(constant):
@@ -68,12 +68,12 @@ def test_numbers_that_are_not_finite_are_null_in_json(tmp_path):
 def test_traffic_counts_sent_and_received_bytes_across_a_server_restart(tmp_path):
     federation, link = stopped(tmp_path)
     size = max(wire.unpack(message).size for message in link.sent)
-    forgotten = sum(wire.unpack(message).size for message in link.sent) - look(tmp_path).traffic
+    forgotten = sum(wire.unpack(message).size for message in link.sent) - current_status(tmp_path).traffic
     # killed between an answer and the next: what it had sent meanwhile was one task at most, or none
     assert 0 <= forgotten <= size
     serve(tmp_path, federation, link)
     everything = sum(wire.unpack(message).size for message in link.sent)
-    assert everything - look(tmp_path).traffic == forgotten
+    assert everything - current_status(tmp_path).traffic == forgotten
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (61, "1 min"), (7300, "2 h"), (2e5, "2 d")])

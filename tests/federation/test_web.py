@@ -24,14 +24,14 @@ from partita.federation import status
 from partita.federation.serve import serve
 from partita.federation.status import to_json
 from partita.federation.web import Page
-from support.clinics import HOSTILE, NAMES, federate, look, stopped
-from support.weather import Weather
+from support.clinics import HOSTILE, NAMES, current_status, federate, stopped
+from support.weather import FaultyLink
 
 
 @contextlib.contextmanager
 def served(folder):
     """The page of a folder, while the block lasts."""
-    with Page(lambda: look(folder)) as page:
+    with Page(lambda: current_status(folder)) as page:
         thread = threading.Thread(target=page.serve_forever)
         thread.start()
         try:
@@ -58,7 +58,7 @@ def test_the_status_page_agrees_with_the_ledger(tmp_path, monkeypatch):
     with served(tmp_path) as page:
         code, headers, body = ask(page, "/status.json")
     assert (code, headers["Content-Type"]) == (200, "application/json; charset=utf-8")
-    assert body == to_json(look(tmp_path))
+    assert body == to_json(current_status(tmp_path))
     assert [member["name"] for member in json.loads(body)["members"]] == list(NAMES)
 
 
@@ -101,7 +101,7 @@ def test_the_page_listens_on_the_loopback_address_only(tmp_path):
 
 def test_a_port_in_use_raises_an_error(tmp_path):
     with served(tmp_path) as page, pytest.raises(InputError, match=f"Port {page.server_port} cannot be used"):
-        Page(lambda: look(tmp_path), page.server_port)
+        Page(lambda: current_status(tmp_path), page.server_port)
 
 
 def test_before_the_run_has_begun_the_page_is_there_and_says_so(tmp_path):
@@ -188,7 +188,7 @@ def test_a_browser_shows_the_run_as_it_goes_on(tmp_path, browser):
     with served(tmp_path) as page:
         browser.get(page.address)
         wait(browser, lambda: len(table(browser)) == len(NAMES))
-        before = look(tmp_path)
+        before = current_status(tmp_path)
         assert [row[0] for row in table(browser)] == list(NAMES)
         assert [row[6] for row in table(browser)] == [str(member.accepted) for member in before.members]
         assert text(browser, "message") == "The run has not ended."
@@ -201,7 +201,7 @@ def test_a_browser_shows_the_run_as_it_goes_on(tmp_path, browser):
         wait(browser, lambda: text(browser, "message") == f"The run has ended. {result.message}")
         assert browser.execute_script("return window.remembered")
 
-        after = look(tmp_path)
+        after = current_status(tmp_path)
         assert text(browser, "communications") == f"{after.communications:,}"
         assert text(browser, "free_energy") == f"{after.free_energy:,.2f}"
         assert text(browser, "traffic") == amount(after.traffic)
@@ -232,7 +232,7 @@ def test_the_browser_shows_what_is_missing_and_recovers(tmp_path, browser):
     with served(tmp_path) as page:
         browser.get(page.address)
         assert "start the run" in wait(browser, lambda: text(browser, "problem"))
-        serve(tmp_path, federation, Weather(clients))
+        serve(tmp_path, federation, FaultyLink(clients))
         wait(browser, lambda: len(table(browser)) == len(NAMES))
         assert text(browser, "problem") == ""
     assert "no longer served" in wait(browser, lambda: text(browser, "problem"))

@@ -18,7 +18,7 @@ from partita.engines.remote import RemoteEngine
 from partita.io.wire import unpack
 from partita.server.membership import join, leave, retire
 from partita.server.state import init
-from support.weather import Weather
+from support.weather import FaultyLink
 
 GENERATOR = np.random.default_rng(0)
 SIZES = (8, 12, 16)
@@ -417,7 +417,7 @@ def remote(method, model, prior, parts, ends=None, rules=None, weather=None, ask
         name: ClientEndpoint(name, method.recipe(model), prior, shard)
         for name, shard in zip(parts.names, parts.shards, strict=True)
     }
-    link = Weather(
+    link = FaultyLink(
         {name: (ends or {}).get(name, lambda site: site)(site) for name, site in sites.items()}, **weather or {}
     )
     rows, limits = dict(zip(parts.names, parts.sizes, strict=True)), LIMITS._replace(**rules or {})

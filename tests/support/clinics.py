@@ -10,7 +10,7 @@ from partita.federation.serve import serve
 from partita.federation.status import read_status
 from partita.io import wire
 from support.clinic_files import TOML, clinic, write
-from support.weather import Fuse, Killed, Weather
+from support.weather import CrashAfter, FaultyLink, ServerKilled
 
 NAMES = ("hungarian", "switzerland", "long-beach")
 HOSTILE = "[/bold]\x1b[2J<img src=x onerror=\"document.title='caught'\">"
@@ -41,15 +41,15 @@ def federate(folder, reason=HOSTILE):
     return federation, clients | {NAMES[-1]: Failing(clients[NAMES[-1]], reason)}
 
 
-def look(folder):
+def current_status(folder):
     return read_status(folder, "clinics", NAMES)
 
 
 def stopped(folder):
     """A federation whose server was killed after all clients had answered, and the link to resume it with."""
     federation, clients = federate(folder)
-    link = Weather(clients, fuse=Fuse(26))
-    with pytest.raises(Killed):
+    link = FaultyLink(clients, crash_after=CrashAfter(26))
+    with pytest.raises(ServerKilled):
         serve(folder, federation, link)
-    link.fuse = Fuse()
+    link.crash_after = CrashAfter()
     return federation, link

@@ -9,7 +9,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from partita.federation.apps import client_app, server_app
 
 
-class StandIn(Grid):
+class FakeGrid(Grid):
     """Passes every message to the client's app at once, and stores the answer until it is pulled."""
 
     def __init__(self, nodes):
@@ -52,6 +52,6 @@ def serve(folder, files):
     """Runs the server's app on a federation whose clients have these files; returns the fake link."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, 1, 0
     about = [{"client": name, "folder": str(folder), "data": str(path)} for name, path in files.items()]
-    grid = StandIn(about)
+    grid = FakeGrid(about)
     server_app(grid, Context(1, 0, {}, RecordDict(), {"folder": str(folder)}))
     return grid

@@ -55,7 +55,7 @@ def verdicts(parts):
 NOISE = (-0.01, 0.0, 0.01)
 
 
-def everything(problem="credit B", noise=None, **nll):
+def results_of_all_methods(problem="credit B", noise=None, **nll):
     """Three seeds of every method; the final NLL is 0.3 by default, and `noise` makes a method's seeds differ."""
     methods = ["sequential", "synchronous", "asynchronous", "global_vi", "bcm_same", "bcm_split", "vcl", "streaming_vb"]
     return Results(

@@ -26,7 +26,7 @@ METHODS = {
 EXACT = np.linalg.inv(np.eye(2) + X.T @ X)
 
 
-def sites(method):
+def endpoints(method):
     return {
         name: ClientEndpoint(name, method.recipe(MODEL), PRIOR, shard)
         for name, shard in zip(PARTS.names, PARTS.shards, strict=True)

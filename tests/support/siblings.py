@@ -1,6 +1,6 @@
 """Slow cases of parametrised tests, which only `make slow` runs; the other cases stay in the default run."""
 
-SIBLINGS = {
+SLOW_CASES = {
     "tests/families/test_equal_leaves.py": ("test_natural_gradients_are_exact_for_functions_of_the_leaves[product]",),
     "tests/federation/test_dask.py": ("test_results_equal_those_of_one_process[sequential]",),
     "tests/federation/test_learning.py": (

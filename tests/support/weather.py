@@ -11,74 +11,76 @@ from partita.io.wire import pack, unpack
 from partita.storage.ledger import Ledger
 
 
-class Killed(BaseException):
+class ServerKilled(BaseException):
     """Raised where the server is killed; like `kill -9`, nothing catches it."""
 
 
-class Fuse:
+class CrashAfter:
     """Kills the server at its n-th operation on the link or the ledger."""
 
     def __init__(self, operations=np.inf):
         self.left = operations
-        self.burnt = 0
+        self.operations_done = 0
 
-    def burn(self):
-        self.burnt += 1
+    def count_operation(self):
+        self.operations_done += 1
         self.left -= 1
         if self.left < 0:
-            raise Killed
+            raise ServerKilled
 
 
-class Fragile(Ledger):
+class CrashingLedger(Ledger):
     """A ledger whose server may be killed just before or just after each of its transactions."""
 
-    def __init__(self, path, fuse):
-        self.fuse = fuse
+    def __init__(self, path, crash_after):
+        self.crash_after = crash_after
         super().__init__(path, durable=False)
 
     def _transaction(self):
-        self.fuse.burn()
+        self.crash_after.count_operation()
         return super()._transaction()
 
 
-class Weather(Transport):
+class FaultyLink(Transport):
     """No faults by default: every message takes a second, and all clients are present."""
 
-    def __init__(self, sites, seed=0, loss=0.0, repeat=0.0, delay=1.0, crash=0.0, bounce=0.5, fuse=None):
-        self.sites: dict[str, ClientEndpoint] = dict(sites)
+    def __init__(self, endpoints, seed=0, loss=0.0, repeat=0.0, delay=1.0, crash=0.0, bounce=0.5, crash_after=None):
+        self.endpoints: dict[str, ClientEndpoint] = dict(endpoints)
         self.generator = np.random.default_rng(seed)
         self.loss, self.repeat, self.delay, self.crash, self.bounce = loss, repeat, delay, crash, bounce
-        self.fuse = fuse or Fuse()
+        self.crash_after = crash_after or CrashAfter()
         self.time = 0.0
         self.down: dict[str, float] = {}
         self.sent: list[bytes] = []
-        self.calm = np.inf
+        self.faults_until = np.inf
         self._order = itertools.count()
         self._events: list[tuple] = []
 
     def _carry(self, what, name, content):
-        rough = self.time < self.calm
-        copies = 1 + (rough and self.generator.random() < self.repeat) - (rough and self.generator.random() < self.loss)
+        faulty = self.time < self.faults_until
+        copies = (
+            1 + (faulty and self.generator.random() < self.repeat) - (faulty and self.generator.random() < self.loss)
+        )
         for _ in range(max(copies, 0)):
-            takes = self.generator.exponential(self.delay) if rough and self.delay != 1.0 else 1.0
+            takes = self.generator.exponential(self.delay) if faulty and self.delay != 1.0 else 1.0
             heapq.heappush(self._events, (self.time + takes, next(self._order), what, name, content))
 
     def post(self, name, message):
-        self.fuse.burn()
+        self.crash_after.count_operation()
         self.sent.append(pack(message))
         self._carry("task", name, self.sent[-1])
 
     def poll(self, timeout):
-        self.fuse.burn()
+        self.crash_after.count_operation()
         until = self.time + timeout
         while self._events and self._events[0][0] <= until:
             self.time, _, what, name, content = heapq.heappop(self._events)
             if what == "letter":
                 return Delivery(name, unpack(content) if content else None, "cannot be reached")
-            if self.time < self.calm and self.generator.random() < self.crash:
+            if self.time < self.faults_until and self.generator.random() < self.crash:
                 self.down[name] = self.time + self.generator.exponential(20.0)
             if self.down.get(name, -np.inf) <= self.time:
-                answer = pack(self.sites[name].handle(unpack(content)))
+                answer = pack(self.endpoints[name].handle(unpack(content)))
                 self.sent.append(answer)
                 self._carry("letter", name, answer)
             elif self.generator.random() < self.bounce:
@@ -87,7 +89,7 @@ class Weather(Transport):
         return None
 
     def present(self):
-        return list(self.sites)
+        return list(self.endpoints)
 
     def now(self):
         return self.time

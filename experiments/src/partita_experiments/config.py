@@ -122,7 +122,7 @@ class Experiment:
     smoke: bool = False
     """Whether this is the quick version."""
 
-    def quickly(self) -> "Experiment":
+    def smoke_version(self) -> "Experiment":
         """The smoke version."""
         quick = self.quick
         return dataclasses.replace(

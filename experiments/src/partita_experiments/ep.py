@@ -68,9 +68,9 @@ def run(folder: Path, quick: bool, as_json: bool) -> None:
     jax.config.update("jax_enable_x64", True)
     found = []
     for scale in QUICK if quick else WHOLE:
-        data, table = scale.data, rows_of(scale.data, scale.rows)
+        data, table = scale.data, sample_rows(scale.data, scale.rows)
         for name in scale.models:
-            cell = functools.partial(kept, folder / "cells", scale)
+            cell = functools.partial(cached_result, folder / "cells", scale)
             nuts = cell(f"{data} {name} NUTS", functools.partial(reference, MODELS[name], table, scale))
             for family in FAMILIES:
                 for solver in SOLVERS:
@@ -89,7 +89,7 @@ def run(folder: Path, quick: bool, as_json: bool) -> None:
     Console().print(f"{folder / 'ep.png'}", highlight=False, soft_wrap=True)
 
 
-def kept(
+def cached_result(
     folder: Path, scale: Scale, name: str, compute: Callable[[], dict[str, Any]], solver: Solver | None = None
 ) -> dict[str, Any]:
     """The stored result for the same scale and solver, or a new one."""
@@ -107,7 +107,7 @@ def kept(
     return found
 
 
-def rows_of(data: str, rows: int) -> Table:
+def sample_rows(data: str, rows: int) -> Table:
     """A fixed random sample of `rows` rows."""
     train, test, _ = datasets.adult() if data == "adult" else datasets.breast_cancer()
     x, y = (np.concatenate([np.asarray(a), np.asarray(b)]) for a, b in zip(train, test, strict=True))

@@ -17,7 +17,7 @@ from partita.server.bound import partition_free_energy
 from partita.server.method import Method
 from partita.server.state import init
 from partita_experiments.config import Problem
-from partita_experiments.problem import Setting
+from partita_experiments.problem import PreparedProblem
 from partita_experiments.runner import Cell, Plan, method_settings
 
 SHORT, LONG = 5, 20
@@ -46,7 +46,7 @@ class Forecast(NamedTuple):
     """How long it takes to evaluate a posterior once."""
 
 
-def forecasts(plan: Plan, problem: Problem, setting: Setting) -> list[Forecast]:
+def forecasts(plan: Plan, problem: Problem, setting: PreparedProblem) -> list[Forecast]:
     """What is left to do on a problem, run by run."""
     missing: dict[str, list[Cell]] = {}
     for cell in plan.missing():
@@ -116,7 +116,7 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
-def _pace(method: Method, setting: Setting, parts: Partition) -> Pace:
+def _pace(method: Method, setting: PreparedProblem, parts: Partition) -> Pace:
     """Times visits with few and many steps to the largest client; without a difference all time counts as steps."""
     largest = int(np.argmax(parts.sizes))
     engine, state = LocalEngine(parts), init(setting.prior, len(parts), aggregation=method.aggregation)
@@ -152,7 +152,7 @@ def _pace(method: Method, setting: Setting, parts: Partition) -> Pace:
     return Pace(max(short - few * step, 0.0), step)
 
 
-def _evaluation(setting: Setting) -> float:
+def _evaluation(setting: PreparedProblem) -> float:
     """Times a compiled evaluation of a posterior: free energy and metrics."""
     q = setting.start(0)
     for _ in range(2):

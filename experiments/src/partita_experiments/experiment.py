@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
-from rich.table import Table as Grid
+from rich.table import Table as RichTable
 
 from partita import __version__
 from partita.engines.local import cores
@@ -101,7 +101,7 @@ def run_experiment(settings: Settings, as_json: bool) -> None:
 def _plan(settings: Settings) -> Plan:
     experiment = load(settings.name, settings.config)
     if settings.quick:
-        experiment = experiment.quickly()
+        experiment = experiment.smoke_version()
     if settings.seeds is not None:
         experiment = dataclasses.replace(experiment, seeds=settings.seeds)
     if settings.problems:
@@ -157,7 +157,7 @@ def _print_plan(plan: Plan, left: list[Forecast], settings: Settings, as_json: b
         console.print(f"Nothing is left to run: {len(list(plan.cells()))} cells are there.", highlight=False)
         return
     for problem in dict.fromkeys(forecast.problem for forecast in left):
-        grid = Grid("run", "cells", "communications", "steps at most", "time at most", title=problem)
+        grid = RichTable("run", "cells", "communications", "steps at most", "time at most", title=problem)
         for column in grid.columns[1:]:
             column.justify = "right"
         for forecast in left:

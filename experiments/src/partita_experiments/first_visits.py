@@ -22,7 +22,7 @@ from partita.io.atomic import write_bytes
 from partita.io.wire import pack, unpack
 from partita.local.client import Reply, assign
 
-WORTH_KEEPING = 1.0
+MIN_CACHED_SECONDS = 1.0
 """Minimum duration of a visit, in seconds, for its answer to be cached."""
 
 
@@ -45,7 +45,7 @@ class FirstVisits(LocalEngine):
         except (FileNotFoundError, InputError):
             began = time.perf_counter()
             reply = jax.block_until_ready(super().answer(task))
-            if time.perf_counter() - began >= WORTH_KEEPING:
+            if time.perf_counter() - began >= MIN_CACHED_SECONDS:
                 write_bytes(path, pack(reply_message({}, reply)))
             return reply
 

@@ -36,9 +36,9 @@ from partita.server.run import run as run_method
 from partita_experiments.datasets import diabetes
 
 CLIENTS = 10
-BEGIN = 0.1
+INIT_SCALE = 0.1
 """The initial prior standard deviation of the three learning rules."""
-WAYS: dict[How, tuple[str, str]] = {
+RULE_STYLES: dict[How, tuple[str, str]] = {
     "collapsed": ("#1b6ca8", "-"),
     "coordinate": ("#c8553d", "--"),
     "stochastic": ("#3f7d20", "-."),
@@ -58,7 +58,7 @@ def run(folder: Path, quick: bool, as_json: bool) -> None:
     """Runs everything, draws the figure, and prints the table, or JSON."""
     jax.config.update("jax_enable_x64", True)
     bound, ways = logistic(quick)
-    found = [*ways_table(bound, ways), *linear(quick)]
+    found = [*results_table(bound, ways), *linear(quick)]
     write_text(folder / "results.json", json.dumps(found, indent=2))
     draw(folder / "hyper.png", bound, ways)
     files = [str(folder / "results.json"), str(folder / "hyper.png")]
@@ -83,7 +83,7 @@ def solve(model: Model, prior: Family, parts: Partition) -> Solution:
 
 
 def logistic(quick: bool) -> tuple[Bound, dict[How, Result]]:
-    """The prior's scale of logistic regression on breast cancer: its bound on a grid, and learned from `BEGIN`."""
+    """The prior's scale of logistic regression on breast cancer: its bound on a grid, and learned from `INIT_SCALE`."""
     table = breast_cancer().train
     parts, model, size = clients(table), LogisticRegression(), table.x.shape[1]
     pooled = parts.pooled()
@@ -98,7 +98,7 @@ def logistic(quick: bool) -> tuple[Bound, dict[How, Result]]:
     gradients = np.full(len(scales), np.nan)
     for place in range(0, len(scales), 5):
         gradients[place] = assembled(model, priors[place], parts)
-    begin = FullGaussian.standard_normal(size, BEGIN)
+    begin = FullGaussian.standard_normal(size, INIT_SCALE)
     ways = {
         how: fit(
             "sequential",
@@ -110,7 +110,7 @@ def logistic(quick: bool) -> tuple[Bound, dict[How, Result]]:
             tolerance=1e-6 if quick else 1e-9,
             rounds=rounds,
         )
-        for how in WAYS
+        for how in RULE_STYLES
     }
     return Bound(scales, free_energy, gradients), ways
 
@@ -122,7 +122,7 @@ def assembled(model: Model, prior: Family, parts: Partition) -> float:
     return float(bound_gradient(prior, state.posterior, state.hyper, {}, ("prior_scale",), 1.0)["prior_scale"])
 
 
-def ways_table(bound: Bound, ways: dict[How, Result]) -> list[dict[str, Any]]:
+def results_table(bound: Bound, ways: dict[How, Result]) -> list[dict[str, Any]]:
     """The learned scales, and the grid's maximum refined by a parabola through its three highest points."""
     collapsed, log_scales = np.diagonal(bound.free_energy), np.log(bound.scales)
     top = int(np.clip(np.argmax(collapsed), 1, len(collapsed) - 2))
@@ -131,7 +131,7 @@ def ways_table(bound: Bound, ways: dict[How, Result]) -> list[dict[str, Any]]:
     highest = -curve[1] / curve[0] / 2
     rows = [_row("breast cancer", "grid and parabola", np.exp(highest), float(np.polyval(curve, highest)), 0, np.nan)]
     for how, result in ways.items():
-        scale = BEGIN * float(result.posterior.hyper["prior_scale"])
+        scale = INIT_SCALE * float(result.posterior.hyper["prior_scale"])
         seconds = result.history.rows[-1]["seconds"]
         rows.append(_row("breast cancer", how, scale, result.free_energy, result.state.communications, seconds))
     return rows
@@ -149,7 +149,7 @@ def linear(quick: bool) -> list[dict[str, Any]]:
     seconds = time.perf_counter() - began
     rows = [_row("diabetes", "BayesianRidge", exact.lambda_**-0.5, exact.scores_[-1], 0, seconds, exact.alpha_**-0.5)]
     prior, parts = FullGaussian.standard_normal(table.x.shape[1]), clients(table)
-    for how in WAYS:
+    for how in RULE_STYLES:
         result = fit(
             "sequential",
             LinearRegression(float(np.std(table.y))),
@@ -198,7 +198,7 @@ def draw(path: Path, bound: Bound, ways: dict[How, Result]) -> None:
     _ridge(ridge, bound, ways)
     top = max(result.free_energy for result in ways.values())
     for how, result in ways.items():
-        colour, line = WAYS[how]
+        colour, line = RULE_STYLES[how]
         missing = np.maximum(top - result.history["free_energy"], 1e-10)
         path_axis.plot(result.history["communications"], missing, color=colour, linestyle=line, label=how)
     path_axis.set_yscale("log")
@@ -232,7 +232,7 @@ def _ridge(axis: Axes, bound: Bound, ways: dict[How, Result]) -> None:
             axis.plot(scale * np.exp(ends), height + slope * ends, color="black", linewidth=2)
             axis.plot(scale, height, "o", color="black", markersize=4)
     axis.plot([], [], color="black", linewidth=2, label="slopes assembled from ten clients")
-    learned = BEGIN * float(ways["collapsed"].posterior.hyper["prior_scale"])
+    learned = INIT_SCALE * float(ways["collapsed"].posterior.hyper["prior_scale"])
     axis.axvline(learned, color="grey", linestyle=":", label="learned")
     axis.set(xscale="log", xlabel="prior scale ε", ylabel="nats")
     axis.set_ylim(bottom=max(collapsed.min(), collapsed.max() - 150), top=collapsed.max() + 15)

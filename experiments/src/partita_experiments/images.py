@@ -8,37 +8,47 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from partita_experiments.figure import label
-from partita_experiments.judge import PAPERS, Clients, arrival, common, count, each, exceeds, rises, spread
-from partita_experiments.report import Grid, Heading, Part, Statement, Text
+from partita_experiments.judge import (
+    PAPER_SCHEDULES,
+    Clients,
+    common,
+    count,
+    each,
+    exceeds,
+    median_reached_at,
+    rises,
+    spread,
+)
+from partita_experiments.report import Heading, Part, ReportTable, Statement, Text
 from partita_experiments.results import Results, columns
 
-NEAR_ERROR = 0.003
+ERROR_TOLERANCE = 0.003
 """Tolerance for reaching global VI's final test error: 0.3 percentage points."""
-CRITICAL = 0.25
+DIVERGENCE_DAMPING = 0.25
 """The smallest damping ρ at which synchronous PVI diverges in the paper."""
-RAN_AWAY = {"diverged", "improper"}
+DIVERGED_STATUSES = {"diverged", "improper"}
 FEDAVG = {"FedAvg, a tenth of the clients a round": 6640, "FedAvg, all clients": 38000}
 """Communications to 97% on this split with two hidden layers of 200 units (McMahan et al. 2017): rounds × clients."""
 
 
 def homogeneous(results: Results, clients: Clients) -> list[Part]:
     """`fig:fmnist_homo_pvi`, `fig:fmnist_homo_pvi_steps`."""
-    parts: list[Part] = [*_division(clients), *common(results), Heading("The paper's statements")]
+    parts: list[Part] = [*_client_summary(clients), *common(results), Heading("The paper's statements")]
     for problem in results.problems:
-        parts += each(_same_error, results, problem, PAPERS)
-        parts += each(_a_tenth, results, problem, PAPERS)
+        parts += each(_same_error, results, problem, PAPER_SCHEDULES)
+        parts += each(_tenth_of_communications, results, problem, PAPER_SCHEDULES)
         poorer = functools.partial(_more_error, than="global_vi", points=2)
         parts += each(poorer, results, problem, ("bcm_same", "bcm_split"))
         parts += each(rises, results, problem, ("streaming_vb",))
         if results.has(problem, "vcl", "sequential"):
             parts.append(_higher(results, problem, "vcl", "sequential"))
-        parts += each(_pruning, results, problem, ("global_vi", *PAPERS))
+        parts += each(_pruning, results, problem, ("global_vi", *PAPER_SCHEDULES))
     return parts
 
 
 def early_stopping(results: Results, clients: Clients) -> list[Part]:
     """`fig:fmnist_homo_es_pvi`."""
-    parts: list[Part] = [*_division(clients), *common(results), Heading("The paper's statements")]
+    parts: list[Part] = [*_client_summary(clients), *common(results), Heading("The paper's statements")]
     for problem, run in itertools.product(results.problems, results.runs):
         early = f"{run}, early stopping"
         if results.has(problem, run, early):
@@ -48,9 +58,9 @@ def early_stopping(results: Results, clients: Clients) -> list[Part]:
 
 def damping(results: Results, clients: Clients) -> list[Part]:
     """`fig:fmnist_homo_sequential`, `fig:fmnist_homo_synchronous`."""
-    parts: list[Part] = [*_division(clients), Heading("Where each damping ends, mean ± sd over the seeds")]
+    parts: list[Part] = [*_client_summary(clients), Heading("Where each damping ends, mean ± sd over the seeds")]
     for problem in results.problems:
-        damped = {method: _by_damping(results, problem, method) for method in PAPERS}
+        damped = {method: _by_damping(results, problem, method) for method in PAPER_SCHEDULES}
         rows = [
             [
                 label(method),
@@ -62,19 +72,24 @@ def damping(results: Results, clients: Clients) -> list[Part]:
             for method, runs in damped.items()
             for rho, run in runs.items()
         ]
-        parts += [Grid(["method", "ρ", "test error", "test NLL", "ended"], rows), Heading("The paper's statements")]
-        mild = {rho: run for rho, run in damped["synchronous"].items() if rho < CRITICAL}
+        parts += [
+            ReportTable(["method", "ρ", "test error", "test NLL", "ended"], rows),
+            Heading("The paper's statements"),
+        ]
+        mild = {rho: run for rho, run in damped["synchronous"].items() if rho < DIVERGENCE_DAMPING}
         parts += _faster(results, problem, "sequential", damped["sequential"])
         parts += _faster(results, problem, "synchronous", mild)
         parts += [
-            _runs_away(results, problem, rho, run) for rho, run in damped["synchronous"].items() if rho >= CRITICAL
+            _diverges(results, problem, rho, run)
+            for rho, run in damped["synchronous"].items()
+            if rho >= DIVERGENCE_DAMPING
         ]
     return parts
 
 
 def inhomogeneous(results: Results, clients: Clients) -> list[Part]:
     """`fig:fmnist_inhomo_pvi`, `fig:fmnist_inhomo_pvi_sgvi`."""
-    parts: list[Part] = [*_division(clients), *common(results)]
+    parts: list[Part] = [*_client_summary(clients), *common(results)]
     for problem in results.problems:
         runs = [run for run in results.runs if results.has(problem, run)]
         arrived = {label(run): float(np.median(results.first(problem, run, 0.03))) for run in runs}
@@ -85,14 +100,14 @@ def inhomogeneous(results: Results, clients: Clients) -> list[Part]:
                 "Medians over the seeds; ∞: not within the budget. FedAvg's are published for this split and a network "
                 "with one hidden layer more (McMahan et al. 2017)."
             ),
-            Grid(["method", "communications"], rows),
+            ReportTable(["method", "communications"], rows),
             Heading("On the way, mean ± sd over the seeds"),
             Text("A run that has ended keeps its last value."),
-            _on_the_way(results, problem, runs, (1000, 3000)),
+            _intermediate_results(results, problem, runs, (1000, 3000)),
             Heading("The paper's statements"),
         ]
-        parts += each(functools.partial(_more_error, than="global_vi"), results, problem, PAPERS)
-        parts += each(functools.partial(_sooner, than="global_vi"), results, problem, PAPERS)
+        parts += each(functools.partial(_more_error, than="global_vi"), results, problem, PAPER_SCHEDULES)
+        parts += each(functools.partial(_sooner, than="global_vi"), results, problem, PAPER_SCHEDULES)
         if results.has(problem, "stochastic_global_vi", "sequential"):
             parts.append(_sooner(results, problem, "stochastic_global_vi", than="sequential"))
     return parts
@@ -100,39 +115,44 @@ def inhomogeneous(results: Results, clients: Clients) -> list[Part]:
 
 def ablation(results: Results, clients: Clients) -> list[Part]:
     """What each setting does, best first."""
-    parts: list[Part] = [*_division(clients)]
+    parts: list[Part] = [*_client_summary(clients)]
     for problem in results.problems:
         runs = [run for run in results.runs if results.has(problem, run)]
         best_first = sorted(runs, key=lambda run: np.nan_to_num(results.final(problem, run).mean(), nan=np.inf))
         parts += [Heading(f"{problem}: best first, mean ± sd over the seeds")]
-        parts += [_on_the_way(results, problem, best_first, (500, 1000), end=True)]
+        parts += [_intermediate_results(results, problem, best_first, (500, 1000), end=True)]
     return parts
 
 
 def digits(results: Results, clients: Clients) -> list[Part]:
     """Whether the settings found on MNIST need no change."""
-    parts: list[Part] = [*_division(clients), *common(results)]
+    parts: list[Part] = [*_client_summary(clients), *common(results)]
     for problem in results.problems:
         runs = [run for run in results.runs if results.has(problem, run)]
-        parts += [Heading("On the way, mean ± sd over the seeds"), _on_the_way(results, problem, runs, (200, 1000))]
+        parts += [
+            Heading("On the way, mean ± sd over the seeds"),
+            _intermediate_results(results, problem, runs, (200, 1000)),
+        ]
         parts += [Heading("Statement"), *each(_no_more_error, results, problem, ("incremental_vi",))]
     return parts
 
 
-def _division(clients: Clients) -> list[Part]:
+def _client_summary(clients: Clients) -> list[Part]:
     """A table with the number of clients and the ranges of their rows and labels."""
     rows = [
         [problem, f"{len(some)}", *(_range([client[name] for client in some]) for name in ("rows", "labels"))]
         for problem, some in clients.items()
     ]
-    return [Heading("The clients"), Grid(["problem", "clients", "rows of each", "labels of each"], rows)]
+    return [Heading("The clients"), ReportTable(["problem", "clients", "rows of each", "labels of each"], rows)]
 
 
 def _range(values: Sequence[int]) -> str:
     return f"{min(values)}" if min(values) == max(values) else f"{min(values)} to {max(values)}"
 
 
-def _on_the_way(results: Results, problem: str, runs: Sequence[str], points: Sequence[int], end: bool = False) -> Grid:
+def _intermediate_results(
+    results: Results, problem: str, runs: Sequence[str], points: Sequence[int], end: bool = False
+) -> ReportTable:
     """Error and NLL of each run after some numbers of communications, and at the end."""
     header, rows = ["method"], [[label(run)] for run in runs]
     for point in points:
@@ -143,14 +163,14 @@ def _on_the_way(results: Results, problem: str, runs: Sequence[str], points: Seq
         header += ["error at the end", "NLL at the end"]
         for row, run in zip(rows, runs, strict=True):
             row += [spread(results.final(problem, run, metric)) for metric in ("error", "nll")]
-    return Grid(header, rows)
+    return ReportTable(header, rows)
 
 
 def _same_error(results: Results, problem: str, run: str) -> Statement:
     gap = results.final(problem, run, "error") - results.final(problem, "global_vi", "error")
     return Statement(
         f"{problem}: {label(run)} ends within 0.3 percentage points of global VI's test error.",
-        bool(np.abs(gap).mean() <= NEAR_ERROR),
+        bool(np.abs(gap).mean() <= ERROR_TOLERANCE),
         f"{spread(100 * gap)} points above it.",
     )
 
@@ -159,13 +179,15 @@ def _no_more_error(results: Results, problem: str, run: str) -> Statement:
     gap = results.final(problem, run, "error") - results.final(problem, "global_vi", "error")
     return Statement(
         f"{problem}: {label(run)} ends with at most 0.3 percentage points more test error than global VI.",
-        bool(gap.mean() <= NEAR_ERROR),
+        bool(gap.mean() <= ERROR_TOLERANCE),
         f"{spread(100 * gap)} points above it.",
     )
 
 
-def _a_tenth(results: Results, problem: str, run: str) -> Statement:
-    ours, theirs = (arrival(results, problem, name, metric="error", near=NEAR_ERROR) for name in (run, "global_vi"))
+def _tenth_of_communications(results: Results, problem: str, run: str) -> Statement:
+    ours, theirs = (
+        median_reached_at(results, problem, name, metric="error", near=ERROR_TOLERANCE) for name in (run, "global_vi")
+    )
     return Statement(
         f"{problem}: {label(run)} gets there for good with at most a tenth of global VI's communications.",
         bool(np.isfinite(ours) and ours <= theirs / 10),
@@ -227,14 +249,14 @@ def _by_damping(results: Results, problem: str, method: str) -> dict[float, str]
 
 def _faster(results: Results, problem: str, method: str, runs: dict[float, str]) -> list[Part]:
     """Compares when runs first reach the highest of their final errors; diverged runs are excluded."""
-    stayed = {rho: run for rho, run in runs.items() if not RAN_AWAY & set(results.statuses(problem, run))}
+    stayed = {rho: run for rho, run in runs.items() if not DIVERGED_STATUSES & set(results.statuses(problem, run))}
     if len(stayed) < 2:
         return []
     level = max(results.final(problem, run, "error").mean() for run in stayed.values())
     arrived = [float(np.median(results.first(problem, run, level))) for run in stayed.values()]
     ordered = all(later <= earlier for earlier, later in itertools.pairwise(arrived))
     seen = ", ".join(f"{count(number)} with ρ = {rho:g}" for rho, number in zip(stayed, arrived, strict=True))
-    limit = f" where ρ < {CRITICAL}" if method == "synchronous" else ""
+    limit = f" where ρ < {DIVERGENCE_DAMPING}" if method == "synchronous" else ""
     return [
         Statement(
             f"{problem}: less damping (a larger ρ) makes {label(method)} faster{limit}.",
@@ -244,10 +266,10 @@ def _faster(results: Results, problem: str, method: str, runs: dict[float, str])
     ]
 
 
-def _runs_away(results: Results, problem: str, rho: float, run: str) -> Statement:
+def _diverges(results: Results, problem: str, rho: float, run: str) -> Statement:
     statuses = results.statuses(problem, run)
     return Statement(
-        f"{problem}: synchronous PVI with ρ = {rho:g} diverges, as it does in the paper from {CRITICAL} on.",
-        set(statuses) <= RAN_AWAY,
+        f"{problem}: synchronous PVI with ρ = {rho:g} diverges, as it does in the paper from {DIVERGENCE_DAMPING} on.",
+        set(statuses) <= DIVERGED_STATUSES,
         f"ended {', '.join(statuses)}, with a test error of {spread(results.final(problem, run, 'error'))}.",
     )

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from partita_experiments.figure import label
-from partita_experiments.report import Grid, Heading, Part, Statement, Subheading, Text
+from partita_experiments.report import Heading, Part, ReportTable, Statement, Subheading, Text
 from partita_experiments.results import PVI, Results
 
-PAPERS = ("sequential", "synchronous")
+PAPER_SCHEDULES = ("sequential", "synchronous")
 """The schedules of PVI in the paper's experiments."""
-NEAR = 0.005
+TOLERANCE = 0.005
 """Tolerance for reaching global VI's final NLL, in nats per row."""
 
 Clients = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -28,13 +28,13 @@ def common(results: Results) -> list[Part]:
         ),
     ]
     for problem in results.problems:
-        rows = [_ending(results, problem, method) for method in results.runs if results.has(problem, method)]
+        rows = [_final_row(results, problem, method) for method in results.runs if results.has(problem, method)]
         header = ["method", "test error", "test NLL", "communications", "seconds", "ended"]
-        parts += [Subheading(problem), Grid(header, rows)]
+        parts += [Subheading(problem), ReportTable(header, rows)]
     return [*parts, *efficiency(results)]
 
 
-def _ending(results: Results, problem: str, method: str) -> list[str]:
+def _final_row(results: Results, problem: str, method: str) -> list[str]:
     cells = results.of(problem, method)
     return [
         label(method),
@@ -56,24 +56,24 @@ def efficiency(results: Results) -> list[Part]:
     for problem in results.problems:
         for by, (rows, first) in tables.items():
             methods = [*schedules, *rivals] if by == "communications" else schedules
-            reached = {method: arrival(results, problem, method, by) for method in methods}
+            reached = {method: median_reached_at(results, problem, method, by) for method in methods}
             slow = reached.get("global_vi")
             rows.append([problem, *(count(reached[method], slow if method in PVI else None) for method in methods)])
             best = min(schedules, key=lambda method: reached[method])
             first.append(f"{problem}: {label(best) if np.isfinite(reached[best]) else 'none'}")
-    near = f"until the test NLL stays within {NEAR} of where global VI ends"
+    near = f"until the test NLL stays within {TOLERANCE} of where global VI ends"
     counted, timed = tables["communications"], tables["clock"]
     return [
         Heading(f"Communications {near}"),
         Text("Medians over the seeds; in brackets how many times fewer than global VI. ∞: not within the budget."),
-        Grid(["problem", *map(label, [*schedules, *rivals])], counted[0]),
+        ReportTable(["problem", *map(label, [*schedules, *rivals])], counted[0]),
         Text(f"First of the schedules: {'; '.join(counted[1])}."),
         Heading(f"Simulated time {near}"),
         Text(
             "On a clock on which a visit takes as long as the client has rows, 1 for the mean, and longer at slow "
             "clients. Global VI's visits are single gradients and not solutions, so it has no place here."
         ),
-        Grid(["problem", *map(label, schedules)], timed[0]),
+        ReportTable(["problem", *map(label, schedules)], timed[0]),
         Text(f"First of the schedules: {'; '.join(timed[1])}."),
     ]
 
@@ -91,8 +91,8 @@ def rises(results: Results, problem: str, method: str) -> Statement:
     values = results.curve(problem, method).values
     rise = values[:, -1] - np.nanmin(values, axis=1)
     return Statement(
-        f"{problem}: {label(method)} ends above its own lowest NLL by more than 2 sd, and by more than {NEAR}.",
-        exceeds(rise, NEAR),
+        f"{problem}: {label(method)} ends above its own lowest NLL by more than 2 sd, and by more than {TOLERANCE}.",
+        exceeds(rise, TOLERANCE),
         f"ends {spread(rise)} above its lowest.",
     )
 
@@ -106,8 +106,13 @@ def exceeds(values: np.ndarray, bound: float) -> bool | None:
     return bool(values.mean() > bound and values.mean() > 2 * values.std(ddof=1))
 
 
-def arrival(
-    results: Results, problem: str, method: str, by: str = "communications", metric: str = "nll", near: float = NEAR
+def median_reached_at(
+    results: Results,
+    problem: str,
+    method: str,
+    by: str = "communications",
+    metric: str = "nll",
+    near: float = TOLERANCE,
 ) -> float:
     """When a metric stays within `near` of global VI's final value: the median over the seeds."""
     target = results.final(problem, "global_vi", metric).mean()

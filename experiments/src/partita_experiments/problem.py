@@ -30,7 +30,7 @@ OPTIMISERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {"adam":
 """What a server's optimiser may be."""
 
 
-class Setting(NamedTuple):
+class PreparedProblem(NamedTuple):
     """A problem's model, prior, clients and test rows, ready to run and evaluate methods."""
 
     model: Model
@@ -55,7 +55,7 @@ class Setting(NamedTuple):
         }
 
 
-def prepare(experiment: Experiment, problem: Problem) -> Setting:
+def prepare(experiment: Experiment, problem: Problem) -> PreparedProblem:
     """Loads and partitions the data; clients then preprocess them by sharing sums only."""
     source = load(problem.data)
     division = divide(problem, source, experiment.quick.rows if experiment.smoke else None)
@@ -66,13 +66,13 @@ def prepare(experiment: Experiment, problem: Problem) -> Setting:
     sizes = np.array(clients.sizes)
     slowness = np.resize(experiment.slowness, len(sizes))
     speeds = sizes.mean() / (sizes * slowness)
-    return Setting(model, prior, clients, test, tuple(map(float, speeds)), experiment.draws)
+    return PreparedProblem(model, prior, clients, test, tuple(map(float, speeds)), experiment.draws)
 
 
 def divide(problem: Problem, source: Source, limit: int | None) -> Division:
     """Which rows each client trains on, at most `limit` of all, or of each owner where owners are the clients."""
     kind, settings = problem.split["kind"], {key: value for key, value in problem.split.items() if key != "kind"}
-    used, held_out = _chosen(problem, len(source.y))
+    used, held_out = _select_rows(problem, len(source.y))
     if kind == "given":
         given = [rows[np.isin(rows, used)][:limit] for rows in source.owners.values()]
         return Division(given, list(source.owners), held_out)
@@ -89,7 +89,7 @@ def divide(problem: Problem, source: Source, limit: int | None) -> Division:
     return Division([used[some] for some in indices], None, held_out)
 
 
-def _chosen(problem: Problem, rows: int) -> tuple[Indices, Indices | None]:
+def _select_rows(problem: Problem, rows: int) -> tuple[Indices, Indices | None]:
     """The training rows that are used, and those that are held out to choose settings by."""
     if not problem.rows and not problem.validation:
         return np.arange(rows), None
@@ -127,7 +127,7 @@ def optimiser(name: str) -> Callable[..., optax.GradientTransformation]:
     return OPTIMISERS[name]
 
 
-def fingerprint(setting: Setting) -> str:
+def fingerprint(setting: PreparedProblem) -> str:
     """A digest of all clients' rows and the test rows, so that results of other data are not reused."""
     digest = hashlib.sha256()
     for table in (*(shard.data for shard in setting.clients.shards), setting.test):
@@ -136,7 +136,7 @@ def fingerprint(setting: Setting) -> str:
     return digest.hexdigest()[:16]
 
 
-def sizes_and_labels(setting: Setting) -> list[dict[str, Any]]:
+def sizes_and_labels(setting: PreparedProblem) -> list[dict[str, Any]]:
     """For each client its name, number of rows N_k and of labels, and, of two labels, the proportion η_k of 1."""
     clients = setting.clients
     found = [np.asarray(shard.data.y)[:size] for shard, size in zip(clients.shards, clients.sizes, strict=True)]

@@ -23,7 +23,7 @@ class Text(NamedTuple):
     text: str
 
 
-class Grid(NamedTuple):
+class ReportTable(NamedTuple):
     """A table of texts; the first column is a name, the others are figures."""
 
     header: Sequence[str]
@@ -51,7 +51,7 @@ class Statement(NamedTuple):
         return {True: "confirmed", False: "**not confirmed**", None: "not judged"}[self.holds]
 
 
-Part = Heading | Subheading | Text | Grid | Picture | Statement
+Part = Heading | Subheading | Text | ReportTable | Picture | Statement
 
 
 def markdown(title: str, parts: Sequence[Part]) -> str:
@@ -78,7 +78,7 @@ def _markdown(part: Part) -> str:
             return f"### {text}"
         case Text(text):
             return text
-        case Grid(header, rows):
+        case ReportTable(header, rows):
             lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
             return "\n".join("| " + " | ".join(line) + " |" for line in lines)
         case Picture(file, caption):
@@ -95,7 +95,7 @@ def _html(part: Part) -> str:
             return f"<h3>{_escape(text)}</h3>"
         case Text(text):
             return f"<p>{_escape(text)}</p>"
-        case Grid(header, rows):
+        case ReportTable(header, rows):
             cells = ["".join(f"<th>{_escape(name)}</th>" for name in header)]
             cells += ["".join(f"<td>{_escape(value)}</td>" for value in row) for row in rows]
             return "<table>" + "".join(f"<tr>{line}</tr>" for line in cells) + "</table>"

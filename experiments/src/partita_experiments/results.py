@@ -66,13 +66,13 @@ class Results:
         """The metric against communications, or against the simulated clock."""
         runs = [columns(cell, by, metric) for cell in self.of(problem, run)]
         grid = np.unique(np.concatenate([x for x, _ in runs]))
-        return Curve(grid, np.array([_held(grid, x, y) for x, y in runs]))
+        return Curve(grid, np.array([_last_value_at(grid, x, y) for x, y in runs]))
 
     def at(self, problem: str, run: str, communications: int, metric: str = "nll") -> Float[np.ndarray, " seeds"]:
         """The metric when so many communications have been made, or at the end of a run that made fewer."""
         point = np.array([float(communications)])
         cells = self.of(problem, run)
-        return np.array([_held(point, *columns(cell, "communications", metric))[0] for cell in cells])
+        return np.array([_last_value_at(point, *columns(cell, "communications", metric))[0] for cell in cells])
 
     def first(self, problem: str, run: str, level: float, metric: str = "error") -> Float[np.ndarray, " seeds"]:
         """The communications at which each seed's metric first is as low as the level; infinite if it never is."""
@@ -118,7 +118,7 @@ def _number(value: float | str) -> float:
     return float(value)
 
 
-def _held(grid: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _last_value_at(grid: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """y at the last x not beyond each point of the grid; NaN before the first."""
     index = np.searchsorted(x, grid, side="right") - 1
     return np.where(index >= 0, y[np.maximum(index, 0)], np.nan)

@@ -33,7 +33,7 @@ from partita.server.run import run as run_method
 from partita.storage.checkpoint import Checkpoint
 from partita_experiments.config import Experiment, Problem, Run, file_name
 from partita_experiments.first_visits import FirstVisits
-from partita_experiments.problem import Setting, optimiser, prepare, solver, solver_settings
+from partita_experiments.problem import PreparedProblem, optimiser, prepare, solver, solver_settings
 
 COLUMNS = (
     "communications",
@@ -186,7 +186,7 @@ def _batches(plan: Plan, batches: list[list[Cell]], workers: int) -> Iterator[li
     places = context.Queue()
     for place in range(workers):
         places.put((place, workers))
-    with concurrent.futures.ProcessPoolExecutor(workers, context, _begin_worker, (places, plan.folder)) as pool:
+    with concurrent.futures.ProcessPoolExecutor(workers, context, _init_worker, (places, plan.folder)) as pool:
         waiting = [pool.submit(run_batch, plan, batch) for batch in batches]
         processes = list(pool._processes.values())
         try:
@@ -207,7 +207,7 @@ def _batches(plan: Plan, batches: list[list[Cell]], workers: int) -> Iterator[li
             raise
 
 
-def _begin_worker(places: Any, folder: Path) -> None:
+def _init_worker(places: Any, folder: Path) -> None:
     """Gives each worker cores of its own, where that can be done: two that share all cores wait for each other.
 
     A worker ends with the process that began it, however that ends, and leaves interrupts to it.
@@ -230,11 +230,11 @@ def _end_with_parent() -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _prepared(experiment_and_problem: "_ByText") -> Setting:
+def _prepared(experiment_and_problem: "_HashableByRepr") -> PreparedProblem:
     return prepare(*experiment_and_problem.contents)
 
 
-class _ByText:
+class _HashableByRepr:
     """Makes unhashable objects hashable by their repr."""
 
     def __init__(self, *contents: Any) -> None:
@@ -242,7 +242,7 @@ class _ByText:
         self._text = repr(contents)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByText) and self._text == other._text
+        return isinstance(other, _HashableByRepr) and self._text == other._text
 
     def __hash__(self) -> int:
         return hash(self._text)
@@ -251,7 +251,7 @@ class _ByText:
 def run_batch(plan: Plan, cells: list[Cell]) -> list[Cell]:
     """Runs some cells of one problem and writes their files."""
     for cell in cells:
-        setting = _prepared(_ByText(plan.experiment, cell.problem))
+        setting = _prepared(_HashableByRepr(plan.experiment, cell.problem))
         rows, statuses, seconds = run_cell(plan, cell, setting)
         result = {
             "digest": plan.digest(cell),
@@ -268,7 +268,7 @@ def run_batch(plan: Plan, cells: list[Cell]) -> list[Cell]:
     return cells
 
 
-def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, Any]], list[str], float]:
+def run_cell(plan: Plan, cell: Cell, setting: PreparedProblem) -> tuple[list[dict[str, Any]], list[str], float]:
     """The evaluated rows of a cell's history, its status, and its duration in seconds, over all resumed parts.
 
     For "alone" there are a row and an ending per client.
@@ -283,7 +283,7 @@ def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, A
         method, data = named(run.named, **settings), (setting.model, setting.prior)
         results = [run_method(method, *data, setting.clients.only(name), **budget) for name in setting.clients.names]
         rows = [
-            _last(result) | {"client": name, "communications": 0}
+            _last_evaluation(result) | {"client": name, "communications": 0}
             for name, result in zip(setting.clients.names, results, strict=True)
         ]
         return rows, [result.status.value for result in results], sum(map(_seconds, results))
@@ -301,10 +301,10 @@ def run_cell(plan: Plan, cell: Cell, setting: Setting) -> tuple[list[dict[str, A
         **budget,
     )
     checkpoint.unlink(missing_ok=True)
-    return [_kept(row) for row in result.history if "nll" in row], [result.status.value], _seconds(result)
+    return [_stored_columns(row) for row in result.history if "nll" in row], [result.status.value], _seconds(result)
 
 
-def method_settings(plan: Plan, cell: Cell, setting: Setting) -> dict[str, Any]:
+def method_settings(plan: Plan, cell: Cell, setting: PreparedProblem) -> dict[str, Any]:
     """The settings of the cell's method: the run's own, and what the problem has for all methods."""
     settings: dict[str, Any] = dict(cell.run.settings)
     accepted = settings_of(cell.run.named)
@@ -321,10 +321,10 @@ def _seconds(result: Result) -> float:
     return float(result.history.rows[-1]["seconds"])
 
 
-def _last(result: Result) -> dict[str, Any]:
-    return _kept(next(row for row in reversed(result.history.rows) if "nll" in row))
+def _last_evaluation(result: Result) -> dict[str, Any]:
+    return _stored_columns(next(row for row in reversed(result.history.rows) if "nll" in row))
 
 
-def _kept(row: Mapping[str, Any]) -> dict[str, Any]:
+def _stored_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     """The stored columns; infinity is stored as text, since JSON has none."""
     return {column: float(row[column]) if np.isfinite(row[column]) else str(row[column]) for column in COLUMNS}

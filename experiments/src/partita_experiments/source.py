@@ -53,8 +53,8 @@ class FrameSource(Source):
     """Frames of one or more owners; clients agree on a common encoding by sharing sums only."""
 
     def __init__(self, frames: Mapping[str, Frames]) -> None:
-        self.train = _together([pair.train for pair in frames.values()])
-        self.test = _together([pair.test for pair in frames.values()])
+        self.train = _concatenate([pair.train for pair in frames.values()])
+        self.test = _concatenate([pair.test for pair in frames.values()])
         ends = np.cumsum([pair.train.size for pair in frames.values()])
         self.owners = dict(zip(frames, np.split(np.arange(self.train.size), ends[:-1]), strict=True))
         self.y = self.train.y
@@ -102,11 +102,11 @@ class TableSource(Source):
 def load(data: str) -> Source:
     """The data set of this name."""
     sources: dict[str, Callable[[], Source]] = {
-        **{name: functools.partial(_whole, uci_frames, name) for name in ("adult", "bank", "credit")},
-        "physionet": functools.partial(_whole, physionet_frames),
-        "mimic": functools.partial(_whole, mimic_frames),
+        **{name: functools.partial(_single_owner, uci_frames, name) for name in ("adult", "bank", "credit")},
+        "physionet": functools.partial(_single_owner, physionet_frames),
+        "mimic": functools.partial(_single_owner, mimic_frames),
         "heart": lambda: FrameSource(heart_frames()),
-        "made up": lambda: FrameSource(made_up()),
+        "made up": lambda: FrameSource(synthetic_frames()),
         "mnist": lambda: TableSource(mnist()),
         "digits": lambda: TableSource(digits()),
     }
@@ -115,7 +115,7 @@ def load(data: str) -> Source:
     return sources[data]()
 
 
-def made_up(rows: int = 400, columns: int = 12, owners: int = 4) -> dict[str, Frames]:
+def synthetic_frames(rows: int = 400, columns: int = 12, owners: int = 4) -> dict[str, Frames]:
     """Rows of owners whose inputs lie in different places, drawn from one logistic regression, for smoke runs."""
     generator = np.random.default_rng(0)
     weights = generator.normal(size=columns)
@@ -129,10 +129,10 @@ def made_up(rows: int = 400, columns: int = 12, owners: int = 4) -> dict[str, Fr
     return {f"owner {k}": Frames(frame(centre), frame(centre)) for k, centre in enumerate(centres)}
 
 
-def _whole(source: Callable[..., Frames], *arguments: str) -> Source:
+def _single_owner(source: Callable[..., Frames], *arguments: str) -> Source:
     return FrameSource({"all": source(*arguments)})
 
 
-def _together(frames: Sequence[Frame]) -> Frame:
+def _concatenate(frames: Sequence[Frame]) -> Frame:
     columns = {name: np.concatenate([frame.columns[name] for frame in frames]) for name in frames[0].columns}
     return Frame.build(columns, np.concatenate([frame.y for frame in frames]), frames[0].levels)

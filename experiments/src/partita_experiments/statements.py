@@ -6,8 +6,19 @@ import numpy as np
 
 from partita_experiments import images
 from partita_experiments.figure import label
-from partita_experiments.judge import NEAR, PAPERS, Clients, arrival, common, count, each, exceeds, rises, spread
-from partita_experiments.report import Grid, Heading, Part, Statement
+from partita_experiments.judge import (
+    PAPER_SCHEDULES,
+    TOLERANCE,
+    Clients,
+    common,
+    count,
+    each,
+    exceeds,
+    median_reached_at,
+    rises,
+    spread,
+)
+from partita_experiments.report import Heading, Part, ReportTable, Statement
 from partita_experiments.results import Results
 
 FLAMBY = {"FLamby: pooled": 0.795, "FLamby: FedAdam": 0.779, "FLamby: FedAvg": 0.748}
@@ -30,7 +41,7 @@ def uci(results: Results, clients: Clients) -> list[Part]:
     for problem in results.problems:
         parts += _reaches_global(results, problem, 0.01 if problem.startswith("credit") else 0.002)
         if problem.endswith("A"):
-            parts += each(_one_round, results, problem, PAPERS)
+            parts += each(_one_round, results, problem, PAPER_SCHEDULES)
         if problem.endswith("B"):
             parts += each(_worse, results, problem, ("bcm_same", "bcm_split", "vcl"))
         parts += each(rises if problem.startswith("credit") else _harmless, results, problem, ("streaming_vb",))
@@ -44,7 +55,7 @@ def mortality(results: Results, clients: Clients) -> list[Part]:
     for problem in results.problems:
         parts += _reaches_global(results, problem, 0.01)
     if {"logistic regression", "network"} <= set(results.problems):
-        parts += [_smoother(results, method) for method in PAPERS if method in results.runs]
+        parts += [_smoother(results, method) for method in PAPER_SCHEDULES if method in results.runs]
     return parts
 
 
@@ -55,7 +66,7 @@ def heart(results: Results, clients: Clients) -> list[Part]:
         errors = {method: results.final(problem, method, "error").mean() for method in results.runs}
         rows = [[label(method), f"{1 - error:.3f}"] for method, error in errors.items()]
         rows += [[name, f"{accuracy:.3f}"] for name, accuracy in FLAMBY.items()]
-        parts += [Heading("Accuracy on the pooled test rows"), Grid(["method", "accuracy"], rows)]
+        parts += [Heading("Accuracy on the pooled test rows"), ReportTable(["method", "accuracy"], rows)]
         parts += [Heading("Statements"), *_reaches_global(results, problem, 0.01)]
     return parts
 
@@ -73,7 +84,7 @@ PAGES: Mapping[str, Callable[[Results, Clients], list[Part]]] = {
 }
 
 
-def _splits(clients: Clients) -> Grid:
+def _splits(clients: Clients) -> ReportTable:
     rows = []
     for problem, some in clients.items():
         sizes = np.array([client["rows"] for client in some])
@@ -84,12 +95,12 @@ def _splits(clients: Clients) -> Grid:
         figures = [f"{ours[0]:.0f}", f"{ours[1]:.3f}", f"{ours[2]:.0f}", f"{ours[3]:.3f}"]
         printed = [f"{paper[0]}", f"{paper[1]:.3f}", f"{paper[2]}", f"{paper[3]:.3f}"]
         rows.append([problem, *(f"{a} ({b})" for a, b in zip(figures, printed, strict=True))])
-    return Grid(["problem (the paper's in brackets)", "N small", "η small", "N large", "η large"], rows)
+    return ReportTable(["problem (the paper's in brackets)", "N small", "η small", "N large", "η large"], rows)
 
 
-def _clients(clients: Clients) -> Grid:
+def _clients(clients: Clients) -> ReportTable:
     some = next(iter(clients.values()))
-    return Grid(
+    return ReportTable(
         ["client", "rows", "proportion positive"],
         [[client["client"], f"{client['rows']}", f"{client['positive']:.3f}"] for client in some],
     )
@@ -109,7 +120,7 @@ def _reaches_global(results: Results, problem: str, tolerance: float) -> list[Pa
                 holds, seen = None, f"{seen} Global VI itself is still {left:.4f} from its optimum."
         return Statement(f"{problem}: {label(method)} ends within {tolerance} test NLL of global VI.", holds, seen)
 
-    return [*each(ends_near, results, problem, PAPERS), *each(_fewer, results, problem, PAPERS)]
+    return [*each(ends_near, results, problem, PAPER_SCHEDULES), *each(_fewer, results, problem, PAPER_SCHEDULES)]
 
 
 def _worse(results: Results, problem: str, method: str) -> Statement:
@@ -122,7 +133,7 @@ def _worse(results: Results, problem: str, method: str) -> Statement:
 
 
 def _fewer(results: Results, problem: str, method: str) -> Statement:
-    ours, theirs = (arrival(results, problem, name) for name in (method, "global_vi"))
+    ours, theirs = (median_reached_at(results, problem, name) for name in (method, "global_vi"))
     return Statement(
         f"{problem}: {label(method)} gets there with fewer communications than global VI.",
         ours < theirs,
@@ -131,19 +142,19 @@ def _fewer(results: Results, problem: str, method: str) -> Statement:
 
 
 def _one_round(results: Results, problem: str, method: str) -> Statement:
-    arrived = arrival(results, problem, method)
+    arrived = median_reached_at(results, problem, method)
     return Statement(
         f"{problem}: with clients alike, {label(method)} converges after a single round (10 communications).",
         bool(arrived <= 10),
-        f"within {NEAR} of global VI's final NLL for good from {count(arrived)} communications on.",
+        f"within {TOLERANCE} of global VI's final NLL for good from {count(arrived)} communications on.",
     )
 
 
 def _harmless(results: Results, problem: str, method: str) -> Statement:
     gap = results.final(problem, method) - results.final(problem, "global_vi")
     return Statement(
-        f"{problem}: {label(method)} converges to the same predictions as PVI (within {NEAR} of global VI's NLL).",
-        bool(np.abs(gap).mean() <= NEAR),
+        f"{problem}: {label(method)} converges to the same predictions as PVI (within {TOLERANCE} of global VI's NLL).",
+        bool(np.abs(gap).mean() <= TOLERANCE),
         f"{spread(gap)} above it.",
     )
 

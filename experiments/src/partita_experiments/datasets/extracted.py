@@ -46,7 +46,7 @@ def cached_frame(folder: str, name: str, inputs: Iterable[Path], extract: Callab
     return frame
 
 
-def framed(stays: Iterable[StaySeries], variables: Sequence[str], y: np.ndarray) -> Frame:
+def feature_frame(stays: Iterable[StaySeries], variables: Sequence[str], y: np.ndarray) -> Frame:
     """The features of stays, one row each, with their responses."""
     parts = list(stays)
     stay = np.repeat(np.arange(len(parts)), [len(part.time) for part in parts])
@@ -55,7 +55,7 @@ def framed(stays: Iterable[StaySeries], variables: Sequence[str], y: np.ndarray)
     return Frame.build(dict(zip(names, x.T, strict=True)), y)
 
 
-def tracked(items: Sequence[Item], label: str) -> Iterable[Item]:
+def with_progress(items: Sequence[Item], label: str) -> Iterable[Item]:
     """The items, with a progress bar on a terminal and nothing elsewhere."""
     console = Console(stderr=True)
     return track(items, label, console=console, disable=not console.is_terminal)

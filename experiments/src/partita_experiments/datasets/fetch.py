@@ -65,7 +65,7 @@ def fetch(remote: Remote, progress: bool | None = None) -> Path:
         raise InputError(f"{remote.url} cannot be downloaded: give an address that begins with http:// or https://.")
     target = cache() / remote.folder / remote.name
     part = target.with_name(f"{remote.name}.part")
-    with _alone(target):
+    with _download_lock(target):
         # Another process may have been downloading it while this one waited.
         if not target.is_file():
             _download(remote, part, progress)
@@ -75,7 +75,7 @@ def fetch(remote: Remote, progress: bool | None = None) -> Path:
 
 
 @contextlib.contextmanager
-def _alone(target: Path) -> Iterator[None]:
+def _download_lock(target: Path) -> Iterator[None]:
     """Lets one process at a time download a file."""
     lock = target.with_name(f"{target.name}.lock")
     try:

@@ -8,7 +8,7 @@ import numpy as np
 
 from partita.data.frame import Frame, Frames
 from partita.errors import InputError
-from partita_experiments.datasets.extracted import StaySeries, framed, kept, tracked
+from partita_experiments.datasets.extracted import StaySeries, cached_frame, feature_frame, with_progress
 from partita_experiments.datasets.fetch import find
 
 VARIABLES = (
@@ -98,12 +98,12 @@ def _part(part: str) -> Frame:
         )
     deaths = _deaths(listfile)
     paths = [listfile.parent / stay for stay in deaths]
-    return kept(
+    return cached_frame(
         "mimic3",
         f"features-{part}",
         [listfile, *paths],
-        lambda: framed(
-            (_measurements(path) for path in tracked(paths, f"MIMIC-III, {part}")),
+        lambda: feature_frame(
+            (_measurements(path) for path in with_progress(paths, f"MIMIC-III, {part}")),
             VARIABLES,
             np.array(list(deaths.values())),
         ),

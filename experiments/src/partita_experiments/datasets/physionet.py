@@ -11,7 +11,7 @@ import numpy as np
 
 from partita.data.frame import Frame, Frames
 from partita.errors import InputError
-from partita_experiments.datasets.extracted import StaySeries, framed, kept, tracked
+from partita_experiments.datasets.extracted import StaySeries, cached_frame, feature_frame, with_progress
 from partita_experiments.datasets.fetch import Remote, fetch, find
 
 VARIABLES = (
@@ -60,7 +60,7 @@ def _part(part: str) -> Frame:
     else:
         records = find(_FOLDER, f"set-{part}.zip") or _fetched(f"set-{part}.tar.gz")
         inputs = [records]
-    return kept(_FOLDER, f"features-{part}", [outcomes, *inputs], lambda: _extract(part, outcomes, records))
+    return cached_frame(_FOLDER, f"features-{part}", [outcomes, *inputs], lambda: _extract(part, outcomes, records))
 
 
 def _fetched(name: str) -> Path:
@@ -75,8 +75,10 @@ def _extract(part: str, outcomes: Path, records: Path) -> Frame:
         raise InputError(
             f"Record {record} is in {has} but not in {lacks}: fetch both again, they must belong together."
         )
-    stays = (_measurements(record, texts[record]) for record in tracked(list(deaths), f"PhysioNet 2012, set {part}"))
-    return framed(stays, VARIABLES, np.array(list(deaths.values())))
+    stays = (
+        _measurements(record, texts[record]) for record in with_progress(list(deaths), f"PhysioNet 2012, set {part}")
+    )
+    return feature_frame(stays, VARIABLES, np.array(list(deaths.values())))
 
 
 def _deaths(path: Path) -> dict[int, float]:
