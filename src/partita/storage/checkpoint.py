@@ -80,7 +80,7 @@ def _state(
     trees = unflatten(arrays, stored_trees(like), str(path))
     check_run(path, _KIND, equal(trees["prior"], like.prior), "with another prior")
     held, sent, tasks = about["held"], about["sent"], about["in_flight"]
-    if max(len(tasks), *held, *sent, 0) > len(arrays):
+    if max(*held, *sent, 0) >= len(arrays):
         raise ValueError("it claims more arrays than it has")
     lists = {
         "factor": [like.factors[0]] * (max(held) + 1),
