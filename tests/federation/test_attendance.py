@@ -20,12 +20,12 @@ from support.weather import FaultyLink
 class Apart(FaultyLink):
     """Some never come; the answers of others hold NaN."""
 
-    def __init__(self, sites, never=(), damaged=()):
-        super().__init__(sites)
+    def __init__(self, endpoints, never=(), damaged=()):
+        super().__init__(endpoints)
         self.never, self.damaged = never, damaged
 
     def present(self):
-        return [name for name in self.sites if name not in self.never]
+        return [name for name in self.endpoints if name not in self.never]
 
     def poll(self, timeout):
         letter = super().poll(timeout)

@@ -22,7 +22,7 @@ _spec.loader.exec_module(example)
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    frames = example.heart_disease() or example.made_up()
+    frames = example.heart_disease() or example.synthetic_hospitals()
     folder = tmp_path_factory.mktemp("rows")
     for name, frame in frames.items():
         example.write(folder / f"{name}.csv", frame)
