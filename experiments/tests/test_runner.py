@@ -120,7 +120,7 @@ def endless(tmp_path):
 
 def test_when_a_worker_fails_the_others_end_at_once(endless):
     made, batch = endless
-    with pytest.raises(InputError, match="The seed must not be negative"):
+    with pytest.raises(InputError, match="The seed must be a whole number, 0 or more"):
         list(runner._batches(made, [batch, [next(made.cells())._replace(seed=-1)]], 2))
     assert not multiprocessing.active_children()
 
