@@ -76,7 +76,10 @@ def test_a_client_that_joins_does_not_make_it_another_run(tmp_path):
     """Its rows may change how those of others are padded."""
     long = pt.Table(np.ones((77, 3)), np.ones(77))
     tables = [pt.Table(shard.data.x, shard.data.y) for shard in PARTS.shards]
-    ledger = lambda: pt.Ledger(tmp_path / "run", durable=False)  # noqa: E731
+
+    def ledger():
+        return pt.Ledger(tmp_path / "run", durable=False)
+
     run(ledger())
     more = run(ledger(), parts=pt.federate([*tables, long], names=[*PARTS.names, "late"], buckets=1), rounds=4)
     assert more.state.names == (*PARTS.names, "late")

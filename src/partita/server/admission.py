@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -17,6 +16,7 @@ from partita.families import Family
 from partita.families.factor import Factor
 from partita.local.client import Reply
 from partita.numerics.compiled import Compiled
+from partita.numerics.trees import where
 from partita.server.aggregation import Aggregated, Aggregation, FreeEnergy, Iterate
 from partita.server.refusal import Reason, Refusal
 
@@ -166,7 +166,7 @@ def _others(q: Family, factor: Family, beside: Family) -> Family:
     """The cavity after the step; if it is improper, as it may be before convergence, the posterior."""
     cavity = q / factor * beside
     proper = cavity.is_proper()
-    return jax.tree.map(lambda a, b: jnp.where(proper, a, b), cavity, q)
+    return where(proper, cavity, q)
 
 
 def _times(value: float, other: float) -> float:

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-import numbers
+from numbers import Integral, Real
 from typing import Any
 
 from partita.data.shard import Partition
@@ -11,11 +11,19 @@ from partita.families import Family
 from partita.models import Model
 from partita.server.method import Method
 
-__all__ = ["check_kinds", "check_number", "check_seed"]
+__all__ = ["check_arguments"]
 
 
-def check_kinds(method: Any, model: Any, prior: Any, partition: Any) -> None:
-    """Raises an `InputError` unless each argument is what it is called; the message has the remedy."""
+def check_arguments(method: Any, model: Any, prior: Any, partition: Any, seed: Any, **numbers: Any) -> None:
+    """Raises an `InputError` unless each argument is what it is called; `numbers` that are None were not given."""
+    _check_kinds(method, model, prior, partition)
+    _check_seed(seed)
+    for what, value in numbers.items():
+        if value is not None:
+            _check_number(what, value)
+
+
+def _check_kinds(method: Any, model: Any, prior: Any, partition: Any) -> None:
     if not isinstance(method, Method):
         how = (
             f"pass partita.methods.named({method!r})" if isinstance(method, str) else "call it, or use partita.methods"
@@ -32,15 +40,13 @@ def check_kinds(method: Any, model: Any, prior: Any, partition: Any) -> None:
         raise DataError(f"Clients' rows must be a Partition, not {_kind(partition)}: {how}.")
 
 
-def check_number(what: str, value: Any) -> None:
-    """Raises a `SettingsError` unless the value is a real number."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value):
+def _check_number(what: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
         raise SettingsError(f"The {what} must be a number, not {value!r}.")
 
 
-def check_seed(seed: Any) -> None:
-    """Raises a `SettingsError` unless the seed is a whole number that is not negative."""
-    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or seed < 0:
+def _check_seed(seed: Any) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
         raise SettingsError(f"The seed must be a whole number, 0 or more, not {seed!r}.")
 
 

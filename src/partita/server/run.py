@@ -16,7 +16,7 @@ from partita.models import Model
 from partita.results.history import History
 from partita.results.posterior import Posterior
 from partita.server.aggregation import Aggregation
-from partita.server.arguments import check_kinds, check_number, check_seed
+from partita.server.arguments import check_arguments
 from partita.server.learn import unmoved
 from partita.server.membership import join, leave
 from partita.server.method import Method
@@ -85,7 +85,7 @@ def run(
     requests: Requests | None = None,
     monitor: Monitor | None = None,
 ) -> Result:
-    """Runs `alg:vmp` until the residual is below `tolerance` nats or a budget is spent.
+    """Runs `alg:vmp` until it has converged or a budget is spent.
 
     Args:
         method: what is run, from `partita.methods` or composed.
@@ -95,7 +95,8 @@ def run(
         rounds: how many rounds at most; a round is as many answers as there are clients. 100 where no budget is given,
             and never more than the method's own number of passes.
         communications: how many pairs of messages at most.
-        tolerance: how many nats of KL(q_k ‖ q) every client's last answer may lie from the posterior at the end.
+        tolerance: how many nats of KL(q_k ‖ q) every client's last answer may lie from the posterior when a run has
+            converged; it must also be within 0.01 standard deviations of its fixed point (`distance_left`).
         seed: what random numbers depend on; a `state` has its own.
         state: where to go on from, such as another run's `result.state`: the budget counts from there, clients that
             have rows now join or come back, those without leave, and the method may be another one.
@@ -111,11 +112,8 @@ def run(
         The posterior, how the run ended, its history, and its last state.
 
     """
-    check_kinds(method, model, prior, partition)
-    check_seed(seed)
-    for what, value in (("rounds", rounds), ("communications", communications), ("tolerance", tolerance)):
-        if value is not None:
-            check_number(what, value)
+    given = {"rounds": rounds, "communications": communications, "tolerance": tolerance}
+    check_arguments(method, model, prior, partition, seed, **given)
     if partition is not None and engine is None:
         engine = LocalEngine(partition)
     elif partition is not None or engine is None:

@@ -118,8 +118,7 @@ class Stopping:
         return None
 
     def _converged(self, state: State) -> Ending | None:
-        left = distance_left(state)
-        if not (state.settled(self.tolerance) and left <= DISTANCE_LEFT):
+        if not (state.settled(self.tolerance) and (left := distance_left(state)) <= DISTANCE_LEFT):
             return None
         near = f"Every client's answer lies within {self.tolerance:g} nats of the posterior"
         return Ending(Status.CONVERGED, f"{near}, which is about {left:.1g} standard deviations from its fixed point.")

@@ -31,6 +31,7 @@ from partita.families.factor import Factor
 from partita.local.objective import log_partition
 from partita.local.solvers.power import check_power
 from partita.numerics.compiled import Compiled, Scalar, Whole
+from partita.numerics.trees import where
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, refused
 from partita.server.refusal import Reason, Refusal
 
@@ -42,7 +43,6 @@ __all__ = [
     "Search",
     "apart",
     "cavities_proper",
-    "choose",
     "evidence",
     "matched",
     "missed",
@@ -166,7 +166,7 @@ def search(
     lowered, sloped = ahead <= 0, slope < 0
     step = step * jnp.where(sloped, jnp.clip(_SAFETY / (1 - ahead / jnp.where(sloped, slope, 1)), 0.1, 2), 1)
     onward = newton(alpha, steepest, clients)
-    base, direction = choose(lowered, (tried, onward), (base, direction))
+    base, direction = where(lowered, (tried, onward), (base, direction))
     slope = jnp.where(lowered, inner(onward, gradients), slope)
 
     solved = lowered & (left <= _INNER_TOLERANCE * outer)
@@ -175,17 +175,17 @@ def search(
         return theta * (q / theta) ** length
 
     far = shortened(jnp.ones_like(step), lambda length: cavities_proper(alpha, outward(length), base))
-    held = choose(solved, outward(far), theta)
+    held = where(solved, outward(far), theta)
     # predict how the inner solution moves with θ, as if every tilted density were the posterior
     following = jax.tree.map(lambda a, b: jnp.broadcast_to(a / (alpha + clients), b.shape), held / theta, base)
-    towards = choose(solved, following, direction)
+    towards = where(solved, following, direction)
 
     def possible(length: Float[Array, ""]) -> Bool[Array, ""]:
         factors = base * towards**length
         return cavities_proper(alpha, held, factors) & product(prior, factors).is_proper()
 
     length = shortened(jnp.where(solved, 1, step), possible)
-    direction, slope, step = choose(solved, (direction.one(), 0 * slope, step), (direction, slope, length))
+    direction, slope, step = where(solved, (direction.one(), 0 * slope, step), (direction, slope, length))
     told = [factor * delta for factor, delta in zip(trial, deltas, strict=True)]
     after = [rescaled(factor, at, q) for factor, at in zip(told, apart(base * towards**length, clients), strict=True)]
     proper = jax.vmap(lambda member: member.is_proper())(tilted)
@@ -233,11 +233,6 @@ def shortened(length: Float[Array, ""], possible: Callable[[Float[Array, ""]], B
     """The step length, halved until it is feasible."""
     shortest = length * 0.5**HALVINGS
     return jax.lax.while_loop(lambda a: ~possible(a) & (a > shortest), lambda a: a / 2, length)
-
-
-def choose(condition: Bool[Array, ""], first: PyTree, second: PyTree) -> PyTree:
-    """One of two trees."""
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), first, second)
 
 
 def stacked(trees: Sequence[PyTree]) -> PyTree:
