@@ -13,6 +13,12 @@ class Table(NamedTuple):
 
     x: Float[Array, "n d"]
     y: Float[Array, " n"]
+    offset: Float[Array, " n"] | None = None
+    """A known part of a generalised linear model's predictor, such as log exposure."""
+
+    def shifted(self, linear: Float[Array, "n ..."]) -> Float[Array, "n ..."]:
+        """The predictor with this linear part, which may have more axes behind: the offset is added."""
+        return linear if self.offset is None else linear + self.offset.reshape(-1, *(1,) * (linear.ndim - 1))
 
 
 def with_intercept(x: Real[ArrayLike, "n d"]) -> Real[Array, "n d+1"]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax import enable_x64
 from jaxtyping import Array, Bool, Float, Key
 from threadpoolctl import threadpool_limits
 
@@ -48,7 +49,11 @@ class LocalEngine(Engine):
         self._places = {name: place for place, name in enumerate(partition.names)}
         """By name: a run may know the clients in another order."""
         self._digests = partition.digests()
-        self._pool = ThreadPoolExecutor(threads or cores())
+        # a thread has JAX's own precision, not that of a `jax.enable_x64` around its creator
+        self._pool = ThreadPoolExecutor(
+            threads or cores(), initializer=lambda double: enable_x64(double).__enter__(),
+            initargs=(bool(jax.config.read("jax_enable_x64")),),
+        )
         self._pending: list[Pending] = []
         self._now = 0.0
 

@@ -31,7 +31,7 @@ __all__ = [
 
 
 class GeneralisedLinear(Model):
-    """A likelihood p(y | f) with f = xᵀθ; a subclass gives log p(y | f), the mean response and the allowed y."""
+    """A likelihood p(y | f) with f = xᵀθ, plus an offset where the table has one; a subclass gives log p(y | f), the mean response and the allowed y."""
 
     @abc.abstractmethod
     def log_link_density(self, f: Float[Array, "*#k"], y: Real[Array, "*#k"]) -> Float[Array, "*#k"]:
@@ -45,10 +45,11 @@ class GeneralisedLinear(Model):
         check_table(data)
 
     def log_density(self, theta: Float[Array, " d"], datum: Table) -> Float[Array, ""]:
-        return self.log_link_density(datum.x @ theta, datum.y)
+        linear = datum.x @ theta
+        return self.log_link_density(linear if datum.offset is None else linear + datum.offset, datum.y)
 
     def log_density_at(self, predictor: Float[Array, "n ..."], data: Table) -> Float[Array, "n ..."]:
-        return self.log_link_density(predictor, data.y.reshape(-1, *(1,) * (predictor.ndim - 1)))
+        return self.log_link_density(data.shifted(predictor), data.y.reshape(-1, *(1,) * (predictor.ndim - 1)))
 
     def predictor(self, q: Family, data: Table) -> tuple[Rows, Rows]:
         return gaussian(q).project(data.x)
@@ -106,10 +107,10 @@ class LogisticRegression(BinaryRegression):
     def mean_response(self, f: Float[Array, "*k"]) -> Float[Array, "*k"]:
         return jax.nn.sigmoid(self.steep(f))
 
-    def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Rows:
+    def expected_response(self, q: Family, x: Float[Array, "n d"], offset: Rows | Scalar = 0.0) -> Rows:
         """The probit approximation σ(m / √(1 + πv/8)) (Spiegelhalter and Lauritzen); the paper prints π for π/8."""
         mean, variance = gaussian(q).project(x)
-        return jax.nn.sigmoid(self.steep(mean) / jnp.sqrt(1 + jnp.pi * self.steep(self.steep(variance)) / 8))
+        return jax.nn.sigmoid(self.steep(mean + offset) / jnp.sqrt(1 + jnp.pi * self.steep(self.steep(variance)) / 8))
 
 
 class ProbitRegression(BinaryRegression):
@@ -121,9 +122,9 @@ class ProbitRegression(BinaryRegression):
     def mean_response(self, f: Float[Array, "*k"]) -> Float[Array, "*k"]:
         return jsp.special.ndtr(self.steep(f))
 
-    def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Rows:
+    def expected_response(self, q: Family, x: Float[Array, "n d"], offset: Rows | Scalar = 0.0) -> Rows:
         mean, variance = gaussian(q).project(x)
-        return jsp.special.ndtr(self.steep(mean) / jnp.sqrt(1 + self.steep(self.steep(variance))))
+        return jsp.special.ndtr(self.steep(mean + offset) / jnp.sqrt(1 + self.steep(self.steep(variance))))
 
 
 class PoissonRegression(GeneralisedLinear):
@@ -140,14 +141,15 @@ class PoissonRegression(GeneralisedLinear):
         return y * f - jnp.exp(f) - jsp.special.gammaln(y + 1)
 
     def expected_log_density(self, mean: Rows, variance: Rows, data: Table) -> Rows:
+        mean = data.shifted(mean)
         return data.y * mean - jnp.exp(mean + variance / 2) - jsp.special.gammaln(data.y + 1)
 
     def mean_response(self, f: Float[Array, "*k"]) -> Float[Array, "*k"]:
         return jnp.exp(f)
 
-    def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Rows:
+    def expected_response(self, q: Family, x: Float[Array, "n d"], offset: Rows | Scalar = 0.0) -> Rows:
         mean, variance = gaussian(q).project(x)
-        return jnp.exp(mean + variance / 2)
+        return jnp.exp(mean + offset + variance / 2)
 
 
 class LinearRegression(GeneralisedLinear):
@@ -165,13 +167,13 @@ class LinearRegression(GeneralisedLinear):
         return jsp.stats.norm.logpdf(y, f, self.noise.astype(f.dtype))
 
     def expected_log_density(self, mean: Rows, variance: Rows, data: Table) -> Rows:
-        return self.log_link_density(mean, data.y) - variance / (2 * self.noise.astype(variance.dtype) ** 2)
+        return self.log_link_density(data.shifted(mean), data.y) - variance / (2 * self.noise.astype(variance.dtype) ** 2)
 
     def mean_response(self, f: Float[Array, "*k"]) -> Float[Array, "*k"]:
         return f
 
-    def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Rows:
-        return gaussian(q).project(x)[0]
+    def expected_response(self, q: Family, x: Float[Array, "n d"], offset: Rows | Scalar = 0.0) -> Rows:
+        return gaussian(q).project(x)[0] + offset
 
 
 @jax.custom_jvp

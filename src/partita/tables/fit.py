@@ -1,0 +1,288 @@
+"""`fit`: a formula and a table in, a posterior in the table's own units out."""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self
+
+import jax
+import numpy as np
+from jax import enable_x64
+from jaxtyping import Float
+from scipy import stats
+
+from partita import methods
+from partita.data.columns import Moments
+from partita.data.shard import Partition, federate
+from partita.data.table import Table
+from partita.errors import DataError, SettingsError, unknown
+from partita.families import Family, FullGaussian, MeanFieldGaussian
+from partita.families.factor import Factor
+from partita.models import Model
+from partita.server.membership import retire
+from partita.server.method import Method
+from partita.server.monitor import Monitor
+from partita.server.run import Result, run
+from partita.server.stopping import Status
+from partita.tables.design import Design, agree
+from partita.tables.formula import parsed
+from partita.tables.likelihoods import Likelihood, likelihood
+from partita.tables.reading import Site, columns_of, frame_of, sites_of
+from partita.tables.report import printed
+from partita.tables.response import Response
+
+__all__ = ["Coefficient", "Fit", "fit"]
+
+Covariance = Literal["full", "mean-field"]
+_FAMILIES: Mapping[str, type[FullGaussian] | type[MeanFieldGaussian]] = {
+    "full": FullGaussian,
+    "mean-field": MeanFieldGaussian,
+}
+_MOST_FULL = 500
+"""The largest number of columns for which a full covariance is the default."""
+_UNINFORMED = 0.5
+"""A coefficient whose sd is at least so much of its prior's is said to be decided by the prior."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Coefficient:
+    """One row of a table of results."""
+
+    name: str
+    mean: float
+    sd: float
+    low: float
+    high: float
+    standardised: float
+    """The mean for the standardised column."""
+    ratio: tuple[float, float, float] | None
+    """exp(mean) and the ends of its interval, where it has a meaning."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """A fitted formula."""
+
+    design: Design
+    response: Response
+    family: str
+    sites: tuple[Site, ...]
+    prior: Family
+    model: Model
+    method: Method
+    partition: Partition
+    result: Result
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """The likelihood."""
+        return likelihood(self.family)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the coefficients."""
+        return self.design.names
+
+    @property
+    def mean(self) -> Float[np.ndarray, " d"]:
+        """The posterior mean of the coefficients, in the columns' own units."""
+        return self._own(self.result.posterior.q)[0]
+
+    @property
+    def covariance(self) -> Float[np.ndarray, "d d"]:
+        """Their posterior covariance."""
+        return self._own(self.result.posterior.q)[1]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know: rows dropped, reference levels, labels, and what the data hardly tell."""
+        rows, dropped = (sum(getattr(site, field) for site in self.sites) for field in ("rows", "dropped"))
+        said = [f"{rows} rows of {len(self.sites)} sites"] + ([f"{dropped} rows with missing values dropped"] if dropped else [])
+        notes = [", ".join(said) + "."]
+        notes += [f"Reference of {name}: {level}." for name, level in self.design.references.items()]
+        notes += self.response.notes
+        if self.result.status is not Status.CONVERGED:
+            notes.append(f"The run has not converged ({self.result.message})")
+        if vague := self._vague():
+            few = ", ".join(vague[:5]) + (", …" if len(vague) > 5 else "")
+            notes.append(f"The data hardly tell {few}, as with separation or too few rows: the prior decides.")
+        return tuple(notes)
+
+    def coefficients(self, mass: float = 0.95) -> list[Coefficient]:
+        """A row per coefficient, with central intervals of this mass."""
+        if not 0 < mass < 1:
+            raise SettingsError(f"The mass of an interval must be between 0 and 1, not {mass}.")
+        mean, covariance = self._own(self.result.posterior.q)
+        standardised = self._vector(self.result.posterior.q)[0]
+        sd = np.sqrt(np.diag(covariance))
+        reach = float(stats.norm.ppf((1 + mass) / 2)) * sd
+        rows = zip(self.names, mean, sd, mean - reach, mean + reach, standardised, strict=True)
+        told = self.likelihood.ratio is not None
+        return [
+            Coefficient(name, *map(float, own), tuple(np.exp([own[0], *own[2:4]]).tolist()) if told else None)
+            for name, *own in rows
+        ]
+
+    def by_site(self, name: str) -> dict[str, dict[str, tuple[float, float]]]:
+        """Mean and sd of one coefficient from each site alone, from all, and from all without that site.
+
+        All three follow from the factors that the server holds, without another message: a site alone is its factor
+        times the prior.
+        """
+        if name not in self.names:
+            raise unknown("coefficient", name, self.names)
+        place, found = self.names.index(name), {}
+        with enable_x64(True):
+            q, state = self.result.posterior.q, self.result.state
+            for site, factor in zip(state.names, state.factors, strict=True):
+                alone, without = state.current_prior * factor.natural, q / factor.natural
+                found[site] = {
+                    label: self._one(member, place)
+                    for label, member in (("alone", alone), ("without", without))
+                    if bool(member.is_proper())
+                } | {"all": self._one(q, place)}
+        return found
+
+    def predict(self, frame: Any) -> Float[np.ndarray, " n"]:
+        """The posterior mean of the response for the rows of a table, NaN where a value is missing."""
+        formula = self.design.formula
+        frame = frame_of(frame)
+        (site,) = sites_of(frame, formula.columns, None) if formula.columns else ()
+        with enable_x64(True):
+            x, offset = self.design.standardised(site.columns), _offset(self.design, site, self.response.sd)
+            posterior = self.result.posterior
+            found = np.asarray(posterior.model.expected_response(posterior.q, x, 0.0 if offset is None else offset))
+        complete = ~np.any([_gone(values) for values in columns_of(frame, formula.columns).values()], axis=0)
+        told = np.full(len(frame), np.nan)
+        told[complete] = self.response.restored(found)
+        return told
+
+    def without(self, site: str) -> Self:
+        """The fit without one site: its factor is divided out, and the others settle."""
+        if site not in self.partition.names or len(self.partition.names) == 1:
+            raise unknown("site", site, self.partition.names)
+        with enable_x64(True):
+            left = [place for place, name in enumerate(self.partition.names) if name != site]
+            parts = Partition(*(tuple(column[place] for place in left) for column in _columns(self.partition)))
+            state = retire(self.result.state, site, self.method.aggregation)
+            result = run(self.method, self.model, self.prior, parts, state=state, monitor=_QUIET)
+        sites = tuple(each for each in self.sites if each.name != site)
+        return dataclasses.replace(self, partition=parts, result=result, sites=sites)
+
+    def __repr__(self) -> str:
+        return printed(self)
+
+    def _own(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
+        mean, covariance = self._vector(q)
+        turn = self.design.in_own_units()
+        shift = np.zeros(len(mean))
+        scale = self.response.sd
+        if "Intercept" in self.names:
+            shift[self.names.index("Intercept")] = self.response.mean
+        return scale * turn @ mean + shift, scale**2 * turn @ covariance @ turn.T
+
+    def _vector(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
+        with enable_x64(True):
+            covariance = q.covariance if isinstance(q, FullGaussian) else np.diag(np.asarray(q.moments()[1]) ** 2)
+            return np.asarray(q.moments()[0]), np.asarray(covariance)
+
+    def _one(self, q: Family, place: int) -> tuple[float, float]:
+        mean, covariance = self._own(q)
+        return float(mean[place]), float(np.sqrt(covariance[place, place]))
+
+    def _vague(self) -> list[str]:
+        with enable_x64(True):
+            sds = np.asarray(self.result.posterior.sd) / np.asarray(self.prior.moments()[1])
+        return [name for name, share in zip(self.names, sds, strict=True) if share >= _UNINFORMED]
+
+
+_QUIET = Monitor(progress=False)
+
+
+def fit(
+    formula: str,
+    data: Any,
+    *,
+    family: str = "gaussian",
+    sites: str | None = None,
+    prior: str = "normal(0, 2.5)",
+    covariance: Covariance | None = None,
+    weights: str | None = None,
+    positive: str | None = None,
+    rounds: int = 100,
+) -> Fit:
+    """Fits a formula to a table, the rows of each site kept apart.
+
+    Args:
+        formula: such as "died ~ age + C(ward) + bs(bmi, df=4) + offset(log(days))".
+        data: a data frame (pandas, polars, pyarrow, DuckDB), a mapping of columns, or the path of a CSV or Parquet file.
+        family: the likelihood, one of `LIKELIHOODS`.
+        sites: the column that says whose each row is; without it all rows are one site.
+        prior: of the coefficients of standardised columns, "normal(mean, sd)". For a Gaussian response in units of its
+            sd.
+        covariance: "full", the default up to 500 columns, or "mean-field", whose sds are too small where columns are
+            correlated.
+        weights: a column of row weights.
+        positive: the label of a binary response that counts as 1.
+        rounds: how many visits of each site at most.
+
+    Returns:
+        The fit: print it, or ask for `coefficients`, `by_site`, `predict`, `without`.
+
+    """
+    asked, chosen = parsed(formula), likelihood(family)
+    frame = frame_of(data)
+    names = dict.fromkeys((*asked.response.columns, *asked.columns, *((weights,) if weights else ())))
+    rows = tuple(sites_of(frame, tuple(names), sites))
+    design = agree(asked, [site.columns for site in rows])
+    response = Response.agreed(asked.response, chosen, [site.columns for site in rows], positive)
+    if covariance is None:
+        covariance = "full" if len(design.names) <= _MOST_FULL else "mean-field"
+    if covariance not in _FAMILIES:
+        raise unknown("covariance", covariance, _FAMILIES)
+    with enable_x64(True):
+        tables = [
+            Table(design.standardised(site.columns), response.numbers(site.columns), _offset(design, site, response.sd))
+            for site in rows
+        ]
+        weighted = [_weights(site, weights) for site in rows]
+        partition = federate(tables, weights=weighted, names=[site.name for site in rows])
+        model = chosen.model
+        start = _prior(prior, _FAMILIES[covariance], len(design.names))
+        method = methods.sequential(**({"learn": chosen.learned} if chosen.learned else {}))
+        result = run(method, model, start, partition, rounds=rounds, monitor=_QUIET)
+    return Fit(design, response, family, rows, start, model, method, partition, result)
+
+
+def _offset(design: Design, site: Site, unit: float) -> np.ndarray | None:
+    """The formula's offset, if it has one, in units of the response."""
+    return design.offset(site.columns) / unit if design.formula.offsets else None
+
+
+def _weights(site: Site, name: str | None) -> np.ndarray:
+    if name is None:
+        return np.ones(site.rows)
+    found = site.columns[name]
+    if found.dtype.kind != "f" or not (np.isfinite(found).all() and (found >= 0).all()):
+        raise DataError(f"Column {name!r} holds weights: give finite numbers from 0 up.")
+    return found
+
+
+def _prior(text: str, family: type[FullGaussian] | type[MeanFieldGaussian], columns: int) -> Family:
+    number = r"\s*([-+]?[\d.]+(?:e[-+]?\d+)?)\s*"
+    found = re.fullmatch(rf"\s*normal\({number},{number}\)\s*", text) if isinstance(text, str) else None
+    if not found or not float(found[2]) > 0:
+        raise SettingsError(f'Write the prior as "normal(mean, sd)" with a positive sd, not {text!r}.')
+    mean, sd = map(float, found.groups())
+    means = np.full(columns, mean)
+    if family is FullGaussian:
+        return FullGaussian.from_mean_covariance(means, sd**2 * np.eye(columns))
+    return MeanFieldGaussian.from_mean_sd(means, np.full(columns, sd))
+
+
+def _gone(values: np.ndarray) -> np.ndarray:
+    return np.array([value is None or value != value for value in values.tolist()], bool)
+
+
+def _columns(partition: Partition) -> Sequence[tuple[Any, ...]]:
+    return partition.shards, partition.names, partition.sizes

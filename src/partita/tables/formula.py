@@ -1,0 +1,207 @@
+"""Formulas such as `died ~ age + C(ward) + bs(bmi, df=4) + offset(log(days))`: what may stand in one.
+
+A formula is code: formulaic evaluates whatever stands in it. One may come from a server or a file, so every formula is
+read first, and only columns, numbers, texts, arithmetic and the functions listed here are admitted.
+"""
+
+import ast
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from partita.errors import MissingExtraError, SettingsError
+
+try:
+    import formulaic
+except ModuleNotFoundError as error:  # pragma: no cover
+    raise MissingExtraError("formulaic", "tables") from error
+
+__all__ = ["ELEMENTWISE", "STATEFUL", "Factor", "Formula", "evaluated", "parsed"]
+
+ELEMENTWISE: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "log": np.log,
+    "log2": np.log2,
+    "log10": np.log10,
+    "exp": np.exp,
+    "sqrt": np.sqrt,
+    "I": np.asarray,
+}
+"""Functions of one value. `I` protects arithmetic, as `I(age ** 2)`."""
+STATEFUL = ("center", "scale", "bs")
+"""Functions that depend on all rows; what they need of them is agreed among sites."""
+_CATEGORICAL = "C"
+_OFFSET = "offset"
+_OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: np.add,
+    ast.Sub: np.subtract,
+    ast.Mult: np.multiply,
+    ast.Div: np.divide,
+    ast.Pow: np.power,
+    ast.USub: np.negative,
+    ast.UAdd: np.positive,
+}
+_QUOTED = re.compile(r"`([^`]*)`")
+
+
+class Factor(NamedTuple):
+    """One factor of a term, such as `bs(bmi, df=4)`."""
+
+    text: str
+    """As formulaic knows it."""
+    function: str
+    """The function around it, if that is stateful or `C`; empty for a plain expression."""
+    argument: ast.expr
+    """What the function is of, or the expression itself."""
+    options: Mapping[str, Any]
+    """The function's other arguments, by name."""
+    columns: tuple[str, ...]
+
+
+class Formula(NamedTuple):
+    """A formula that has been admitted."""
+
+    text: str
+    response: Factor
+    terms: Any
+    """The terms of the right-hand side without offsets, a `formulaic.SimpleFormula`."""
+    factors: tuple[Factor, ...]
+    """The distinct factors of these terms."""
+    offsets: tuple[Factor, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the right-hand side, each once."""
+        return tuple(dict.fromkeys(name for factor in (*self.factors, *self.offsets) for name in factor.columns))
+
+    @property
+    def has_intercept(self) -> bool:
+        """Whether there is a term 1."""
+        return any(str(term) == "1" for term in self.terms)
+
+
+def parsed(text: str) -> Formula:
+    """The formula with this text; raises a `SettingsError` where something else stands in it."""
+    if not isinstance(text, str) or text.count("~") != 1:
+        raise SettingsError(f"Write the formula as 'response ~ predictors', not {text!r:.100}.")
+    try:
+        found = formulaic.Formula(text)
+        left, right = list(found.lhs), list(found.rhs)
+        texts = {factor.expr: factor for term in right for factor in term.factors if not _is_number(factor.expr)}
+    except Exception as error:  # its parser raises whatever its pieces raise
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise SettingsError(f"The formula {text!r:.100} cannot be read ({reason:.100}): check its syntax.") from None
+    if len(left) != 1 or len(left[0].factors) != 1:
+        raise SettingsError(f"The formula {text!r:.100} needs one response, on the left of ~.")
+    response = _factor(left[0].factors[0])
+    if response.function:
+        raise SettingsError(f"The response {response.text!r} is a {response.function}(): give a column or its log.")
+    offsets = [term for term in right if len(term.factors) == 1 and _is_offset(term.factors[0].expr)]
+    terms = formulaic.formula.SimpleFormula([term for term in right if term not in offsets])
+    factors = tuple(_factor(factor) for factor in texts.values() if not _is_offset(factor.expr))
+    for factor in factors:
+        if set(factor.columns) & set(response.columns):
+            raise SettingsError(f"The response {response.text!r} also stands on the right of ~: remove it there.")
+    plain = tuple(_offset(term.factors[0].expr) for term in offsets)
+    return Formula(text, response, terms, factors, plain)
+
+
+def evaluated(expression: ast.expr, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The value of an admitted expression, row by row; columns are by their names as `_plain` has them."""
+    match expression:
+        case ast.Name(name):
+            return np.asarray(columns[_unquoted(name)])
+        case ast.Constant(value):
+            return np.asarray(value)
+        case ast.BinOp(left, operator, right):
+            return _OPERATORS[type(operator)](evaluated(left, columns), evaluated(right, columns))
+        case ast.UnaryOp(operator, operand):
+            return _OPERATORS[type(operator)](evaluated(operand, columns))
+        case ast.Call(ast.Name(name), [argument]):
+            return ELEMENTWISE[name](evaluated(argument, columns))
+    raise AssertionError(ast.dump(expression))
+
+
+def _factor(found: Any) -> Factor:
+    """One of formulaic's factors, admitted."""
+    text = found.expr
+    if found.eval_method is found.EvalMethod.LOOKUP:
+        return Factor(text, "", ast.Name(_quoted(text)), {}, (text,))
+    tree = _tree(text)
+    function, argument, options = "", tree, dict[str, Any]()
+    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id in (*STATEFUL, _CATEGORICAL):
+        function = tree.func.id
+        if len(tree.args) != 1:
+            raise SettingsError(f"Write {text!r} with one column, and what else it needs by name, as bs(bmi, df=4).")
+        argument = tree.args[0]
+        options = {str(given.arg): _constant(given.value, text) for given in tree.keywords}
+    _admit(argument, text)
+    return Factor(text, function, argument, options, _columns(argument))
+
+
+def _offset(text: str) -> Factor:
+    call = _tree(text)
+    assert isinstance(call, ast.Call)
+    if len(call.args) != 1 or call.keywords:
+        raise SettingsError(f"Write {text!r} as offset of one expression, as offset(log(days)).")
+    _admit(call.args[0], text)
+    return Factor(text, "", call.args[0], {}, _columns(call.args[0]))
+
+
+def _columns(expression: ast.expr) -> tuple[str, ...]:
+    """The columns that stand in an admitted expression, each once."""
+    names = [_unquoted(node.id) for node in ast.walk(expression) if isinstance(node, ast.Name)]
+    return tuple(dict.fromkeys(name for name in names if name not in ELEMENTWISE))
+
+
+def _admit(tree: ast.expr, text: str) -> None:
+    """Raises a `SettingsError` unless the expression has columns, numbers, arithmetic and elementwise functions only."""
+    match tree:
+        case ast.Name() | ast.Constant(int() | float()):
+            return
+        case ast.BinOp(left, operator, right) if type(operator) in _OPERATORS:
+            _admit(left, text)
+            _admit(right, text)
+        case ast.UnaryOp(operator, operand) if type(operator) in _OPERATORS:
+            _admit(operand, text)
+        case ast.Call(ast.Name(name), [argument], []) if name in ELEMENTWISE:
+            _admit(argument, text)
+        case _:
+            known = ", ".join((*ELEMENTWISE, *STATEFUL, _CATEGORICAL, _OFFSET))
+            raise SettingsError(
+                f"The formula has {text!r:.100}, which is not admitted: use columns, numbers, arithmetic and {known}."
+            )
+
+
+def _tree(text: str) -> ast.expr:
+    """A factor as a syntax tree; columns in backticks become names."""
+    try:
+        return ast.parse(_QUOTED.sub(lambda found: _quoted(found[1]), text).strip("{}"), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise SettingsError(f"The formula has {text!r:.100}, which cannot be read: check its syntax.") from None
+
+
+def _quoted(name: str) -> str:
+    """A name that Python can read, for a column with any name."""
+    return name if name.isidentifier() else "_column_" + name.encode().hex()
+
+
+def _unquoted(name: str) -> str:
+    return bytes.fromhex(name.removeprefix("_column_")).decode() if name.startswith("_column_") else name
+
+
+def _constant(value: ast.expr, text: str) -> Any:
+    try:
+        return ast.literal_eval(value)
+    except ValueError:
+        raise SettingsError(f"The formula has {text!r:.100}: give its options as numbers, texts or lists.") from None
+
+
+def _is_offset(text: str) -> bool:
+    return bool(re.fullmatch(rf"{_OFFSET}\(.*\)", text, re.DOTALL))
+
+
+def _is_number(text: str) -> bool:
+    return bool(re.fullmatch(r"[\d.]+", text))
+
