@@ -1,4 +1,4 @@
-"""The command line: `partita demo` and the commands of a federation."""
+"""The command line: `partita fit`, `partita demo` and the commands of a federation."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -61,6 +61,40 @@ def demo(
     from partita.cli.demo import Settings, run_demo
 
     run_demo(Settings(output, split, family, communications, damping, rows, seed), json)
+
+
+@app.command()
+def fit(
+    formula: Annotated[str, typer.Argument(help="Such as 'died ~ age + C(ward) + offset(log(days))'.")],
+    file: Annotated[Path, typer.Argument(help="A CSV or Parquet file.")],
+    family: Annotated[str, typer.Option(help="gaussian, bernoulli, probit or poisson.")] = "gaussian",
+    sites: Annotated[
+        str | None, typer.Option(help="The column that says whose each row is; without it all rows are one site.")
+    ] = None,
+    prior: Annotated[
+        str, typer.Option(help="The prior of standardised coefficients, normal(mean, sd).")
+    ] = "normal(0, 2.5)",
+    covariance: Annotated[str | None, typer.Option(help="full, the default up to 500 columns, or mean-field.")] = None,
+    weights: Annotated[str | None, typer.Option(help="A column of row weights.")] = None,
+    positive: Annotated[str | None, typer.Option(help="The label of the response that counts as 1.")] = None,
+    mass: Annotated[float, typer.Option(help="The mass of the intervals.")] = 0.95,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """Fit a formula to a table, the rows of each site kept apart."""
+    from partita.cli.fit import run_fit
+
+    run_fit(
+        formula,
+        file,
+        mass,
+        json,
+        family=family,
+        sites=sites,
+        prior=prior,
+        covariance=covariance,
+        weights=weights,
+        positive=positive,
+    )
 
 
 app.add_typer(federation, name="federation")

@@ -51,7 +51,8 @@ class LocalEngine(Engine):
         self._digests = partition.digests()
         # a thread has JAX's own precision, not that of a `jax.enable_x64` around its creator
         self._pool = ThreadPoolExecutor(
-            threads or cores(), initializer=lambda double: enable_x64(double).__enter__(),
+            threads or cores(),
+            initializer=lambda double: enable_x64(double).__enter__(),
             initargs=(bool(jax.config.read("jax_enable_x64")),),
         )
         self._pending: list[Pending] = []

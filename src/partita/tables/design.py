@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Self
 import formulaic
 import numpy as np
 import pandas
-from formulaic.materializers.types import FactorValues
 from formulaic.parser.types import Factor as Looked
 from formulaic.parser.types import Term
 from formulaic.transforms import basis_spline
@@ -24,7 +23,7 @@ from partita.data.preprocess import Summary, merge
 from partita.errors import DataError, SettingsError
 from partita.tables.formula import Factor, Formula, evaluated
 
-__all__ = ["Columns", "Design", "agree"]
+__all__ = ["INTERCEPT", "Columns", "Design", "agree"]
 
 Columns = Mapping[str, np.ndarray]
 """A site's columns by name: floats, or texts."""
@@ -32,6 +31,7 @@ _BINS = np.linspace(-4, 4, 81)
 """Edges of the bins in which values are counted to place knots, in standard deviations from the mean."""
 _MOST_LEVELS = 1000
 INTERCEPT = "Intercept"
+"""The name of the column of ones."""
 
 
 class _Spline(NamedTuple):
@@ -74,7 +74,9 @@ class Design:
         if reference is None:
             reference = max(found, key=lambda level: (counts.counts.get(level, 0), [-ord(c) for c in level]))
         elif str(reference) not in found:
-            raise DataError(f"{factor.text} names the reference {reference!r}, which no row has: choose from {_few(found)}.")
+            raise DataError(
+                f"{factor.text} names the reference {reference!r}, which no row has: choose from {_few(found)}."
+            )
         return (str(reference), *(level for level in found if level != str(reference)))
 
     def matrix(self, columns: Columns) -> Float[np.ndarray, "n d"]:
@@ -100,11 +102,10 @@ class Design:
 
     def named(self) -> Self:
         """The same with the names of the matrix's columns, which follow from kinds and levels."""
-        some = {name: np.zeros(1) for name in self.formula.columns}
         values = {
             factor.text: pandas.Categorical(self.levels(factor)[:1], self.levels(factor))
             if self.is_category(factor)
-            else self._values(factor, some)
+            else self._encoded(factor, np.zeros(1))
             for factor in self.formula.factors
         }
         found = self._materialised(values, 1)
@@ -113,7 +114,12 @@ class Design:
     def _materialised(self, values: Mapping[str, Any], rows: int) -> Any:
         """The terms' columns, made from their factors' values by formulaic, which looks them up and evaluates nothing."""
         looked = [
-            Term([Looked(factor.expr, eval_method="literal" if factor.expr not in values else "lookup") for factor in term.factors])
+            Term(
+                [
+                    Looked(factor.expr, eval_method="literal" if factor.expr not in values else "lookup")
+                    for factor in term.factors
+                ]
+            )
             for term in self.formula.terms
         ]
         with warnings.catch_warnings():
@@ -124,11 +130,14 @@ class Design:
 
     def _values(self, factor: Factor, columns: Columns) -> Any:
         """A factor's values, as formulaic takes them."""
-        about: Column = self.summary.columns[factor.text]
-        if isinstance(about, Counts):
+        if self.is_category(factor):
             return pandas.Categorical(_category(factor, columns, self.levels(factor)), self.levels(factor))
+        return self._encoded(factor, _numbers(factor, columns))
+
+    def _encoded(self, factor: Factor, values: np.ndarray) -> Any:
+        """A numeric factor's columns, given the values of what it is of."""
+        about = self.summary.columns[factor.text]
         assert isinstance(about, Moments)
-        values = _numbers(factor, columns)
         sd = (about.squares / max(about.present, 1)) ** 0.5
         if factor.function in ("center", "scale"):
             values = ((values - about.mean) - about.rest) / (sd if factor.function == "scale" and sd > 0 else 1.0)
@@ -136,8 +145,13 @@ class Design:
             spline = self.splines[factor.text]
             degree = factor.options.get("degree", 3)
             return basis_spline(
-                values, knots=spline.knots, degree=degree, lower_bound=spline.low, upper_bound=spline.high,
-                extrapolation="extend", _state={},
+                values,
+                knots=spline.knots,
+                degree=degree,
+                lower_bound=spline.low,
+                upper_bound=spline.high,
+                extrapolation="extend",
+                _state={},
             )
         return pandas.Series(values)
 
@@ -195,17 +209,24 @@ def _summarised(factor: Factor, columns: Columns) -> Column:
 
 def _category(factor: Factor, columns: Columns, levels: Sequence[str]) -> list[str]:
     """A category's values as texts; one that was not agreed on is an error."""
-    values = [f"{value:g}" if isinstance(value, float) else str(value) for value in evaluated(factor.argument, columns).tolist()]
+    values = [
+        f"{value:g}" if isinstance(value, float) else str(value)
+        for value in evaluated(factor.argument, columns).tolist()
+    ]
     new = sorted(set(values) - set(levels)) if levels else []
     if new:
-        raise DataError(f"{factor.text} has the level {new[0]!r}, which the fit did not have: use one of {_few(levels)}.")
+        raise DataError(
+            f"{factor.text} has the level {new[0]!r}, which the fit did not have: use one of {_few(levels)}."
+        )
     return values
 
 
 def _numbers(factor: Factor, columns: Columns) -> np.ndarray:
     for name in factor.columns:
         if columns[name].dtype.kind == Counts.dtype.kind:
-            raise DataError(f"Column {name!r} holds texts, but {factor.text} needs numbers: use C({name}), or recode it.")
+            raise DataError(
+                f"Column {name!r} holds texts, but {factor.text} needs numbers: use C({name}), or recode it."
+            )
     with np.errstate(all="ignore"):
         values = np.asarray(evaluated(factor.argument, columns), dtype=float)
     wrong = ~np.isfinite(values)
@@ -241,7 +262,9 @@ def _spline(factor: Factor, about: Moments, counts: np.ndarray) -> _Spline:
     edges = about.mean + sd * _BINS
     used = np.flatnonzero(counts)
     low, high = float(edges[used[0]]), float(edges[used[-1] + 1])
-    degree, df, knots = (factor.options.get(name, default) for name, default in (("degree", 3), ("df", None), ("knots", None)))
+    degree, df, knots = (
+        factor.options.get(name, default) for name, default in (("degree", 3), ("df", None), ("knots", None))
+    )
     if (df is None) == (knots is None) or not isinstance(degree, int) or degree < 1:
         raise SettingsError(f"Write {factor.text} with df or knots, as bs({factor.columns[0]}, df=4).")
     if knots is None:

@@ -5,33 +5,30 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
-import jax
 import numpy as np
 from jax import enable_x64
 from jaxtyping import Float
 from scipy import stats
 
 from partita import methods
-from partita.data.columns import Moments
 from partita.data.shard import Partition, federate
 from partita.data.table import Table
 from partita.errors import DataError, SettingsError, unknown
 from partita.families import Family, FullGaussian, MeanFieldGaussian
-from partita.families.factor import Factor
 from partita.models import Model
 from partita.server.membership import retire
 from partita.server.method import Method
 from partita.server.monitor import Monitor
 from partita.server.run import Result, run
 from partita.server.stopping import Status
-from partita.tables.design import Design, agree
+from partita.tables.coefficients import Coefficient, printed
+from partita.tables.design import INTERCEPT, Design, agree
 from partita.tables.formula import parsed
 from partita.tables.likelihoods import Likelihood, likelihood
-from partita.tables.reading import Site, columns_of, frame_of, sites_of
-from partita.tables.report import printed
+from partita.tables.reading import Site, columns_of, complete, frame_of, sites_of
 from partita.tables.response import Response
 
-__all__ = ["Coefficient", "Fit", "fit"]
+__all__ = ["Fit", "fit"]
 
 Covariance = Literal["full", "mean-field"]
 _FAMILIES: Mapping[str, type[FullGaussian] | type[MeanFieldGaussian]] = {
@@ -40,23 +37,10 @@ _FAMILIES: Mapping[str, type[FullGaussian] | type[MeanFieldGaussian]] = {
 }
 _MOST_FULL = 500
 """The largest number of columns for which a full covariance is the default."""
-_UNINFORMED = 0.5
-"""A coefficient whose sd is at least so much of its prior's is said to be decided by the prior."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Coefficient:
-    """One row of a table of results."""
-
-    name: str
-    mean: float
-    sd: float
-    low: float
-    high: float
-    standardised: float
-    """The mean for the standardised column."""
-    ratio: tuple[float, float, float] | None
-    """exp(mean) and the ends of its interval, where it has a meaning."""
+_UNINFORMED = 0.3
+"""A coefficient whose sd is at least so much of its prior's is said to depend on the prior."""
+_MANY_ROWS = 50_000
+"""Above so many rows padding sites to one length would take longer than compiling for several lengths."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +50,7 @@ class Fit:
     design: Design
     response: Response
     family: str
+    """The name of the likelihood."""
     sites: tuple[Site, ...]
     prior: Family
     model: Model
@@ -97,7 +82,9 @@ class Fit:
     def notes(self) -> tuple[str, ...]:
         """What a reader should know: rows dropped, reference levels, labels, and what the data hardly tell."""
         rows, dropped = (sum(getattr(site, field) for site in self.sites) for field in ("rows", "dropped"))
-        said = [f"{rows} rows of {len(self.sites)} sites"] + ([f"{dropped} rows with missing values dropped"] if dropped else [])
+        said = [f"{rows} rows of {len(self.sites)} sites"] + (
+            [f"{dropped} rows with missing values dropped"] if dropped else []
+        )
         notes = [", ".join(said) + "."]
         notes += [f"Reference of {name}: {level}." for name, level in self.design.references.items()]
         notes += self.response.notes
@@ -105,7 +92,7 @@ class Fit:
             notes.append(f"The run has not converged ({self.result.message})")
         if vague := self._vague():
             few = ", ".join(vague[:5]) + (", …" if len(vague) > 5 else "")
-            notes.append(f"The data hardly tell {few}, as with separation or too few rows: the prior decides.")
+            notes.append(f"The prior shapes {few}: the data tell little, as with separation or few rows.")
         return tuple(notes)
 
     def coefficients(self, mass: float = 0.95) -> list[Coefficient]:
@@ -152,9 +139,8 @@ class Fit:
             x, offset = self.design.standardised(site.columns), _offset(self.design, site, self.response.sd)
             posterior = self.result.posterior
             found = np.asarray(posterior.model.expected_response(posterior.q, x, 0.0 if offset is None else offset))
-        complete = ~np.any([_gone(values) for values in columns_of(frame, formula.columns).values()], axis=0)
         told = np.full(len(frame), np.nan)
-        told[complete] = self.response.restored(found)
+        told[complete(columns_of(frame, formula.columns))] = self.response.restored(found)
         return told
 
     def without(self, site: str) -> Self:
@@ -170,15 +156,20 @@ class Fit:
         return dataclasses.replace(self, partition=parts, result=result, sites=sites)
 
     def __repr__(self) -> str:
-        return printed(self)
+        return self.table()
+
+    def table(self, mass: float = 0.95) -> str:
+        """The coefficients as a text, with central intervals of this mass."""
+        title = f"{self.design.formula.text}   ({self.family}, {self.result.status.value})"
+        return printed(title, self.coefficients(mass), self.likelihood.ratio, self.notes, mass)
 
     def _own(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
         mean, covariance = self._vector(q)
         turn = self.design.in_own_units()
         shift = np.zeros(len(mean))
         scale = self.response.sd
-        if "Intercept" in self.names:
-            shift[self.names.index("Intercept")] = self.response.mean
+        if INTERCEPT in self.names:
+            shift[self.names.index(INTERCEPT)] = self.response.mean
         return scale * turn @ mean + shift, scale**2 * turn @ covariance @ turn.T
 
     def _vector(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
@@ -246,7 +237,8 @@ def fit(
             for site in rows
         ]
         weighted = [_weights(site, weights) for site in rows]
-        partition = federate(tables, weights=weighted, names=[site.name for site in rows])
+        lengths = 1 if sum(site.rows for site in rows) < _MANY_ROWS else 4
+        partition = federate(tables, weights=weighted, names=[site.name for site in rows], buckets=lengths)
         model = chosen.model
         start = _prior(prior, _FAMILIES[covariance], len(design.names))
         method = methods.sequential(**({"learn": chosen.learned} if chosen.learned else {}))
@@ -278,10 +270,6 @@ def _prior(text: str, family: type[FullGaussian] | type[MeanFieldGaussian], colu
     if family is FullGaussian:
         return FullGaussian.from_mean_covariance(means, sd**2 * np.eye(columns))
     return MeanFieldGaussian.from_mean_sd(means, np.full(columns, sd))
-
-
-def _gone(values: np.ndarray) -> np.ndarray:
-    return np.array([value is None or value != value for value in values.tolist()], bool)
 
 
 def _columns(partition: Partition) -> Sequence[tuple[Any, ...]]:

@@ -5,7 +5,10 @@ read first, and only columns, numbers, texts, arithmetic and the functions liste
 """
 
 import ast
+import io
+import keyword
 import re
+import tokenize
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -42,6 +45,10 @@ _OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
     ast.USub: np.negative,
     ast.UAdd: np.positive,
 }
+_FUNCTIONS = (*ELEMENTWISE, *STATEFUL, _CATEGORICAL, _OFFSET)
+_SIGNS = ("~", "+", "-", "*", "/", "**", "^", ":", "(", ")", "[", "]", ",", "=", "%", "|", ".")
+_AFTER_VALUE = (")", "]")
+_MOST_PARENTHESES = 200
 _QUOTED = re.compile(r"`([^`]*)`")
 
 
@@ -85,6 +92,7 @@ def parsed(text: str) -> Formula:
     """The formula with this text; raises a `SettingsError` where something else stands in it."""
     if not isinstance(text, str) or text.count("~") != 1:
         raise SettingsError(f"Write the formula as 'response ~ predictors', not {text!r:.100}.")
+    _check_tokens(text)
     try:
         found = formulaic.Formula(text)
         left, right = list(found.lhs), list(found.rhs)
@@ -105,6 +113,34 @@ def parsed(text: str) -> Formula:
             raise SettingsError(f"The response {response.text!r} also stands on the right of ~: remove it there.")
     plain = tuple(_offset(term.factors[0].expr) for term in offsets)
     return Formula(text, response, terms, factors, plain)
+
+
+def _check_tokens(text: str) -> None:
+    """Refuses what is not admitted before formulaic reads it: while it parses, it evaluates what is called as a function.
+
+    So nothing but a listed name may stand before a parenthesis that calls it.
+    """
+    quoted = _QUOTED.sub(lambda found: _quoted(found[1]), text)
+    try:
+        tokens = [token for token in tokenize.generate_tokens(io.StringIO(quoted).readline) if token.string.strip()]
+    except (tokenize.TokenError, SyntaxError, IndentationError):
+        raise SettingsError(f"The formula {text!r:.100} cannot be read: check its parentheses and quotes.") from None
+    before = ""
+    for token in tokens:
+        word = token.string
+        called = word == "(" and (before in _AFTER_VALUE or before[-1:].isalnum() or before[-1:] in "_'\"")
+        plain = token.type != tokenize.STRING or word[0] in "'\""
+        known = token.type in (tokenize.NAME, tokenize.NUMBER, tokenize.STRING) or word in _SIGNS
+        reserved = keyword.iskeyword(word) and word != "in"
+        if not known or not plain or reserved or (called and before not in _FUNCTIONS):
+            culprit = before + word if called else word
+            raise SettingsError(
+                f"The formula has {culprit!r:.100}, which is not admitted: use columns (in backticks if their names are "
+                f"no words), numbers, arithmetic and {', '.join(_FUNCTIONS)}."
+            )
+        before = word
+    if quoted.count("(") > _MOST_PARENTHESES:
+        raise SettingsError(f"The formula has more than {_MOST_PARENTHESES} parentheses: make it shorter.")
 
 
 def evaluated(expression: ast.expr, columns: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -168,7 +204,7 @@ def _admit(tree: ast.expr, text: str) -> None:
         case ast.Call(ast.Name(name), [argument], []) if name in ELEMENTWISE:
             _admit(argument, text)
         case _:
-            known = ", ".join((*ELEMENTWISE, *STATEFUL, _CATEGORICAL, _OFFSET))
+            known = ", ".join(_FUNCTIONS)
             raise SettingsError(
                 f"The formula has {text!r:.100}, which is not admitted: use columns, numbers, arithmetic and {known}."
             )
@@ -204,4 +240,3 @@ def _is_offset(text: str) -> bool:
 
 def _is_number(text: str) -> bool:
     return bool(re.fullmatch(r"[\d.]+", text))
-

@@ -11,7 +11,7 @@ import pandas
 
 from partita.errors import DataError
 
-__all__ = ["Site", "columns_of", "frame_of", "sites_of"]
+__all__ = ["Site", "columns_of", "complete", "frame_of", "sites_of"]
 
 _READERS = {".csv": pandas.read_csv, ".parquet": pandas.read_parquet}
 _ALL = "all rows"
@@ -39,7 +39,9 @@ def frame_of(source: Any) -> Any:
         except FileNotFoundError:
             raise DataError(f"There is no file {path}: check its name.") from None
         except ImportError:
-            raise DataError(f"Reading {path.name} needs pyarrow: pip install pyarrow, or convert the file to CSV.") from None
+            raise DataError(
+                f"Reading {path.name} needs pyarrow: pip install pyarrow, or convert the file to CSV."
+            ) from None
         except Exception as error:  # parsers raise whatever their files make them
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise DataError(f"{path} cannot be read ({reason:.100}): check that it is a table.") from None
@@ -76,19 +78,23 @@ def sites_of(frame: Any, names: Sequence[str], sites: str | None) -> list[Site]:
     else:
         whose = _texts(columns_of(frame, [sites])[sites])
         if any(value is None for value in whose):
-            raise DataError(f"Column {sites!r}, which names sites, is missing in some rows: fill it, or leave them out.")
-    complete = np.ones(rows, bool)
-    for values in columns.values():
-        complete &= ~_missing(values)
-    found = []
+            raise DataError(
+                f"Column {sites!r}, which names sites, is missing in some rows: fill it, or leave them out."
+            )
+    usable, found = complete(columns), []
     for name in sorted(set(whose.tolist())):
         mine = whose == name
-        kept = mine & complete
+        kept = mine & usable
         if not kept.any():
             raise DataError(f"Every row of {name} has a missing value: leave the column out, or the site.")
         own = {column: _plain(values[kept]) for column, values in columns.items()}
-        found.append(Site(name, own, int(kept.sum()), int((mine & ~complete).sum())))
+        found.append(Site(name, own, int(kept.sum()), int((mine & ~usable).sum())))
     return found
+
+
+def complete(columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Which rows have a value in every column."""
+    return ~np.any([_missing(values) for values in columns.values()], axis=0)
 
 
 def _array(name: str, series: Any) -> np.ndarray:
@@ -117,5 +123,8 @@ def _plain(values: np.ndarray) -> np.ndarray:
 
 def _texts(values: np.ndarray) -> np.ndarray:
     missing = _missing(values)
-    written = [None if gone else f"{value:g}" if isinstance(value, float) else str(value) for value, gone in zip(values, missing, strict=True)]
+    written = [
+        None if gone else f"{value:g}" if isinstance(value, float) else str(value)
+        for value, gone in zip(values, missing, strict=True)
+    ]
     return np.array(written, dtype=object)

@@ -37,8 +37,12 @@ class Response:
             raise DataError(f"The response {factor.text!r} is texts at one site and numbers at another: recode one.")
         if texts == {True}:
             if not likelihood.binary:
-                raise DataError(f"The response {factor.text!r} holds texts, where this family needs numbers: recode it.")
-            return cls._labelled(factor, sorted({text for columns in sites for text in _raw(factor, columns)}), positive)
+                raise DataError(
+                    f"The response {factor.text!r} holds texts, where this family needs numbers: recode it."
+                )
+            return cls._labelled(
+                factor, sorted({text for columns in sites for text in _raw(factor, columns)}), positive
+            )
         if positive is not None:
             raise DataError(f"The response {factor.text!r} is numbers, so no label counts as 1: leave `positive` out.")
         if not likelihood.scaled:
@@ -56,7 +60,9 @@ class Response:
             raise DataError(f"The response {factor.text!r} has the labels {few}, where two are needed: recode it.")
         one = labels[1] if positive is None else positive
         if one not in labels:
-            raise DataError(f"The response {factor.text!r} has no label {positive!r}: choose {labels[0]!r} or {labels[1]!r}.")
+            raise DataError(
+                f"The response {factor.text!r} has no label {positive!r}: choose {labels[0]!r} or {labels[1]!r}."
+            )
         return cls(factor, one, labels[labels[0] == one])
 
     @property
