@@ -31,7 +31,7 @@ __all__ = [
 
 
 class GeneralisedLinear(Model):
-    """A likelihood p(y | f) with f = xᵀθ, plus an offset where the table has one; a subclass gives log p(y | f), the mean response and the allowed y."""
+    """A likelihood p(y | f) with f = xᵀθ, plus the table's offset; a subclass gives log p(y | f), E[y | f] and allowed y."""
 
     @abc.abstractmethod
     def log_link_density(self, f: Float[Array, "*#k"], y: Real[Array, "*#k"]) -> Float[Array, "*#k"]:
@@ -167,7 +167,8 @@ class LinearRegression(GeneralisedLinear):
         return jsp.stats.norm.logpdf(y, f, self.noise.astype(f.dtype))
 
     def expected_log_density(self, mean: Rows, variance: Rows, data: Table) -> Rows:
-        return self.log_link_density(data.shifted(mean), data.y) - variance / (2 * self.noise.astype(variance.dtype) ** 2)
+        lost = variance / (2 * self.noise.astype(variance.dtype) ** 2)
+        return self.log_link_density(data.shifted(mean), data.y) - lost
 
     def mean_response(self, f: Float[Array, "*k"]) -> Float[Array, "*k"]:
         return f

@@ -112,7 +112,7 @@ class Design:
         return dataclasses.replace(self, names=tuple(map(str, found.columns)))
 
     def _materialised(self, values: Mapping[str, Any], rows: int) -> Any:
-        """The terms' columns, made from their factors' values by formulaic, which looks them up and evaluates nothing."""
+        """The terms' columns; formulaic looks the factors' values up, and evaluates nothing."""
         looked = [
             Term(
                 [
@@ -245,7 +245,7 @@ def _check(factor: Factor, about: Column) -> None:
             raise DataError(f"{factor.text} has one level, {about.levels[0]!r}, in all rows: leave it out.")
         if len(about.levels) > _MOST_LEVELS:
             raise DataError(
-                f"{factor.text} has {len(about.levels)} levels, more than {_MOST_LEVELS}: is it a number, or an identifier?"
+                f"{factor.text} has {len(about.levels)} levels, more than {_MOST_LEVELS}: is it a number or an identifier?"
             )
 
 

@@ -206,7 +206,7 @@ def fit(
 
     Args:
         formula: such as "died ~ age + C(ward) + bs(bmi, df=4) + offset(log(days))".
-        data: a data frame (pandas, polars, pyarrow, DuckDB), a mapping of columns, or the path of a CSV or Parquet file.
+        data: a data frame (pandas, polars, pyarrow, DuckDB), a mapping of columns, or the path of a file.
         family: the likelihood, one of `LIKELIHOODS`.
         sites: the column that says whose each row is; without it all rows are one site.
         prior: of the coefficients of standardised columns, "normal(mean, sd)". For a Gaussian response in units of its

@@ -116,7 +116,7 @@ def parsed(text: str) -> Formula:
 
 
 def _check_tokens(text: str) -> None:
-    """Refuses what is not admitted before formulaic reads it: while it parses, it evaluates what is called as a function.
+    """Refuses what is not admitted before formulaic reads it, since its parser evaluates what is called as a function.
 
     So nothing but a listed name may stand before a parenthesis that calls it.
     """
@@ -135,8 +135,8 @@ def _check_tokens(text: str) -> None:
         if not known or not plain or reserved or (called and before not in _FUNCTIONS):
             culprit = before + word if called else word
             raise SettingsError(
-                f"The formula has {culprit!r:.100}, which is not admitted: use columns (in backticks if their names are "
-                f"no words), numbers, arithmetic and {', '.join(_FUNCTIONS)}."
+                f"The formula has {culprit!r:.100}, which is not admitted: use columns (in backticks if they are "
+                f"not words), numbers, arithmetic and {', '.join(_FUNCTIONS)}."
             )
         before = word
     if quoted.count("(") > _MOST_PARENTHESES:
@@ -192,7 +192,7 @@ def _columns(expression: ast.expr) -> tuple[str, ...]:
 
 
 def _admit(tree: ast.expr, text: str) -> None:
-    """Raises a `SettingsError` unless the expression has columns, numbers, arithmetic and elementwise functions only."""
+    """Refuses an expression of anything but columns, numbers, arithmetic and elementwise functions."""
     match tree:
         case ast.Name() | ast.Constant(int() | float()):
             return
