@@ -40,6 +40,8 @@ class Result:
     message: str
     history: History
     state: State
+    settles_evidence: bool = True
+    """Whether the method's estimate of log p(y) settles with its posterior; see `Aggregation`."""
 
     @property
     def free_energy(self) -> float:
@@ -51,9 +53,11 @@ class Result:
         """Power EP's estimate of log p(y), from the factors' scales; NaN if the method gives none.
 
         Methods that maximise the free energy have only that lower bound. It estimates log p(y) at a fixed point, so it
-        is NaN of a run that has not converged; the history has it step by step.
+        is NaN of a run that has not converged, and of a method with one factor for all clients; the history has it step
+        by step.
         """
-        return self._last("log_evidence") if self.status is Status.CONVERGED else float("nan")
+        settled = self.status is Status.CONVERGED and self.settles_evidence
+        return self._last("log_evidence") if settled else float("nan")
 
     def _last(self, name: str) -> float:
         return next((row[name] for row in reversed(self.history.rows) if name in row), float("nan"))
@@ -158,7 +162,8 @@ def run(
     message = " ".join([ending.message, *history.remarks])
     if method.learning is not None and ending.status is not Status.CONVERGED and equal(state.hyper, start.hyper):
         message = f"{message} {unmoved(method.learning, state)}"
-    return Result(posterior_of(model, state), ending.status, message, history, state)
+    settles = method.aggregation.settles_evidence
+    return Result(posterior_of(model, state), ending.status, message, history, state, settles)
 
 
 def continued(state: State, fresh: State, method: Method) -> State:

@@ -44,6 +44,10 @@ class Anticipating(Aggregation):
     def keeps_product(self) -> bool:
         return self.aggregation.keeps_product
 
+    @property
+    def settles_evidence(self) -> bool:
+        return self.aggregation.settles_evidence
+
     def init(self, prior: Family, clients: int) -> Iterate:
         iterate = self.aggregation.init(prior, clients)
         return iterate._replace(memory=_Estimates(iterate.memory, np.zeros(clients, bool), np.zeros(clients, bool)))
