@@ -15,6 +15,8 @@ from threadpoolctl import threadpool_limits
 from partita.data.shard import Partition, Shard
 from partita.engines.base import Answer, Engine, Task
 from partita.errors import InputError, SettingsError
+from partita.expectations.capabilities import CurvedInTable
+from partita.expectations.curvature import shard_curvature
 from partita.families import Family
 from partita.hyper.values import Hyper, model_given
 from partita.local.client import Recipe, Reply, client_update
@@ -77,6 +79,13 @@ class LocalEngine(Engine):
         named = zip(self.partition.names, self.partition.shards, strict=True)
         shards = [shard for name, shard in named if name not in without]
         return _sum(self._pool.map(lambda shard: shard_ell(model, q, shard, key), shards))
+
+    def curvature(
+        self, model: CurvedInTable, q: Family, without: Collection[str] = ()
+    ) -> Float[np.ndarray, "d d"] | None:
+        named = zip(self.partition.names, self.partition.shards, strict=True)
+        parts = [shard_curvature(model, q, shard) for name, shard in named if name not in without]
+        return np.sum([np.asarray(part, float) for part in parts], axis=0) if parts else None
 
     def now(self) -> float:
         return self._now

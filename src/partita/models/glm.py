@@ -63,6 +63,13 @@ class GeneralisedLinear(Model):
     def predictor_at(self, shared: tuple[Rows, Rows], noise: Rows) -> Rows:
         return shared[0] + shared[1] * noise
 
+    def coefficients(self, q: Family) -> Family:
+        return q
+
+    def curvatures(self, q: Family, data: Table) -> Rows:
+        """By quadrature, whatever the expectation of the model is."""
+        return -GaussHermite().derivatives(self, *self.predictor(q, data), data).mean_mean
+
     def response_at(self, predictor: Rows) -> Rows:
         return self.mean_response(predictor)
 

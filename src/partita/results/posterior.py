@@ -22,7 +22,9 @@ from partita.hyper.values import PRIOR_SCALES, Hyper, model_given
 from partita.io.archive import understood
 from partita.models import Model
 from partita.numerics.compiled import Compiled
+from partita.results.mean_field import MeanFieldCheck
 from partita.results.posterior_file import load_posterior, save_posterior
+from partita.results.summary import Summary
 
 __all__ = ["Posterior", "Predictive", "mean_response"]
 
@@ -37,6 +39,8 @@ class Posterior:
     q: Family
     hyper: Hyper = dataclasses.field(default_factory=dict)
     """The learned hyperparameters; those of the likelihood are already set in the model."""
+    mean_field: MeanFieldCheck | None = dataclasses.field(default=None, repr=False, compare=False)
+    """The check of its standard deviations, where coefficients are independent under q and a run has found it."""
 
     @property
     def mean(self) -> Theta:
@@ -112,14 +116,13 @@ class Posterior:
             hyper = {name: jnp.asarray(value) for name, value in about.get("hyper", {}).items()}
             return cls(model_given(model, hyper), q, hyper)
 
-    def summary(self, names: Sequence[str] | None = None, mass: float = 0.95) -> list[dict[str, float | str]]:
-        """A row per parameter: name, mean, sd, and the ends of its interval.
+    def summary(self, names: Sequence[str] | None = None, mass: float = 0.95) -> Summary:
+        """A row per parameter: name, mean, sd, and the ends of its interval; printed, a table with the `caveat`.
 
         Then a row per learned hyperparameter: a point estimate as the mean, and NaN for the rest. Prior scales are
         multiples of the given standard deviations and labelled as such.
         """
-        leaves = jax.tree_util.tree_leaves_with_path(self.mean)
-        paths = [name for path, leaf in leaves for name in _elements(jax.tree_util.keystr(path) or "theta", leaf)]
+        labels, paths = ("mean", "sd", "low", "high"), self._paths()
         columns = [np.asarray(ravel_pytree(tree)[0]) for tree in (self.mean, self.sd, *self.interval(mass))]
         if names is not None and len(names) != len(paths):
             raise SettingsError(f"There are {len(paths)} parameters and {len(names)} names: give one name each.")
@@ -128,8 +131,23 @@ class Posterior:
             unit = " (× the prior's sd)" if learned in PRIOR_SCALES else ""
             estimates = zip(_elements(learned, leaf), np.ravel(leaf), strict=True)
             rows += [(name + unit, value, *[math.nan] * 3) for name, value in estimates]
-        labels = ("mean", "sd", "low", "high")
-        return [{"name": name} | dict(zip(labels, map(float, row), strict=True)) for name, *row in rows]
+        table = ({"name": name} | dict(zip(labels, map(float, row), strict=True)) for name, *row in rows)
+        return Summary(table, lambda: self.caveat(names))
+
+    def caveat(self, names: Sequence[str] | None = None, remedy: str = "use a FullGaussian as the prior") -> str:
+        """What a reader of the standard deviations has to know, in a sentence; empty if there is nothing.
+
+        It names the coefficients whose standard deviation would differ by more than 20% with full covariance. The
+        clients' rows are looked at when this is first asked for.
+        """
+        if self.mean_field is None:
+            return ""
+        return self.mean_field.sentence(self._paths() if names is None else names, remedy)
+
+    def _paths(self) -> list[str]:
+        """A name for every parameter, from its place in θ."""
+        leaves = jax.tree_util.tree_leaves_with_path(self.mean)
+        return [name for path, leaf in leaves for name in _elements(jax.tree_util.keystr(path) or "theta", leaf)]
 
 
 def _elements(label: str, leaf: Array) -> list[str]:

@@ -18,6 +18,7 @@ from partita.results.posterior import Posterior
 from partita.server.aggregation import Aggregation
 from partita.server.arguments import check_arguments
 from partita.server.learn import unmoved
+from partita.server.mean_field import mean_field_check
 from partita.server.membership import join, leave
 from partita.server.method import Method
 from partita.server.monitor import Monitor, posterior_of
@@ -69,7 +70,8 @@ class Result:
         known = [f"free energy {self.free_energy:.6g}{done}"] if np.isfinite(self.free_energy) else []
         known += [f"log evidence {self.log_evidence:.6g}"] if np.isfinite(self.log_evidence) else []
         family = f"{type(self.posterior.q).__name__} of {self.posterior.q.size()} natural parameters"
-        return f"Result({self.status.value}: {', '.join([spent, *known])}; {family})\n{self.message}"
+        lines = [f"Result({self.status.value}: {', '.join([spent, *known])}; {family})", self.message]
+        return "\n".join(filter(None, [*lines, self.posterior.caveat()]))
 
 
 def run(
@@ -162,8 +164,10 @@ def run(
     message = " ".join([ending.message, *history.remarks])
     if method.learning is not None and ending.status is not Status.CONVERGED and equal(state.hyper, start.hyper):
         message = f"{message} {unmoved(method.learning, state)}"
-    settles = method.aggregation.settles_evidence
-    return Result(posterior_of(model, state), ending.status, message, history, state, settles)
+    posterior = posterior_of(model, state)
+    check = mean_field_check(posterior.model, engine, state, method.temperature)
+    posterior = dataclasses.replace(posterior, mean_field=check)
+    return Result(posterior, ending.status, message, history, state, method.aggregation.settles_evidence)
 
 
 def continued(state: State, fresh: State, method: Method) -> State:
