@@ -9,7 +9,7 @@ import pytest
 import partita as pt
 from partita.engines import LocalEngine
 from partita.models import UnknownNoiseRegression
-from partita.results.mean_field import MAX_COLUMNS, MeanFieldCheck
+from partita.results.mean_field import MAX_COLUMNS, MeanFieldCheck, ratios
 
 SAYS = "with full covariance"
 RNG = np.random.default_rng(3)
@@ -130,6 +130,11 @@ def test_the_factor_of_a_client_that_left_stands_for_its_rows():
     assert left.posterior.mean_field.found[:2] == pytest.approx(expected[:2], rel=1e-3)
 
 
+@pytest.mark.parametrize("precision", [np.diag([-1.0, 1.0]), [[1.0, 2.0], [2.0, 1.0]], np.full((2, 2), np.nan)])
+def test_what_is_no_precision_gives_no_ratios(precision):
+    assert ratios(np.asarray(precision), np.ones(2)) is None
+
+
 class Counting(LocalEngine):
     """Counts how often its rows were looked at for the check."""
 
@@ -170,6 +175,8 @@ def test_what_could_not_be_checked_is_said():
     near = pt.run(pt.methods.sequential(), pt.LinearRegression(), prior, parts, rounds=1)
     assert "could not be checked here: use a FullGaussian" in repr(far)
     assert near.posterior.caveat() == ""
+    loaded = pt.Posterior(near.posterior.model, near.posterior.q)
+    assert "could not be checked here" in str(loaded.summary())
     wide = RNG.normal(size=(3, MAX_COLUMNS + 1))
     many = fit(wide, np.ones(3), pt.LinearRegression(), method=pt.methods.sequential(pt.solvers.FixedPoint()), rounds=1)
     assert "could not be checked here" in repr(many)
@@ -186,5 +193,5 @@ def test_nothing_is_said_of_what_has_no_such_standard_deviations(model, family):
     x = correlated(0.9)
     method = pt.methods.sequential(pt.solvers.FixedPoint(max_steps=1))
     result = fit(x, x @ [1.0, 0.0, -1.0], model, family, method=method, rounds=1)
-    assert result.posterior.mean_field is None
+    assert result.posterior.caveat() == ""
     assert repr(result).endswith(result.message)

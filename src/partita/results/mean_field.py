@@ -7,7 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float
 
-__all__ = ["MAX_COLUMNS", "MeanFieldCheck", "ratios"]
+from partita.expectations.capabilities import CurvedInTable
+from partita.families import Family
+from partita.families.capabilities import IndependentGaussian
+from partita.models import Model
+
+__all__ = ["MAX_COLUMNS", "MeanFieldCheck", "independent", "ratios"]
 
 MAX_COLUMNS = 300
 """The largest number of columns whose full covariance is looked at."""
@@ -62,6 +67,8 @@ def ratios(precision: Float[np.ndarray, "d d"], sd: Ratios) -> Ratios | None:
     A multiple counts only where the matrix has a correlation that explains it: other reasons, such as a run that has
     not converged, are told elsewhere. None if the matrix is not that of a distribution.
     """
+    if not (np.diagonal(precision) > 0).all():
+        return None
     scale = np.sqrt(np.diagonal(precision))
     try:
         lower = np.linalg.cholesky(precision / np.outer(scale, scale))
@@ -70,3 +77,9 @@ def ratios(precision: Float[np.ndarray, "d d"], sd: Ratios) -> Ratios | None:
     wider = np.sqrt(np.sum(np.linalg.inv(lower) ** 2, axis=0))
     found = wider / scale / sd
     return np.where(wider > _LIMIT, found, 1.0) if np.isfinite(found).all() else None
+
+
+def independent(model: Model, member: Family) -> IndependentGaussian | None:
+    """The coefficients of a linear predictor under a member, if there are any and they are independent Gaussians."""
+    coefficients = model.coefficients(member) if isinstance(model, CurvedInTable) else None
+    return coefficients if isinstance(coefficients, IndependentGaussian) else None

@@ -22,7 +22,7 @@ from partita.hyper.values import PRIOR_SCALES, Hyper, model_given
 from partita.io.archive import understood
 from partita.models import Model
 from partita.numerics.compiled import Compiled
-from partita.results.mean_field import MeanFieldCheck
+from partita.results.mean_field import MeanFieldCheck, independent
 from partita.results.posterior_file import load_posterior, save_posterior
 from partita.results.summary import Summary
 
@@ -39,8 +39,8 @@ class Posterior:
     q: Family
     hyper: Hyper = dataclasses.field(default_factory=dict)
     """The learned hyperparameters; those of the likelihood are already set in the model."""
-    mean_field: MeanFieldCheck | None = dataclasses.field(default=None, repr=False, compare=False)
-    """The check of its standard deviations, where coefficients are independent under q and a run has found it."""
+    mean_field: MeanFieldCheck = dataclasses.field(default_factory=MeanFieldCheck, repr=False, compare=False)
+    """The check of its standard deviations where coefficients are independent under q; of a run in this process."""
 
     @property
     def mean(self) -> Theta:
@@ -140,7 +140,8 @@ class Posterior:
         It names the coefficients whose standard deviation would differ by more than 20% with full covariance. The
         clients' rows are looked at when this is first asked for.
         """
-        if self.mean_field is None:
+        coefficients = independent(self.model, self.q)
+        if coefficients is None or len(coefficients.precision) < 2:
             return ""
         return self.mean_field.sentence(self._paths() if names is None else names, remedy)
 
