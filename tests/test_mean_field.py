@@ -156,6 +156,7 @@ def test_it_is_made_once_when_asked_for_and_its_rows_stay():
     assert first == again
     assert SAYS in str(rows)
     assert engine.looked == 1
+    assert pickle.loads(pickle.dumps(rows)) == rows
     kept = pickle.dumps(result.posterior.mean_field)
     assert len(kept) < 500
     assert pickle.loads(kept).sentence("abc", "do so") == result.posterior.mean_field.sentence("abc", "do so")

@@ -21,7 +21,7 @@ _LIMIT = 1.2
 _NAMED = 3
 """How many coefficients are named."""
 
-Ratios = Float[np.ndarray, " d"]
+_Ratios = Float[np.ndarray, " d"]
 
 
 def _unknown() -> None:
@@ -32,11 +32,11 @@ def _unknown() -> None:
 class MeanFieldCheck:
     """What full covariance would change of standard deviations; computed when it is first asked for, and kept."""
 
-    compare: Callable[[], Ratios | None] = _unknown
+    compare: Callable[[], _Ratios | None] = _unknown
     """The standard deviations with full covariance, as multiples of those there are; None if that is not known."""
 
     @functools.cached_property
-    def found(self) -> Ratios | None:
+    def found(self) -> _Ratios | None:
         """The multiples, and 1 where the correlation of columns is not why they differ."""
         return self.compare()
 
@@ -61,7 +61,7 @@ class MeanFieldCheck:
         return f"The standard deviations are of independent coefficients; with full covariance {each}{more}: {remedy}."
 
 
-def ratios(precision: Float[np.ndarray, "d d"], sd: Ratios) -> Ratios | None:
+def ratios(precision: Float[np.ndarray, "d d"], sd: _Ratios) -> _Ratios | None:
     """The standard deviations that a precision matrix implies, as multiples of those given.
 
     A multiple counts only where the matrix has a correlation that explains it: other reasons, such as a run that has

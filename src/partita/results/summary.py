@@ -4,15 +4,19 @@ from collections.abc import Callable, Iterable
 
 __all__ = ["Summary"]
 
-Row = dict[str, float | str]
+_Row = dict[str, float | str]
 
 
-class Summary(list[Row]):
+class Summary(list[_Row]):
     """A list of rows, one per parameter. Printed it is a table, and below it what a reader has to know."""
 
-    def __init__(self, rows: Iterable[Row], caveat: Callable[[], str]) -> None:
+    def __init__(self, rows: Iterable[_Row], caveat: Callable[[], str]) -> None:
         super().__init__(rows)
         self.caveat = caveat
+
+    def __reduce__(self) -> tuple[type, tuple[list[_Row]]]:
+        """The rows alone: what the sentence is computed from stays here."""
+        return list, (list(self),)
 
     def __str__(self) -> str:
         cells = [list(self[0]), *([_cell(value) for value in row.values()] for row in self)]
