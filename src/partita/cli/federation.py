@@ -35,7 +35,7 @@ def init(
     client: Annotated[list[str], typer.Option(help="The name of a client; repeat it for each.")],
     example: Annotated[
         list[Path],
-        typer.Option(help="A CSV or parquet file with the columns that every client has; repeat it for more levels."),
+        typer.Option(help="A CSV or parquet file with the columns that every client has; repeat it for more labels."),
     ],
     response: Annotated[str, typer.Option(help="The column to predict.")],
     model: Annotated[
@@ -53,7 +53,7 @@ def init(
 ) -> None:
     """Write federation.toml, for review and editing, and a folder to give to each client.
 
-    Columns and levels are taken from the example files; their rows are not copied.
+    Columns are taken from the example files; their rows are not copied. Levels are collected from the clients.
     """
     from partita.federation.initialise import initialise
 
