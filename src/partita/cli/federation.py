@@ -140,8 +140,13 @@ def client(
     from partita.federation.processes import run_client
 
     about = load(folder)
-    frame = usable(data, about)
-    typer.echo(f"{name}: read {frame.size} rows of {data.name}. Waiting for {about.server.address}; Ctrl-C stops.")
+    try:
+        read = f"read {usable(data, about).size} rows of {data.name}."
+    except InputError as error:
+        if error.public is None or not data.is_file():
+            raise
+        read = f"{error} The client stays, so that the server is told and waits: correct the file, it is read again."
+    typer.echo(f"{name}: {read} Waiting for {about.server.address}; Ctrl-C stops.")
     with _interruptible():
         run_client(folder, about, name, data)
 
