@@ -144,7 +144,9 @@ def test_a_client_whose_rows_do_not_fit_stays_to_tell_the_server(case, study, mo
     """It ended, and the server saw somebody who never came."""
     change, private, public = UNFIT[case]
     path = study / "federation.toml"
-    path.write_text(re.sub("positive = .*\nnegative = .*\n", "", path.read_text()).replace("assemble = 600", "assemble = 20"))
+    path.write_text(
+        re.sub("positive = .*\nnegative = .*\n", "", path.read_text()).replace("assemble = 600", "assemble = 20")
+    )
     partita("federation", "credentials", study)
     columns = ("age", "pressure", "pain", "site", "ill")
     for seed, name in enumerate(("east", "west")):

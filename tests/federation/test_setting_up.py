@@ -111,7 +111,10 @@ def test_levels_and_labels_of_several_examples_are_taken_together(tmp_path):
 
 def test_levels_of_one_sites_example_do_not_stop_the_others(tmp_path):
     """A site with a level that the example lacks was refused; those of all sites are agreed on in round 0."""
-    own = {"east": [row for row in clinic(0) if row[2] != "much"], "west": [row for row in clinic(1) if row[2] != "none"]}
+    own = {
+        "east": [row for row in clinic(0) if row[2] != "much"],
+        "west": [row for row in clinic(1) if row[2] != "none"],
+    }
     files = {name: tmp_path / f"{name}.csv" for name in own}
     for name, path in files.items():
         write(path, [row[:5] for row in own[name]], COLUMNS[:5])
