@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from partita.errors import InputError
+from partita.io.names import Regression, Turns
 
 __all__ = [
     "client",
@@ -38,12 +39,8 @@ def init(
         typer.Option(help="A CSV or parquet file with the columns that every client has; repeat it for more labels."),
     ],
     response: Annotated[str, typer.Option(help="The column to predict.")],
-    model: Annotated[
-        Literal["linear", "logistic", "probit", "poisson"], typer.Option(help="The kind of regression.")
-    ] = "logistic",
-    schedule: Annotated[
-        Literal["sequential", "synchronous", "asynchronous"], typer.Option(help="The schedule of clients.")
-    ] = "sequential",
+    model: Annotated[Regression, typer.Option(help="The kind of regression.")] = "logistic",
+    schedule: Annotated[Turns, typer.Option(help="The schedule of clients.")] = "sequential",
     address: Annotated[
         str, typer.Option(help="The server's address. Unless on loopback, certificates and keys are made.")
     ] = "127.0.0.1:9092",
