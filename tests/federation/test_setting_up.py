@@ -5,6 +5,7 @@ import dataclasses
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -160,16 +161,25 @@ def test_rows_to_predict_need_no_response(tmp_path):
     assert np.isnan(pt.Frame.build({"age": np.zeros(3)}).y).all()
 
 
-@pytest.mark.parametrize("extra", ["flower", "dask", "data"])
+EXTRAS = {
+    extra
+    for path in (ROOT / "src").rglob("*.py")
+    for extra in re.findall(r'MissingExtraError\("[^"]+", "(\w+)"\)', path.read_text())
+}
+
+
+@pytest.mark.parametrize("extra", sorted(EXTRAS | {"flower", "dask", "data"}))
 def test_a_missing_extra_is_installed_as_the_pages_say(extra):
+    assert extra in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     command = re.search(r"pip install '[^']+'", str(MissingExtraError("It", extra)))
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     assert any(command.group() in page.read_text() for page in pages)
 
 
 def test_no_other_message_says_how_to_install_an_extra():
-    for path in (ROOT / "src").rglob("*.py"):
-        assert "partita[" not in path.read_text(), path
+    """The packages are installed from a checkout, and not by their names."""
+    for path in (*(ROOT / "src").rglob("*.py"), *(ROOT / "experiments" / "src").rglob("*.py")):
+        assert not re.search(r"partita(-experiments)?\[", path.read_text()), path
 
 
 def test_an_example_overwrites_nobodys_file(tmp_path):
