@@ -171,12 +171,34 @@ def test_a_client_says_when_something_else_answers_at_the_servers_address(
 def test_a_server_says_when_its_port_is_in_use(study, monkeypatch):
     """It waited, and asked whether the port was in use."""
     monkeypatch.setattr(processes, "running", None)
+    monkeypatch.setattr(processes, "_FREED", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as there:
-        port = there.getsockname()[1]
-        path = study / config.CONFIG_FILE
-        path.write_text(path.read_text().replace("9092", str(port)))
+        port = at_port(study, there)
         with pytest.raises(pt.InputError, match=rf"port {port} \(Address already in use\): .*another .*server.address"):
             processes.serve(study, config.load(study))
+
+
+def test_a_server_waits_until_an_earlier_one_has_left_its_port(study, monkeypatch):
+    """One that was killed takes some seconds to end with all its programs."""
+
+    def running(command, env, log):
+        raise Started
+
+    monkeypatch.setattr(processes, "running", running)
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        at_port(study, there)
+        timer = threading.Timer(0.7, there.close)
+        timer.start()
+        with pytest.raises(Started):
+            processes.serve(study, config.load(study))
+    timer.join()
+
+
+def at_port(folder, there):
+    """Gives a federation the address of a socket; returns its port."""
+    port, path = there.getsockname()[1], folder / config.CONFIG_FILE
+    path.write_text(path.read_text().replace("9092", str(port)))
+    return port
 
 
 def test_a_second_client_in_one_folder_is_told(study, commands):

@@ -1,6 +1,7 @@
 """Starts and supervises Flower's programs."""
 
 import contextlib
+import errno
 import http.client
 import json
 import os
@@ -18,6 +19,7 @@ from typing import Any
 
 from partita.errors import FederationError, MissingExtraError
 from partita.federation.config import Federation, host_and_port, load, loopback
+from partita.federation.keeper import PATIENCE
 from partita.federation.serve import LEDGER_FILE, SERVER_LOCK
 from partita.federation.status import read_status
 from partita.federation.waiting import waiting
@@ -33,6 +35,8 @@ _LOOK = 5.0
 """Seconds between two looks at what the server waits for."""
 _PATIENCE, _RESTART = 5.0, 5.0
 """Seconds that a program at an address has to answer, and until a client that stopped by itself is started again."""
+_FREED = PATIENCE + 5.0
+"""Seconds in which an earlier server that was killed has left its port."""
 _REFUSED = "[code: 2004]"
 """What Flower logs of a client whose key is in use already, or not registered; it does not tell the two apart."""
 _APP = """[build-system]
@@ -117,7 +121,7 @@ def serve(folder: Path, federation: Federation, log: Path | None = None, module:
                 f"A server of {folder} is running already: `partita status {folder}` shows it."
             ) from None
         _await_earlier(folder)
-        _check_free(_listens_on(host), port)
+        _await_free(_listens_on(host), port)
         ledger = Ledger(folder / LEDGER_FILE)
         ledger.say("ended", None)
         local = f"127.0.0.1:{free_port()}" if secure else federation.server.address
@@ -159,17 +163,21 @@ def _listens_on(host: str) -> str:
     return host if loopback(host) else "0.0.0.0"
 
 
-def _check_free(host: str, port: int) -> None:
-    """Raises an `InputError` if nobody can listen at a port of this machine."""
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, os.name == "posix")
-            tried.bind((host, port))
-    except OSError as error:
-        raise FederationError(
-            f"The server cannot listen at port {port} ({error.strerror}): end the program that does, or choose another "
-            "in server.address of federation.toml and hand out the clients' folders again."
-        ) from None
+def _await_free(host: str, port: int) -> None:
+    """Waits until the server can listen at a port of this machine; raises an `InputError` if it cannot."""
+    until = time.monotonic() + _FREED
+    while True:
+        try:
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, os.name == "posix")
+                return tried.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > until:
+                raise FederationError(
+                    f"The server cannot listen at port {port} ({error.strerror}): end the program that does, or choose "
+                    "another in server.address of federation.toml and hand out the clients' folders again."
+                ) from None
+            time.sleep(0.2)
 
 
 def _gate(folder: Path, host: str, port: int, inner: str) -> list[str]:
