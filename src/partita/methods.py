@@ -5,7 +5,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import optax
 
@@ -14,6 +14,7 @@ from partita.errors import SettingsError, unknown
 from partita.expectations import GridQuadrature, MonteCarlo
 from partita.families import Family
 from partita.hyper.learning import How, Learning, learning_by_name
+from partita.io.names import Turns
 from partita.local.context import Cavity, Context, NoDeletion, Prior, Proximal, SplitPrior
 from partita.local.solvers import MomentMatching, NaturalGradient, Newton, PowerEP, Solver
 from partita.models import Model
@@ -27,7 +28,6 @@ __all__ = [
     "Common",
     "Optimiser",
     "Start",
-    "Turns",
     "asynchronous",
     "bayesian_admm",
     "bcm_same",
@@ -50,7 +50,6 @@ __all__ = [
 ]
 
 Optimiser: TypeAlias = Callable[..., optax.GradientTransformation]
-Turns: TypeAlias = Literal["sequential", "synchronous", "asynchronous"]
 Start: TypeAlias = Family | None
 _NEWTON = Newton()
 _CAVITY = Cavity()
