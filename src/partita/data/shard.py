@@ -85,6 +85,8 @@ def federate(
     sizes = [_rows(data, name) for data, name in zip(clients, names, strict=True)]
     _same_widths(clients, names)
     clients = [_floating(data) for data in clients]
+    for data, name in zip(clients, names, strict=True):
+        _check_sizes(data, name)
     if weights is None:
         weights = [np.ones(size) for size in sizes]
     if len(weights) != len(clients):
@@ -131,6 +133,20 @@ def _same_widths(clients: Sequence[PyTree], names: Sequence[str]) -> None:
             raise DataError(
                 f"{name} has columns of shape {shape} where {names[0]} has {shapes[0]}: give all clients the same."
             )
+
+
+def _check_sizes(data: PyTree, name: str) -> None:
+    """Raises a `DataError` that names the column in which the sum of squares overflows, in JAX's precision."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(data):
+        if leaf.dtype.kind != "f":
+            continue
+        kind = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        columns = np.abs(np.where(np.isfinite(leaf), leaf, 0)).reshape(len(leaf), -1).max(axis=0)
+        beyond = columns > np.sqrt(float(jnp.finfo(kind).max) / len(leaf))
+        if beyond.any():
+            where = f"column {int(np.argmax(beyond))} of " if leaf.ndim > 1 else ""
+            what = f"{where}{jax.tree_util.keystr(path, simple=True, separator='.') or 'the data'}"
+            raise DataError(f"{name}: {what} holds numbers whose squares overflow in {kind}: rescale it.")
 
 
 def _float_type(data: PyTree) -> np.dtype:

@@ -5,9 +5,10 @@ import heapq
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Key
 from threadpoolctl import threadpool_limits
@@ -17,6 +18,7 @@ from partita.engines.base import Answer, Engine, Task
 from partita.errors import InputError, SettingsError
 from partita.families import Family
 from partita.hyper.values import Hyper, model_given
+from partita.inputs import described
 from partita.local.client import Recipe, Reply, client_update
 from partita.models import Model
 from partita.numerics.compiled import Compiled, Whole
@@ -138,13 +140,26 @@ def _check_rows(model: Model, prior: Family, partition: Partition) -> None:
             model.check(jax.tree.map(lambda leaf, size=size: np.asarray(leaf)[:size], shard.data))
         except InputError as error:
             raise SettingsError(f"{name}: {error}.") from None
-    shard = partition.shards[0]
+    shard, key = partition.shards[0], jax.random.key(0)
+    row = jax.tree.map(lambda leaf: leaf[0], shard.data)
     try:
-        jax.eval_shape(lambda q: model.ell(q, shard.data, shard.weights, jax.random.key(0)), prior)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise SettingsError(f"The prior does not fit the data: {str(error).splitlines()[0]}") from error
+        jax.eval_shape(lambda q: _check_density(model.log_density(q.sample(key), row)), prior)
+        jax.eval_shape(lambda q: model.ell(q, shard.data, shard.weights, key), prior)
+    except InputError:
+        raise
+    except Exception as error:  # a user's log density may raise anything
+        why = (str(error) or repr(error)).splitlines()[0]
+        raise SettingsError(f"The prior does not fit the data, or the log density fails: {why:.200}") from error
+
+
+def _check_density(value: Any) -> None:
+    """Raises a `SettingsError` unless a log density is one floating-point number."""
+    numeric = isinstance(value, float | np.generic | np.ndarray | jax.Array)
+    if not numeric or np.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+        what = f"an array of {value.dtype} of shape {value.shape}" if hasattr(value, "dtype") else described(value)
+        raise SettingsError(
+            f"The log density must be one number a row, log p(y_n | θ), not {what}: sum what it returns."
+        )
 
 
 def cores() -> int:

@@ -91,7 +91,7 @@ class LearningView(NamedTuple):
     residual: float
     """The largest residual in nats; infinite until every client has answered for the current ε."""
     tolerance: float
-    """The run's convergence tolerance in nats."""
+    """The run's convergence tolerance in nats; 0 for one that goes on until its budget is spent."""
     share: float
     """The fraction of active clients whose answers were just aggregated."""
 

@@ -76,7 +76,7 @@ def run(
     *,
     rounds: float | None = None,
     communications: int | None = None,
-    tolerance: float = 1e-6,
+    tolerance: float | None = 1e-6,
     seed: int = 0,
     state: State | None = None,
     engine: Engine | None = None,
@@ -96,7 +96,8 @@ def run(
             and never more than the method's own number of passes.
         communications: how many pairs of messages at most.
         tolerance: how many nats of KL(q_k ‖ q) every client's last answer may lie from the posterior when a run has
-            converged; it must also be within 0.01 standard deviations of its fixed point (`distance_left`).
+            converged; it must also be within 0.01 standard deviations of its fixed point (`distance_left`). None for
+            a run that goes on until its budget is spent.
         seed: what random numbers depend on; a `state` has its own.
         state: where to go on from, such as another run's `result.state`: the budget counts from there, clients that
             have rows now join or come back, those without leave, and the method may be another one.
@@ -112,8 +113,7 @@ def run(
         The posterior, how the run ended, its history, and its last state.
 
     """
-    given = {"rounds": rounds, "communications": communications, "tolerance": tolerance}
-    check_arguments(method, model, prior, partition, seed, **given)
+    check_arguments(method, model, prior, partition, seed, rounds, communications, tolerance)
     if partition is not None and engine is None:
         engine = LocalEngine(partition)
     elif partition is not None or engine is None:

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from partita.errors import SettingsError, check_fraction, unknown
+from partita.errors import SettingsError, unknown
 from partita.families import Family
 from partita.families.factor import Factor
+from partita.inputs import check_fraction
 from partita.numerics.compiled import Compiled, Scalar, Whole
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, begin, multiplied, refused
 from partita.server.refusal import Reason

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from partita.errors import check_fraction
 from partita.families import Family
 from partita.families.factor import Factor
+from partita.inputs import check_fraction
 from partita.numerics.compiled import Compiled, Scalar
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, refused
 from partita.server.refusal import Reason, Refusal
