@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import os
 from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from typing import Any
@@ -20,6 +21,7 @@ __all__ = [
     "check_kind",
     "check_number",
     "check_optimiser",
+    "check_path",
     "check_seed",
     "check_texts",
     "check_tolerance",
@@ -69,19 +71,20 @@ def check_tolerance(value: Any) -> None:
         check_number("tolerance", value, lambda number: number >= 0, "a number of nats, 0 or more, or None")
 
 
-def check_whole(what: str, value: Any, least: int = 1) -> None:
-    """Raises a `SettingsError` unless a value is a whole number that is large enough."""
+def check_whole(what: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> None:
+    """Raises a `SettingsError` unless a value is a whole number that is neither too small nor too large."""
     if isinstance(value, jax.core.Tracer):
         return
     number = _number(value)
     whole = isinstance(value, Integral) or (number is not None and np.issubdtype(np.asarray(value).dtype, np.integer))
-    if not whole or number is None or number < least or number >= 2**63:
-        raise SettingsError(f"The {what} must be a whole number, {least} or more, not {described(value)}.")
+    if not whole or number is None or number < least or number > most:
+        size = f"{least} or more" if number is None or number < most else f"{most} at most"
+        raise SettingsError(f"The {what} must be a whole number, {size}, not {described(value)}.")
 
 
 def check_seed(value: Any) -> None:
     """Raises a `SettingsError` unless random numbers can depend on a value."""
-    check_whole("seed", value, 0)
+    check_whole("seed", value, 0, 2**62)
 
 
 def check_flag(what: str, value: Any) -> None:
@@ -103,7 +106,7 @@ def check_kind(
 ) -> None:
     """Raises an error unless a value is an instance of a kind, or of one of several; `how` says where to get one."""
     if not isinstance(value, kind):
-        words = name or f"a {kind.__name__}"
+        words = name or f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
         raise error(f"The {what} must be {words}, not {described(value)}: {how}.")
 
 
@@ -124,9 +127,16 @@ def check_optimiser(value: Any) -> None:
         raise SettingsError("The optimiser must be a function of a learning rate: give one such as optax.adam.")
 
 
+def check_path(value: Any) -> None:
+    """Raises a `SettingsError` unless a value can be the path of a file."""
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value) or "\0" in str(value):
+        raise SettingsError(f"The path must be that of a file, such as 'run.npz', not {described(value)}.")
+
+
 def check_texts(what: str, values: Any) -> None:
-    """Raises a `SettingsError` unless values are a list, or tuple, of texts."""
-    if isinstance(values, str) or not isinstance(values, list | tuple) or not all(isinstance(v, str) for v in values):
+    """Raises a `SettingsError` unless values are a list of texts, or a tuple or an array of them."""
+    listed = isinstance(values, list | tuple) or (isinstance(values, np.ndarray) and values.ndim == 1)
+    if not listed or not all(isinstance(value, str) for value in values):
         raise SettingsError(f"The {what} must be a list of texts, not {described(values)}.")
 
 

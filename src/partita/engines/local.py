@@ -3,7 +3,7 @@
 import contextlib
 import heapq
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -15,10 +15,10 @@ from threadpoolctl import threadpool_limits
 
 from partita.data.shard import Partition, Shard
 from partita.engines.base import Answer, Engine, Task
-from partita.errors import InputError, SettingsError
+from partita.errors import DataError, InputError, SettingsError
 from partita.families import Family
 from partita.hyper.values import Hyper, model_given
-from partita.inputs import described
+from partita.inputs import check_kind, check_whole, described, real_array
 from partita.local.client import Recipe, Reply, client_update
 from partita.models import Model
 from partita.numerics.compiled import Compiled, Whole
@@ -42,8 +42,11 @@ class LocalEngine(Engine):
     """
 
     def __init__(self, partition: Partition, speeds: Sequence[float] | None = None, threads: int | None = None) -> None:
+        check_kind("partition", partition, Partition, "make one with partita.federate([…])", DataError)
+        if threads is not None:
+            check_whole("number of threads", threads, most=10_000)
         self.partition = partition
-        self.speeds = np.ones(len(partition)) if speeds is None else np.asarray(speeds, float)
+        self.speeds = np.ones(len(partition)) if speeds is None else real_array("speeds", speeds).astype(float)
         usable = np.isfinite(self.speeds) & (self.speeds > 0)
         if self.speeds.shape != (len(partition),) or not usable.all():
             raise SettingsError(f"Give {len(partition)} positive speeds, one per client, not {self.speeds.tolist()}.")
@@ -142,14 +145,24 @@ def _check_rows(model: Model, prior: Family, partition: Partition) -> None:
             raise SettingsError(f"{name}: {error}.") from None
     shard, key = partition.shards[0], jax.random.key(0)
     row = jax.tree.map(lambda leaf: leaf[0], shard.data)
-    try:
-        jax.eval_shape(lambda q: _check_density(model.log_density(q.sample(key), row)), prior)
-        jax.eval_shape(lambda q: model.ell(q, shard.data, shard.weights, key), prior)
-    except InputError:
-        raise
-    except Exception as error:  # a user's log density may raise anything
+    failures = [
+        *_failures(lambda q: model.ell(q, shard.data, shard.weights, key), prior),
+        *_failures(lambda q: _check_density(model.log_density(q.sample(key), row)), prior),
+    ]
+    for error in sorted(failures, key=lambda error: not isinstance(error, InputError)):
+        if isinstance(error, InputError):
+            raise error
         why = (str(error) or repr(error)).splitlines()[0]
         raise SettingsError(f"The prior does not fit the data, or the log density fails: {why:.200}") from error
+
+
+def _failures(function: Callable[[Family], Any], prior: Family) -> list[Exception]:
+    """What is raised where a function of q is traced: a user's log density may raise anything."""
+    try:
+        jax.eval_shape(function, prior)
+    except Exception as error:
+        return [error]
+    return []
 
 
 def _check_density(value: Any) -> None:

@@ -14,8 +14,8 @@ from partita.data.table import Table
 from partita.expectations import Analytic, Expectation, GaussHermite, root
 from partita.expectations.capabilities import Rows
 from partita.families import Family
-from partita.families.base import positive
 from partita.families.gaussian import gaussian
+from partita.inputs import check_finite_number
 from partita.models.base import Model, check_table, check_values
 from partita.numerics.compiled import Scalar
 
@@ -72,8 +72,7 @@ class GeneralisedLinear(Model):
 
 def _slope(slope: Any) -> Any:
     """A slope as it is given; a whole number as a floating-point one."""
-    if isinstance(slope, int | float):
-        positive(slope, "slope")
+    check_finite_number("slope", slope, above=0)
     return float(slope) if isinstance(slope, int) else slope
 
 
@@ -162,8 +161,9 @@ class LinearRegression(GeneralisedLinear):
     positive: ClassVar[tuple[str, ...]] = ("noise",)
 
     def __init__(self, noise: Scalar = 1.0, expectation: Expectation | None = None) -> None:
-        self.noise = positive(jnp.asarray(noise, jnp.result_type(float)), "noise")
-        self.expectation = expectation or Analytic()
+        check_finite_number("noise", noise, above=0)
+        self.noise = jnp.asarray(noise, jnp.result_type(float))
+        self.expectation = Analytic() if expectation is None else expectation
 
     def log_link_density(self, f: Float[Array, "*#k"], y: Real[Array, "*#k"]) -> Float[Array, "*#k"]:
         return jsp.stats.norm.logpdf(y, f, self.noise.astype(f.dtype))

@@ -75,6 +75,8 @@ def pruned(q: Family, prior: Family, threshold: float = 0.1) -> int:
                 f"Pruned parameters are defined for MeanFieldGaussian, not for {type(member).__name__}."
             )
         members.append(MeanFieldGaussian(ravel_pytree(member.precision_mean)[0], ravel_pytree(member.precision)[0]))
+    if len(members[0].precision) != len(members[1].precision):
+        raise SettingsError("The posterior and the prior have different numbers of parameters: give those of one run.")
     return int((jax.vmap(MeanFieldGaussian.kl)(*members) < threshold).sum())
 
 

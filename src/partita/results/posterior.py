@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -28,7 +28,7 @@ from partita.expectations.capabilities import (
 from partita.families import Family
 from partita.families.base import Theta
 from partita.hyper.values import PRIOR_SCALES, Hyper, model_given
-from partita.inputs import check_choice, check_number, check_seed, check_texts, check_whole, real_array
+from partita.inputs import check_choice, check_kind, check_number, check_seed, check_texts, check_whole, real_array
 from partita.io.archive import understood
 from partita.models import Model
 from partita.models.base import check_finite
@@ -48,6 +48,11 @@ class Posterior:
     q: Family
     hyper: Hyper = dataclasses.field(default_factory=dict)
     """The learned hyperparameters; those of the likelihood are already set in the model."""
+
+    def __post_init__(self) -> None:
+        check_kind("model", self.model, Model, "use one of partita.models")
+        check_kind("posterior's q", self.q, Family, "give one, such as a result's", name="a member of a family")
+        check_kind("hyperparameters", self.hyper, Mapping, "give them by name", name="a dict")
 
     @property
     def mean(self) -> Theta:

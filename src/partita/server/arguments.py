@@ -4,13 +4,18 @@ import inspect
 from typing import Any
 
 from partita.data.shard import Partition
+from partita.engines import Engine
 from partita.errors import DataError
 from partita.families import Family
 from partita.inputs import check_kind, check_number, check_seed, check_tolerance
 from partita.models import Model
 from partita.server.method import Method
+from partita.server.monitor import Monitor
+from partita.server.rules import Rules
+from partita.server.state import State
+from partita.server.store import Requests, Store
 
-__all__ = ["check_arguments"]
+__all__ = ["check_arguments", "check_companions"]
 
 
 def check_arguments(
@@ -32,3 +37,18 @@ def check_arguments(
         if value is not None:
             check_number(what, value)
     check_tolerance(tolerance)
+
+
+def check_companions(state: Any, engine: Any, rules: Any, store: Any, requests: Any, monitor: Any) -> None:
+    """Raises a `SettingsError` unless what goes along with a run is what it is called; any may be None."""
+    kinds = {
+        "state": (state, State, "give another run's result.state"),
+        "engine": (engine, Engine, "give such as partita.LocalEngine(partition)"),
+        "rules": (rules, Rules, "give partita.Rules(…)"),
+        "store": (store, Store, 'give such as partita.Checkpoint("run.npz")'),
+        "requests": (requests, Requests, "give such as partita.Ledger(path)"),
+        "monitor": (monitor, Monitor, "give partita.Monitor(…)"),
+    }
+    for what, (value, kind, how) in kinds.items():
+        if value is not None:
+            check_kind(what, value, kind, how)

@@ -16,7 +16,7 @@ from partita.models import Model
 from partita.results.history import History
 from partita.results.posterior import Posterior
 from partita.server.aggregation import Aggregation
-from partita.server.arguments import check_arguments
+from partita.server.arguments import check_arguments, check_companions
 from partita.server.learn import unmoved
 from partita.server.membership import join, leave
 from partita.server.method import Method
@@ -114,6 +114,7 @@ def run(
 
     """
     check_arguments(method, model, prior, partition, seed, rounds, communications, tolerance)
+    check_companions(state, engine, rules, store, requests, monitor)
     if partition is not None and engine is None:
         engine = LocalEngine(partition)
     elif partition is not None or engine is None:
