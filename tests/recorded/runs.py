@@ -234,7 +234,7 @@ def positive_numbers():
     climb = pt.Gradient(max_steps=8)
     return named(
         gamma=pvi(
-            pt.methods.sequential(pt.solvers.FixedPoint(0.5, 4, -1.0)),
+            pt.methods.sequential(pt.solvers.FixedPoint(0.5, 4, None)),
             pt.LogDensity(rate, expectation=draws),
             pt.families.Gamma.from_shape_rate(2.0, 1.0),
             clients(COUNTS),
