@@ -99,7 +99,7 @@ def test_the_fixed_point_is_the_exact_posterior(penalty, mixing, over):
         FULL,
         PARTS,
         rounds=120,
-        tolerance=-1.0,
+        tolerance=None,
         monitor=Monitor(every=0),
     )
     precision, mean = exact(PARTS)
@@ -115,7 +115,7 @@ def test_the_result_does_not_depend_on_the_servers_start():
     state = init(FULL, 3, 0, method.aggregation)
     np.testing.assert_allclose(flat(state.posterior), flat(start), rtol=1e-14)
     assert_product(state)
-    result = pt.run(method, REGRESSION, FULL, PARTS, rounds=120, tolerance=-1.0, monitor=Monitor(every=0))
+    result = pt.run(method, REGRESSION, FULL, PARTS, rounds=120, tolerance=None, monitor=Monitor(every=0))
     np.testing.assert_allclose(result.posterior.q.precision, exact(PARTS)[0], rtol=1e-8)
 
 

@@ -3,22 +3,24 @@
 import contextlib
 import heapq
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Key
 from threadpoolctl import threadpool_limits
 
 from partita.data.shard import Partition, Shard
 from partita.engines.base import Answer, Engine, Task
-from partita.errors import InputError, SettingsError
+from partita.errors import DataError, InputError, SettingsError
 from partita.expectations.capabilities import CurvedInTable
 from partita.expectations.curvature import shard_curvature
 from partita.families import Family
 from partita.hyper.values import Hyper, model_given
+from partita.inputs import check_kind, check_whole, described, real_array
 from partita.local.client import Recipe, Reply, client_update
 from partita.models import Model
 from partita.numerics.compiled import Compiled, Whole
@@ -42,8 +44,11 @@ class LocalEngine(Engine):
     """
 
     def __init__(self, partition: Partition, speeds: Sequence[float] | None = None, threads: int | None = None) -> None:
+        check_kind("partition", partition, Partition, "make one with partita.federate([…])", DataError)
+        if threads is not None:
+            check_whole("number of threads", threads, most=10_000)
         self.partition = partition
-        self.speeds = np.ones(len(partition)) if speeds is None else np.asarray(speeds, float)
+        self.speeds = np.ones(len(partition)) if speeds is None else real_array("speeds", speeds).astype(float)
         usable = np.isfinite(self.speeds) & (self.speeds > 0)
         if self.speeds.shape != (len(partition),) or not usable.all():
             raise SettingsError(f"Give {len(partition)} positive speeds, one per client, not {self.speeds.tolist()}.")
@@ -147,13 +152,36 @@ def _check_rows(model: Model, prior: Family, partition: Partition) -> None:
             model.check(jax.tree.map(lambda leaf, size=size: np.asarray(leaf)[:size], shard.data))
         except InputError as error:
             raise SettingsError(f"{name}: {error}.") from None
-    shard = partition.shards[0]
-    try:
-        jax.eval_shape(lambda q: model.ell(q, shard.data, shard.weights, jax.random.key(0)), prior)
-    except (TypeError, ValueError) as error:
+    shard, key = partition.shards[0], jax.random.key(0)
+    row = jax.tree.map(lambda leaf: leaf[0], shard.data)
+    failures = [
+        *_failures(lambda q: model.ell(q, shard.data, shard.weights, key), prior),
+        *_failures(lambda q: _check_density(model.log_density(q.sample(key), row)), prior),
+    ]
+    for error in sorted(failures, key=lambda error: not isinstance(error, InputError)):
         if isinstance(error, InputError):
-            raise
-        raise SettingsError(f"The prior does not fit the data: {str(error).splitlines()[0]}") from error
+            raise error
+        why = (str(error) or repr(error)).splitlines()[0]
+        raise SettingsError(f"The prior does not fit the data, or the log density fails: {why:.200}") from error
+
+
+def _failures(function: Callable[[Family], Any], prior: Family) -> list[Exception]:
+    """What is raised where a function of q is traced: a user's log density may raise anything."""
+    try:
+        jax.eval_shape(function, prior)
+    except Exception as error:
+        return [error]
+    return []
+
+
+def _check_density(value: Any) -> None:
+    """Raises a `SettingsError` unless a log density is one floating-point number."""
+    numeric = isinstance(value, float | np.generic | np.ndarray | jax.Array)
+    if not numeric or np.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+        what = f"an array of {value.dtype} of shape {value.shape}" if hasattr(value, "dtype") else described(value)
+        raise SettingsError(
+            f"The log density must be one number a row, log p(y_n | θ), not {what}: sum what it returns."
+        )
 
 
 def cores() -> int:

@@ -11,12 +11,12 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from partita.data.shard import Shard
-from partita.errors import SettingsError
 from partita.expectations.base import Expectation
 from partita.expectations.blocks import BLOCK, Block, over_blocks, sum_of
 from partita.expectations.capabilities import Density, LocalDraws, Rows, offered
 from partita.families import Family
 from partita.families.base import Sampler, Theta
+from partita.inputs import check_whole
 from partita.numerics.compiled import Whole
 from partita.numerics.noise import standard_normal
 
@@ -38,8 +38,7 @@ class Sampled(Expectation):
     """The largest number of rows per block; None if draws are shared by all rows."""
 
     def __check_init__(self) -> None:
-        if self.samples < 1:
-            raise SettingsError(f"The number of samples must be at least 1, not {self.samples}.")
+        check_whole("number of samples", self.samples)
 
     @abc.abstractmethod
     def shared(self, model: Density, q: Family, data: PyTree) -> PyTree:

@@ -12,10 +12,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Key
 
 from partita.data.shard import Shard
-from partita.errors import FederationError
+from partita.errors import FederationError, SettingsError
 from partita.families import Family
+from partita.families.base import check_start
 from partita.families.factor import Factor
 from partita.hyper.values import Hyper, likelihood_hyper, model_given, prior_given
+from partita.inputs import check_finite_number, check_flag, check_kind, check_number
 from partita.local.context import Cavity, Context
 from partita.local.objective import Problem
 from partita.local.solvers import Outcome, Solver
@@ -51,6 +53,15 @@ class ClientSettings(eqx.Module):
     """Whether every visit restarts at `start` (as with early stopping in `sec:experiments:fmnist`)."""
     temperature: float = 1.0
     """The factor on the KL divergence: 1 is Bayes, less than 1 a cold posterior. It is recorded in the history."""
+
+    def __check_init__(self) -> None:
+        check_kind("context", self.context, Context, "use one such as Cavity()")
+        check_number("trust region", self.trust_region, lambda radius: radius > 0, "above 0")
+        check_start(self.start)
+        check_flag("setting restart", self.restart)
+        if self.restart and self.start is None:
+            raise SettingsError("`restart` restarts every visit at `start`: give a start.")
+        check_finite_number("temperature", self.temperature, above=0)
 
 
 class Recipe(ClientSettings):

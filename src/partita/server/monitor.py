@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from partita.engines.base import Engine
-from partita.errors import SettingsError
 from partita.hyper.values import model_given
+from partita.inputs import check_flag, check_function, check_kind, check_whole
 from partita.local.solvers import Outcome
 from partita.models import Model
 from partita.results.history import History
@@ -48,8 +48,15 @@ class Monitor:
     """Called after every step with the state and the new row of the history; what they raise ends the run."""
 
     def __post_init__(self) -> None:
-        if self.every < 0:
-            raise SettingsError(f"Metrics are computed every step at most, or never (0), not every {self.every}.")
+        check_whole("number of steps between two evaluations, every,", self.every, 0)
+        if self.metrics is not None:
+            check_function("metrics", self.metrics)
+        if self.progress is not None:
+            check_flag("setting progress", self.progress)
+        check_kind("label", self.label, str, "give one")
+        check_kind("callbacks", self.callbacks, tuple, "give (function,)")
+        for callback in self.callbacks:
+            check_function("callback", callback)
 
     @contextlib.contextmanager
     def watch(

@@ -16,7 +16,7 @@ from partita.models import Model
 from partita.results.history import History
 from partita.results.posterior import Posterior
 from partita.server.aggregation import Aggregation
-from partita.server.arguments import check_arguments
+from partita.server.arguments import check_arguments, check_companions
 from partita.server.learn import unmoved
 from partita.server.mean_field import mean_field_check
 from partita.server.membership import join, leave
@@ -82,7 +82,7 @@ def run(
     *,
     rounds: float | None = None,
     communications: int | None = None,
-    tolerance: float = 1e-6,
+    tolerance: float | None = 1e-6,
     seed: int = 0,
     state: State | None = None,
     engine: Engine | None = None,
@@ -102,7 +102,8 @@ def run(
             and never more than the method's own number of passes.
         communications: how many pairs of messages at most.
         tolerance: how many nats of KL(q_k ‖ q) every client's last answer may lie from the posterior when a run has
-            converged; it must also be within 0.01 standard deviations of its fixed point (`distance_left`).
+            converged; it must also be within 0.01 standard deviations of its fixed point (`distance_left`). None for
+            a run that goes on until its budget is spent.
         seed: what random numbers depend on; a `state` has its own.
         state: where to go on from, such as another run's `result.state`: the budget counts from there, clients that
             have rows now join or come back, those without leave, and the method may be another one.
@@ -118,8 +119,8 @@ def run(
         The posterior, how the run ended, its history, and its last state.
 
     """
-    given = {"rounds": rounds, "communications": communications, "tolerance": tolerance}
-    check_arguments(method, model, prior, partition, seed, **given)
+    check_arguments(method, model, prior, partition, seed, rounds, communications, tolerance)
+    check_companions(state, engine, rules, store, requests, monitor)
     if partition is not None and engine is None:
         engine = LocalEngine(partition)
     elif partition is not None or engine is None:

@@ -57,7 +57,7 @@ def step(
     rules: Rules | None = None,
     store: Store | None = None,
     requests: Requests | None = None,
-    tolerance: float = 1e-6,
+    tolerance: float | None = 1e-6,
 ) -> tuple[State, Event]:
     """One iteration of `alg:vmp`, then a hyperparameter step if any are learned; the engine must be bound.
 

@@ -81,13 +81,14 @@ _REFUSED: Mapping[Reason, Ending] = {
 
 class Stopping:
     """The stopping rule: a run has converged when every client's last answer lies within `tolerance` nats of q, and q
-    is within a hundredth of a standard deviation of the fixed point, as far as its movements tell.
+    is within a hundredth of a standard deviation of the fixed point, as far as its movements tell. Without a tolerance
+    it never has.
 
     A falling free energy is what tells divergence, since precisions may stay positive. What it needs of the history it
     keeps, so that a step costs the same however long a run is.
     """
 
-    def __init__(self, budget: Budget, tolerance: float, first: float, history: History) -> None:
+    def __init__(self, budget: Budget, tolerance: float | None, first: float, history: History) -> None:
         self.budget, self.tolerance, self.first, self.history = budget, tolerance, first, history
         self.latest = self.best = first
         for row in history:
@@ -118,6 +119,8 @@ class Stopping:
         return None
 
     def _converged(self, state: State) -> Ending | None:
+        if self.tolerance is None:
+            return None
         if not (state.settled(self.tolerance) and (left := distance_left(state)) <= DISTANCE_LEFT):
             return None
         near = f"Every client's answer lies within {self.tolerance:g} nats of the posterior"
