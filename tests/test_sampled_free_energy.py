@@ -110,7 +110,7 @@ def test_a_run_by_draws_reports_no_bound_above_the_evidence():
     assert 0 < result.free_energy_error < 3
     assert result.history["free_energy_error"].shape == result.history["free_energy"].shape
     assert result.history["free_energy_error"][-1] == result.free_energy_error
-    assert re.search(r"free energy -[\d.]+ ± [\d.]+ so far \(estimated with 16 fresh draws\)", repr(result))
+    assert re.search(r"free energy -\d+\.\d+ ± \d\.\d+ so far \(estimated with 16 fresh draws\)", repr(result))
     assert "bound" not in repr(result)
 
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ __all__ = [
 
 _LOG = logging.getLogger("partita")
 ELL, ESTIMATE = "ell", "estimate"
-"""The kinds of messages about an expected log-likelihood: of the draws that are asked for, and of those for a report."""
+"""The kinds of messages about an expected log-likelihood: for a search, and for a report, with its standard error."""
 BINDING = "binding"
 """The header key for the digest of method, model and prior."""
 UNBOUND = "has another method, model, prior or precision than the server: use the same on both."
@@ -81,10 +81,10 @@ class ClientEndpoint:
         key = jax.random.wrap_key_data(jnp.asarray(header["key"], jnp.uint32))
         model = model_given(self.recipe.model, hyper)
         if kind == ESTIMATE:
-            found = shard_estimate(model, q, self.name, self.shard, key)
+            ell = shard_estimate(model, q, self.name, self.shard, key)
         else:
-            found = Estimate.computed(np.asarray(shard_ell(model, q, self.shard, key)))
-        totals, variance = np.asarray(found.totals, float).tolist(), float(found.variance)
+            ell = Estimate.computed(np.asarray(shard_ell(model, q, self.shard, key)))
+        totals, variance = [float(total) for total in ell.totals], float(ell.variance)
         return Message({**about, "kind": kind, "ell": totals, "variance": variance}, {})
 
     def _task(self, message: Message) -> Task:
@@ -133,17 +133,20 @@ def read_reply(message: Message, like: Factor, hyper: Hyper) -> Reply:
 
 def read_ell(message: Message) -> Estimate:
     """Decodes an expected log-likelihood; unknown if it is invalid."""
-    totals, variance = (message.header.get(name) for name in ("ell", "variance"))
-    numbers = [*totals, variance] if isinstance(totals, list) and totals else [None]
-    if not all(type(number) is float and np.isfinite(number) for number in numbers) or variance < 0:
+    totals, variance = message.header.get("ell"), message.header.get("variance")
+    if not (isinstance(totals, list) and totals and _is_number(variance) and variance >= 0):
         return Estimate.unknown()
-    return Estimate(np.array(totals), variance)
+    return Estimate(np.array(totals), variance) if all(map(_is_number, totals)) else Estimate.unknown()
 
 
 def ell_message(kind: str, task: str, q: Family, key: Key[Array, ""], hyper: Hyper) -> Message:
     """A message that asks for a client's expected log-likelihood: `ELL`, or `ESTIMATE` with its standard error."""
     header = {"kind": kind, "task": task, "key": np.asarray(jax.random.key_data(key)).tolist()}
     return Message(header, _named("q", q) | _named("e", hyper))
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return type(value) is float and bool(np.isfinite(value))
 
 
 def _named(prefix: str, tree: Any) -> dict[str, np.ndarray]:

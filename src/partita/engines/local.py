@@ -83,7 +83,7 @@ class LocalEngine(Engine):
     ) -> Estimate:
         model = model_given(self.recipe.model, hyper or {})
         pairs = self._asked(without)
-        return Estimate.sum(list(self._pool.map(lambda pair: shard_estimate(model, q, *pair, key), pairs)))
+        return Estimate.sum(list(self._pool.map(lambda pair: shard_estimate(model, q, pair[0], pair[1], key), pairs)))
 
     def _asked(self, without: Collection[str]) -> list[tuple[str, Shard]]:
         """The names and rows of all clients but these."""
@@ -186,7 +186,7 @@ def shard_estimate(model: Model, q: Family, name: str, shard: Shard, key: Key[Ar
         return Estimate.computed(np.asarray(shard_ell(model, q, shard, key)))
     if model.expectation.draws_predictors:
         key = jax.random.fold_in(key, zlib.crc32(name.encode()))
-    return jax.device_get(_estimated(model, q, shard, key))
+    return Estimate(*jax.device_get(_estimated(model, q, shard, key)))
 
 
 @Compiled

@@ -7,15 +7,17 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Array, Float
 
+from partita.numerics.compiled import Scalar
+
 __all__ = ["Estimate"]
 
 
 class Estimate(NamedTuple):
     """An expected log-likelihood by draws that are shared by all clients, or by each client's own, or computed."""
 
-    totals: Float[Array | np.ndarray, " s"]
+    totals: Float[Array, " s"] | Float[np.ndarray, " s"]
     """The log-likelihood at each of the draws that clients share; else one number."""
-    variance: float | Float[Array | np.ndarray, ""]
+    variance: Scalar
     """Of that number where a client's own draws made it; else 0."""
 
     @classmethod
@@ -38,15 +40,17 @@ class Estimate(NamedTuple):
         return cls(totals, math.fsum(float(part.variance) for part in parts))
 
     @property
-    def value(self) -> Float[Array | np.ndarray, ""]:
+    def value(self) -> Scalar:
         """The mean over draws."""
-        return self.totals.mean()
+        mean: Scalar = self.totals.mean()
+        return mean
 
     @property
-    def squared_error(self) -> Float[Array | np.ndarray, ""]:
+    def squared_error(self) -> Scalar:
         """The square of its standard error."""
         draws = len(self.totals)
-        return self.variance + (self.totals.var(ddof=1) / draws if draws > 1 else 0.0)
+        spread: Scalar = self.totals.var(ddof=1) / draws if draws > 1 else 0.0
+        return self.variance + spread
 
     @property
     def error(self) -> float:

@@ -185,8 +185,12 @@ def answer(
     variance: Scalar = 0.0
     if not at.expectation.deterministic:
         said = at.expectation.estimate(at, q, shard.data, shard.weights, ell_key)
-        value, variance = said.value, said.squared_error
+        value, variance = jnp.asarray(said.value), said.squared_error
     finite = all_finite((delta, solution.free_energy, gradient))
     residual = jnp.where(held_back, jnp.inf, jnp.maximum(solution.q.kl(q), solution.left))
     solved = (solution.steps, solution.outcome, jnp.asarray(solution.skipped))
-    return Reply(delta, Info(value, jnp.asarray(variance, value.dtype), solution.free_energy, residual, *solved, finite), gradient)
+    return Reply(
+        delta,
+        Info(value, jnp.asarray(variance, value.dtype), solution.free_energy, residual, *solved, finite),
+        gradient,
+    )

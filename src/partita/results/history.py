@@ -18,9 +18,10 @@ class History:
 
     Columns: step, communications, rounds, gradient_steps, seconds, clock (simulated time), clients (who answered),
     staleness (largest number of posterior updates between sending a task and aggregating its answer), free_energy,
-    free_energy_error (its standard error, where it is estimated by draws), residual (largest of the clients' latest), damping, refused (client → reason), unconverged (client → why its solver
-    stopped without converging), skipped (client → number of rows without a proper factor), log_evidence (power EP
-    only), hyper (learned hyperparameters by name), and the user's metrics.
+    free_energy_error (its standard error, where it is estimated by draws), residual (largest of the clients' latest),
+    damping, refused (client → reason), unconverged (client → why its solver stopped without converging), skipped
+    (client → number of rows without a proper factor), log_evidence (power EP only), hyper (learned hyperparameters by
+    name), and the user's metrics.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -107,11 +108,11 @@ class History:
 
 
 def with_error(value: float, error: float, form: str = ".6g") -> str:
-    """A number as text; with its standard error, if it has one, of which two digits tell as many as are known of it."""
-    if not error > 0:
+    """A number as text, in a format; if it has a standard error, with that, and the places that it leaves certain."""
+    if not 0 < error < math.inf:
         return format(value, form)
-    places = max(0, 1 - math.floor(math.log10(error))) if math.isfinite(error) else 0
-    return f"{value:,.{places}f} ± {error:.{places}f}" if "," in form else f"{value:.{places}f} ± {error:.{places}f}"
+    places = max(0, 1 - math.floor(math.log10(error)))
+    return f"{value:,.{places}f} ± {error:,.{places}f}"
 
 
 def _library(name: str) -> Any:

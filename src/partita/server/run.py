@@ -43,7 +43,7 @@ class Result:
 
     @property
     def free_energy(self) -> float:
-        """The last global free energy: a lower bound on log p(y), or an estimate of it where it has a standard error."""
+        """The last global free energy: a lower bound on log p(y), or an estimate of one where it has an error."""
         return self._last("free_energy")
 
     @property
