@@ -35,8 +35,10 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger("partita")
-ELL, ESTIMATE = "ell", "estimate"
-"""The kinds of messages about an expected log-likelihood: for a search, and for a report, with its standard error."""
+ELL = "ell"
+"""The kind of a message about an expected log-likelihood for a search."""
+ESTIMATE = "estimate"
+"""The kind of one for a report, with its standard error."""
 BINDING = "binding"
 """The header key for the digest of method, model and prior."""
 UNBOUND = "has another method, model, prior or precision than the server: use the same on both."
