@@ -96,8 +96,8 @@ def test_draws_that_a_solver_climbed_on_lie_above_the_evidence_and_fresh_ones_do
 
 
 SOLVER = pt.solvers.FixedPoint(0.3, max_steps=5, tolerance=-1.0)
-ABOVE = 3
-"""A seed with which ten draws gave a free energy above log p(y)."""
+ABOVE = 7
+"""A seed with which ten draws, fewer than for an error, gave a "bound" 0.49 above log p(y)."""
 
 
 def run(expectation, **options):
@@ -106,7 +106,7 @@ def run(expectation, **options):
 
 
 def test_a_run_by_draws_reports_no_bound_above_the_evidence():
-    result = run(MonteCarlo(10))
+    result = run(MonteCarlo(10), rounds=10)
     assert result.free_energy - 3 * result.free_energy_error < EVIDENCE
     assert 0 < result.free_energy_error < 3
     assert result.history["free_energy_error"].shape == result.history["free_energy"].shape
