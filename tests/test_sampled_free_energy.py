@@ -193,7 +193,7 @@ def test_what_clients_report_of_computed_expectations_has_no_error():
 
 @pytest.mark.parametrize(("error", "status"), [(None, "diverged"), (0.1, "diverged"), (1.0, "budget spent")])
 def test_a_free_energy_that_fell_by_no_more_than_its_error_has_not_fallen(error, status):
-    """From 2 to 0.5 where the prior has 0; of two values with error 1, four standard errors are 5.7."""
+    """From 2 to 0.5 where the prior has 0; of two values with error 1, three standard errors are 4.2."""
     errors = {} if error is None else {"free_energy_error": error}
     history = pt.History([{"free_energy": value, "refused": {}} | errors for value in (2.0, 0.5)])
     stopping = Stopping(Budget(np.inf, 0, np.inf), 1e-6, Evaluation(0.0, error or 0.0), history)

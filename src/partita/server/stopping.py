@@ -65,7 +65,7 @@ class Budget(NamedTuple):
         return state.communications >= self.communications or state.answers >= self.answers
 
 
-_ERRORS = 4.0
+_ERRORS = 3.0
 """By how many standard errors a sampled free energy must fall to have fallen."""
 
 _REFUSED: Mapping[Reason, Ending] = {
