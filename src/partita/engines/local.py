@@ -3,6 +3,7 @@
 import contextlib
 import heapq
 import os
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from threadpoolctl import threadpool_limits
 from partita.data.shard import Partition, Shard
 from partita.engines.base import Answer, Engine, Task
 from partita.errors import DataError, InputError, SettingsError
+from partita.expectations import Estimate
 from partita.expectations.capabilities import CurvedInTable
 from partita.expectations.curvature import shard_curvature
 from partita.families import Family
@@ -25,7 +27,7 @@ from partita.local.client import Recipe, Reply, client_update
 from partita.models import Model
 from partita.numerics.compiled import Compiled, Whole
 
-__all__ = ["LocalEngine", "Pending", "client_key", "cores", "reply", "shard_ell", "total_ell"]
+__all__ = ["LocalEngine", "Pending", "client_key", "cores", "reply", "shard_ell", "shard_estimate"]
 
 
 class Pending(NamedTuple):
@@ -81,15 +83,24 @@ class LocalEngine(Engine):
 
     def ell(self, q: Family, key: Key[Array, ""], without: Collection[str] = (), hyper: Hyper | None = None) -> float:
         model = model_given(self.recipe.model, hyper or {})
+        return _sum(self._pool.map(lambda pair: shard_ell(model, q, pair[1], key), self._asked(without)))
+
+    def estimate(
+        self, q: Family, key: Key[Array, ""], without: Collection[str] = (), hyper: Hyper | None = None
+    ) -> Estimate:
+        model = model_given(self.recipe.model, hyper or {})
+        pairs = self._asked(without)
+        return Estimate.sum(list(self._pool.map(lambda pair: shard_estimate(model, q, pair[0], pair[1], key), pairs)))
+
+    def _asked(self, without: Collection[str]) -> list[tuple[str, Shard]]:
+        """The names and rows of all clients but these."""
         named = zip(self.partition.names, self.partition.shards, strict=True)
-        shards = [shard for name, shard in named if name not in without]
-        return _sum(self._pool.map(lambda shard: shard_ell(model, q, shard, key), shards))
+        return [(name, shard) for name, shard in named if name not in without]
 
     def curvature(
         self, model: CurvedInTable, q: Family, without: Collection[str] = ()
     ) -> Float[np.ndarray, "d d"] | None:
-        named = zip(self.partition.names, self.partition.shards, strict=True)
-        parts = [shard_curvature(model, q, shard) for name, shard in named if name not in without]
+        parts = [shard_curvature(model, q, shard) for _, shard in self._asked(without)]
         return np.sum([np.asarray(part, float) for part in parts], axis=0) if parts else None
 
     def now(self) -> float:
@@ -195,11 +206,6 @@ def client_key(seed: Whole, client: Whole, version: Whole) -> Key[Array, ""]:
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), client), version)
 
 
-def total_ell(model: Model, q: Family, partition: Partition, key: Key[Array, ""]) -> float:
-    """Σ_k ell_k(q) over all clients of a partition."""
-    return _sum(shard_ell(model, q, shard, key) for shard in partition.shards)
-
-
 def _sum(parts: Iterable[Float[Array, ""]]) -> float:
     return float(np.sum([float(part) for part in parts]))
 
@@ -208,3 +214,17 @@ def _sum(parts: Iterable[Float[Array, ""]]) -> float:
 def shard_ell(model: Model, q: Family, shard: Shard, key: Key[Array, ""]) -> Float[Array, ""]:
     """E_q[log p(y | θ)] of a client's rows."""
     return model.ell(q, shard.data, shard.weights, key)
+
+
+def shard_estimate(model: Model, q: Family, name: str, shard: Shard, key: Key[Array, ""]) -> Estimate:
+    """The same with its standard error; draws of θ are the same for all clients, and those of rows a client's own."""
+    if model.expectation.deterministic:
+        return Estimate.computed(np.asarray(shard_ell(model, q, shard, key)))
+    if model.expectation.draws_predictors:
+        key = jax.random.fold_in(key, zlib.crc32(name.encode()))
+    return Estimate(*jax.device_get(_estimated(model, q, shard, key)))
+
+
+@Compiled
+def _estimated(model: Model, q: Family, shard: Shard, key: Key[Array, ""]) -> Estimate:
+    return model.expectation.estimate(model, q, shard.data, shard.weights, key)

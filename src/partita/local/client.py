@@ -83,6 +83,8 @@ class Info(eqx.Module):
 
     ell: float | Float[Array, ""] = scalar(float)
     """Its expected log-likelihood under the posterior it was sent."""
+    ell_variance: float | Float[Array, ""] = scalar(float, lambda value: not value < 0)
+    """The square of its standard error, where the expectation is sampled; else 0."""
     free_energy: float | Float[Array, ""] = scalar(float)
     """Its local free energy at its answer."""
     residual: float | Float[Array, ""] = scalar(float, lambda value: not math.isnan(value))
@@ -191,7 +193,15 @@ def answer(
     delta = Factor(scaled.natural, jnp.where(proper, scaled.log_scale + solution.log_mass, 0))
     held_back = jnp.isin(solution.outcome, jnp.array(RESIDUAL_UNDEFINED)) | ~proper
     value, gradient = jax.value_and_grad(ell)(hyper) if hyper else (ell(hyper), hyper)
+    variance: Scalar = 0.0
+    if not at.expectation.deterministic:
+        said = at.expectation.estimate(at, q, shard.data, shard.weights, ell_key)
+        value, variance = jnp.asarray(said.value), said.squared_error
     finite = all_finite((delta, solution.free_energy, gradient))
     residual = jnp.where(held_back, jnp.inf, jnp.maximum(solution.q.kl(q), solution.left))
     solved = (solution.steps, solution.outcome, jnp.asarray(solution.skipped))
-    return Reply(delta, Info(value, solution.free_energy, residual, *solved, finite), gradient)
+    return Reply(
+        delta,
+        Info(value, jnp.asarray(variance, value.dtype), solution.free_energy, residual, *solved, finite),
+        gradient,
+    )

@@ -13,7 +13,7 @@ from partita.errors import SettingsError
 from partita.families import Family
 from partita.io.wire import equal
 from partita.models import Model
-from partita.results.history import History
+from partita.results.history import History, with_error
 from partita.results.posterior import Posterior
 from partita.server.aggregation import Aggregation
 from partita.server.arguments import check_arguments, check_companions
@@ -46,8 +46,18 @@ class Result:
 
     @property
     def free_energy(self) -> float:
-        """The last global free energy that was computed: a lower bound on log p(y)."""
+        """The last global free energy: a lower bound on log p(y), or an estimate of one where it has an error."""
         return self._last("free_energy")
+
+    @property
+    def free_energy_error(self) -> float:
+        """The standard error of `free_energy` where the model's expectation is sampled; 0 where it is computed."""
+        return self._last("free_energy_error") if self._draws else 0.0
+
+    @property
+    def _draws(self) -> int:
+        """By how many draws the free energy is estimated."""
+        return self.posterior.model.expectation.evaluation_draws
 
     @property
     def log_evidence(self) -> float:
@@ -67,8 +77,10 @@ class Result:
         clients = int(self.state.active.sum())
         spent = f"{clients} clients, {self.state.communications} communications"
         done = "" if self.status in (Status.CONVERGED, Status.COMPLETE) else " so far"
-        known = [f"free energy {self.free_energy:.6g}{done}"] if np.isfinite(self.free_energy) else []
-        known += [f"log evidence {self.log_evidence:.6g}"] if np.isfinite(self.log_evidence) else []
+        value = with_error(self.free_energy, self.free_energy_error)
+        kind = f"estimated with {self._draws} fresh draws" if self._draws else "a lower bound"
+        known = [f"free energy {value}{done} ({kind})"] if np.isfinite(self.free_energy) else []
+        known += [f"log evidence {self.log_evidence:.6g} (an estimate)"] if np.isfinite(self.log_evidence) else []
         family = f"{type(self.posterior.q).__name__} of {self.posterior.q.size()} natural parameters"
         lines = [f"Result({self.status.value}: {', '.join([spent, *known])}; {family})", self.message]
         return "\n".join(filter(None, [*lines, self.posterior.caveat()]))
