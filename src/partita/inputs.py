@@ -160,7 +160,7 @@ def _number(value: Any) -> float | None:
         try:
             return float(value)
         except OverflowError:
-            return math.inf if int(value) > 0 else -math.inf
+            return math.inf  # a whole number with hundreds of digits
     if isinstance(value, np.ndarray | jax.Array) and value.ndim == 0 and np.asarray(value).dtype.kind in "iuf":
         return float(np.asarray(value))
     return None
