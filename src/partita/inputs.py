@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import operator
 import os
 from collections.abc import Callable, Iterable
 from numbers import Integral, Real
@@ -160,7 +161,7 @@ def _number(value: Any) -> float | None:
         try:
             return float(value)
         except OverflowError:
-            return math.inf  # a whole number with hundreds of digits
+            return math.inf if operator.gt(value, 0) else -math.inf  # a whole number with hundreds of digits
     if isinstance(value, np.ndarray | jax.Array) and value.ndim == 0 and np.asarray(value).dtype.kind in "iuf":
         return float(np.asarray(value))
     return None
