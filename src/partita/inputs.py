@@ -37,7 +37,7 @@ def described(value: Any) -> str:
     if inspect.isclass(value):
         return f"the class {value.__name__}"
     if value is None or isinstance(value, bool | int | float | complex | np.generic):
-        return repr(value)
+        return f"{value!r:.60}"
     return f"the text {value!r:.60}" if isinstance(value, str) else f"of type {type(value).__name__}"
 
 
