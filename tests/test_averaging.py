@@ -139,7 +139,7 @@ def test_a_resumed_run_keeps_every_clients_last_answer(tmp_path):
     ("settings", "message"),
     [
         ({"penalty": 0.0}, "above 0, not 0.0"),
-        ({"step": -1.0}, "above 0, not 1.0 and -1.0"),
+        ({"step": -1.0}, "step must be finite and above 0, not -1.0"),
         ({"mixing": 1.5}, "at most 1, not 1.5"),
         ({"over": "some"}, "'some'.*all, answered"),
     ],

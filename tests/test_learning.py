@@ -456,7 +456,7 @@ def test_invalid_learning_settings_are_refused():
     for name, message in refused.items():
         with pytest.raises(pt.InputError, match=message):
             pt.methods.fit(name, LOGISTIC, PRIOR, CLASSES, learn=["prior_scale"])
-    with pytest.raises(pt.InputError, match="a list of names"):
+    with pytest.raises(pt.InputError, match="a list of texts"):
         learned("collapsed", "noise")
 
 

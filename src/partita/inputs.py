@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import operator
 import os
 from collections.abc import Callable, Iterable
 from numbers import Integral, Real
@@ -36,7 +37,7 @@ def described(value: Any) -> str:
     if inspect.isclass(value):
         return f"the class {value.__name__}"
     if value is None or isinstance(value, bool | int | float | complex | np.generic):
-        return repr(value)
+        return f"{value!r:.60}"
     return f"the text {value!r:.60}" if isinstance(value, str) else f"of type {type(value).__name__}"
 
 
@@ -160,7 +161,7 @@ def _number(value: Any) -> float | None:
         try:
             return float(value)
         except OverflowError:
-            return math.inf if value > 0 else -math.inf
+            return math.inf if operator.gt(value, 0) else -math.inf  # a whole number with hundreds of digits
     if isinstance(value, np.ndarray | jax.Array) and value.ndim == 0 and np.asarray(value).dtype.kind in "iuf":
         return float(np.asarray(value))
     return None

@@ -93,7 +93,7 @@ def _array(name: str, values: Any) -> np.ndarray:
         array = np.asarray(values)
     except (TypeError, ValueError):
         array = np.empty(())
-    if array.ndim != 1:
+    if array.ndim == 0:
         raise DataError(f"Column {name!r} is not a vector: give one value a row.")
     return array
 

@@ -57,7 +57,7 @@ def beta_kappa(y: Real[ArrayLike, " n"], clients: int = 10, beta: float = 0.0, k
     order, so shuffle them first; a few may not be assigned. Here η is the overall fraction of positives.
     """
     y = _labels(y, "the β–κ split")
-    check_whole("number of clients", clients)
+    check_whole("number of clients", clients, 0)
     check_number("β", beta)
     check_finite_number("κ", kappa)
     if not len(y) or not np.isin(y, (0, 1)).all():

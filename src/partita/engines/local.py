@@ -169,11 +169,11 @@ def _check_rows(model: Model, prior: Family, partition: Partition) -> None:
         *_failures(lambda q: model.ell(q, shard.data, shard.weights, key), prior),
         *_failures(lambda q: _check_density(model.log_density(q.sample(key), row)), prior),
     ]
-    for error in sorted(failures, key=lambda error: not isinstance(error, InputError)):
-        if isinstance(error, InputError):
-            raise error
-        why = (str(error) or repr(error)).splitlines()[0]
-        raise SettingsError(f"The prior does not fit the data, or the log density fails: {why:.200}") from error
+    for failure in sorted(failures, key=lambda failure: not isinstance(failure, InputError)):
+        if isinstance(failure, InputError):
+            raise failure
+        why = (str(failure) or repr(failure)).splitlines()[0]
+        raise SettingsError(f"The prior does not fit the data, or the log density fails: {why:.200}") from failure
 
 
 def _failures(function: Callable[[Family], Any], prior: Family) -> list[Exception]:

@@ -17,7 +17,7 @@ from partita.families import Family
 from partita.families.base import check_start
 from partita.families.factor import Factor
 from partita.hyper.values import Hyper, likelihood_hyper, model_given, prior_given
-from partita.inputs import check_finite_number, check_flag, check_kind, check_number
+from partita.inputs import check_flag, check_kind, check_number
 from partita.local.context import Cavity, Context
 from partita.local.objective import Problem
 from partita.local.solvers import Outcome, Solver
@@ -61,7 +61,7 @@ class ClientSettings(eqx.Module):
         check_flag("setting restart", self.restart)
         if self.restart and self.start is None:
             raise SettingsError("`restart` restarts every visit at `start`: give a start.")
-        check_finite_number("temperature", self.temperature, above=0)
+        check_number("temperature", self.temperature, lambda number: 0 < number < math.inf, "above 0 and finite")
 
 
 class Recipe(ClientSettings):

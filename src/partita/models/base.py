@@ -76,10 +76,15 @@ def check_table(table: PyTree) -> None:
     """Raises an `InputError` unless `table` is a finite matrix x and a vector y with as many rows."""
     if not isinstance(table, Table):
         raise DataError("the data are not a Table(x, y): pass partita.Table(x, y)")
-    x, y = (getattr(part, "shape", ()) for part in table)
+    x, y = _shape(table.x), _shape(table.y)
     if len(x) != 2 or len(y) != 1 or x[0] != y[0]:
         raise DataError(f"x has shape {x} and y {y}: give a matrix and a vector with as many rows")
     check_finite(table)
+
+
+def _shape(array: PyTree) -> tuple[int, ...]:
+    """The shape of an array; () of anything else."""
+    return getattr(array, "shape", ())
 
 
 def check_values(y: np.ndarray, allowed: np.ndarray, what: str) -> None:

@@ -55,8 +55,10 @@ class Admission(NamedTuple):
     def check(self) -> None:
         """Raises an `InputError` for an invalid bound."""
         for what, bound in self._asdict().items():
-            least = "0 or more" if what == "deficit" else "above 0"
-            check_number(f"bound on {what}", bound, lambda n, w=what: n > 0 or (n == 0 and w == "deficit"), least)
+            if what == "deficit":
+                check_number("bound on deficit", bound, lambda number: number >= 0, "0 or more")
+            else:
+                check_number(f"bound on {what}", bound, lambda number: number > 0, "above 0")
 
     def refusals(self, arrived: Sequence[tuple[Task, Reply]]) -> dict[int, Refusal]:
         """The clients whose answers are invalid on their own, with the refusal."""

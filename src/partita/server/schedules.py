@@ -85,7 +85,7 @@ class RandomSubset(Schedule):
     size: int = eqx.field(static=True)
 
     def __check_init__(self) -> None:
-        check_whole("size of a subset", self.size)
+        check_whole("size of a subset", self.size, 0)
 
     def check(self, clients: int) -> None:
         if not 1 <= self.size <= clients:
