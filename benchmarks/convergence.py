@@ -62,7 +62,7 @@ def judged(name, model, prior, parts, further):
     moved = None
     if result.status is pt.Status.CONVERGED:
         more = max(further, rounds)
-        on = pt.run(method, model, prior, parts, rounds=more, tolerance=-1.0, state=result.state, monitor=quiet)
+        on = pt.run(method, model, prior, parts, rounds=more, tolerance=None, state=result.state, monitor=quiet)
         moved = sqrt(2 * max(float(result.posterior.q.distance(on.posterior.q)), 0.0))
     return {"method": name, "status": result.status.value, "rounds": rounds, "said": said, "moved": moved}
 

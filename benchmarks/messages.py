@@ -242,7 +242,8 @@ class ImmediateClients(Transport):
             self._changes[name] = pack(Message({}, flatten(Factor(natural, jax.numpy.zeros(())))))
 
     def post(self, name, message):
-        info = {"ell": 0.0, "free_energy": 0.0, "residual": 1.0, "steps": 1, "outcome": 1, "skipped": 0, "finite": True}
+        info = {"ell": 0.0, "ell_variance": 0.0, "free_energy": 0.0, "residual": 1.0}
+        info |= {"steps": 1, "outcome": 1, "skipped": 0, "finite": True}
         header = {"kind": "update", "task": message.header["task"], "version": message.header["version"], "info": info}
         self._inbox.append(Delivery(name, Message(header, unpack(self._changes[name]).arrays)))
 

@@ -215,7 +215,7 @@ def test_a_family_without_precision_ratios_supports_only_kl_bounds():
 
 @pytest.mark.parametrize("bounds", [{"change": 0.0}, {"dominance": -1.0}, {"deficit": -0.1}, {"change": float("nan")}])
 def test_invalid_bounds_are_refused(bounds):
-    with pytest.raises(pt.InputError, match="Admission bounds"):
+    with pytest.raises(pt.InputError, match="The bound on "):
         Rules(admission=Admission(**bounds)).check(pt.Damped())
 
 

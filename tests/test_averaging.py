@@ -99,7 +99,7 @@ def test_the_fixed_point_is_the_exact_posterior(penalty, mixing, over):
         FULL,
         PARTS,
         rounds=120,
-        tolerance=-1.0,
+        tolerance=None,
         monitor=Monitor(every=0),
     )
     precision, mean = exact(PARTS)
@@ -115,7 +115,7 @@ def test_the_result_does_not_depend_on_the_servers_start():
     state = init(FULL, 3, 0, method.aggregation)
     np.testing.assert_allclose(flat(state.posterior), flat(start), rtol=1e-14)
     assert_product(state)
-    result = pt.run(method, REGRESSION, FULL, PARTS, rounds=120, tolerance=-1.0, monitor=Monitor(every=0))
+    result = pt.run(method, REGRESSION, FULL, PARTS, rounds=120, tolerance=None, monitor=Monitor(every=0))
     np.testing.assert_allclose(result.posterior.q.precision, exact(PARTS)[0], rtol=1e-8)
 
 
@@ -139,7 +139,7 @@ def test_a_resumed_run_keeps_every_clients_last_answer(tmp_path):
     ("settings", "message"),
     [
         ({"penalty": 0.0}, "above 0, not 0.0"),
-        ({"step": -1.0}, "above 0, not 1.0 and -1.0"),
+        ({"step": -1.0}, "step must be finite and above 0, not -1.0"),
         ({"mixing": 1.5}, "at most 1, not 1.5"),
         ({"over": "some"}, "'some'.*all, answered"),
     ],

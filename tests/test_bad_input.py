@@ -99,7 +99,7 @@ MISTAKES = {
         "no order named 'alphabetical': choose one of fixed",
     ),
     "unknown coordinates": (lambda: pt.Gradient(coordinates="polar"), "no system of coordinates named 'polar': choose"),
-    "an empty mini-batch": (lambda: pt.Gradient(batch_size=0), "The batch size must be at least 1, not 0"),
+    "an empty mini-batch": (lambda: pt.Gradient(batch_size=0), "batch size must be a whole number, 1 or more, not 0"),
     "an unknown column": (
         lambda: run(rounds=1).history["elbo"],
         "no column named 'elbo': choose one of step",

@@ -6,6 +6,7 @@ import pytest
 import partita as pt
 from partita.engines import Answer, Failure
 from partita.engines.remote import RemoteEngine
+from partita.expectations import Estimate
 from support import remote_runs
 from support.problems import MODEL, PARTS, PRIOR, SOLVER, STOCHASTIC
 from support.weather import FaultyLink
@@ -46,6 +47,21 @@ class Halved(pt.LocalEngine):
         return super().ell(q, key, without, hyper) / 2
 
 
+class Overlooking(pt.LocalEngine):
+    """Its estimate counts clients that are to be left out."""
+
+    def estimate(self, q, key, without=(), hyper=None):
+        return super().estimate(q, key, (), hyper)
+
+
+class Quartered(pt.LocalEngine):
+    """Its estimate is not of ell."""
+
+    def estimate(self, q, key, without=(), hyper=None):
+        totals, variance = super().estimate(q, key, without, hyper)
+        return Estimate(totals / 4, variance)
+
+
 class Failing(pt.LocalEngine):
     def next(self, timeout=np.inf):
         received = super().next(timeout)
@@ -79,6 +95,8 @@ BROKEN = {
     Forgetful: "a retry of its task otherwise",
     Everybody: "not the sum over clients",
     Halved: "what clients report",
+    Overlooking: "the estimate of ell is not the sum over clients",
+    Quartered: "the estimate of ell is not ell",
     Failing: "a task fails: its client cannot be reached",
     Silent: "no answer within",
     Mistaken: "to no task",

@@ -34,6 +34,8 @@ def test_json_is_one_object_with_every_method(demo):
         assert np.isfinite([row["free_energy"], row["nll"]]).all()
     assert {"compilation", "fitting"} <= set(report["seconds"])
     assert report["methods"]["sequential"]["communications"] == 40
+    assert "with full covariance that of" in report["caveat"]
+    assert report["caveat"].endswith("use --family full.")
 
 
 def test_pvi_beats_a_client_alone_and_no_one_beats_global_vi(demo):

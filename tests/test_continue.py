@@ -18,9 +18,9 @@ def run(method, parts=PARTS, **settings):
 @pytest.mark.parametrize("solver", [SOLVER, STOCHASTIC])
 def test_a_continued_run_equals_one_longer_run(solver):
     method = pt.methods.synchronous(solver, damping=0.5)
-    whole = run(method, rounds=5, tolerance=-1.0)
-    first = run(method, rounds=2, tolerance=-1.0)
-    second = run(method, rounds=3, tolerance=-1.0, state=first.state)
+    whole = run(method, rounds=5, tolerance=None)
+    first = run(method, rounds=2, tolerance=None)
+    second = run(method, rounds=3, tolerance=None, state=first.state)
     assert eqx.tree_equal(second.state.factors, whole.state.factors)
     assert eqx.tree_equal(second.posterior.q, whole.posterior.q)
     assert (second.state.communications, len(second.history)) == (15, 3)
@@ -118,9 +118,9 @@ def test_the_state_of_another_optimiser_is_refused():
 def test_a_ledger_saves_the_factors_of_the_continued_state(tmp_path):
     method = pt.methods.sequential(SOLVER)
     first = run(method, rounds=1)
-    one_more = run(method, state=first.state, store=pt.Ledger(tmp_path / "ledger"), communications=1, tolerance=-1.0)
-    again = run(method, store=pt.Ledger(tmp_path / "ledger"), communications=5, tolerance=-1.0)
-    straight = run(method, communications=5, tolerance=-1.0)
+    one_more = run(method, state=first.state, store=pt.Ledger(tmp_path / "ledger"), communications=1, tolerance=None)
+    again = run(method, store=pt.Ledger(tmp_path / "ledger"), communications=5, tolerance=None)
+    straight = run(method, communications=5, tolerance=None)
     assert one_more.state.answers == 4
     assert eqx.tree_equal(again.state.factors, straight.state.factors)
 
@@ -129,7 +129,7 @@ def test_a_ledger_saves_the_factors_of_the_continued_state(tmp_path):
 def test_a_ledger_can_be_reopened_with_an_additional_client(anticipating, tmp_path):
     method = pt.methods.sequential(SOLVER, anticipating=anticipating)
     two = pt.Partition(PARTS.shards[:2], PARTS.names[:2], PARTS.sizes[:2])
-    run(method, two, store=pt.Ledger(tmp_path / "ledger"), rounds=1, tolerance=-1.0)
+    run(method, two, store=pt.Ledger(tmp_path / "ledger"), rounds=1, tolerance=None)
     more = run(method, store=pt.Ledger(tmp_path / "ledger"), tolerance=1e-12)
     assert more.state.names == PARTS.names
     assert more.posterior.q.kl(run(method, tolerance=1e-12).posterior.q) < 1e-8
@@ -137,10 +137,10 @@ def test_a_ledger_can_be_reopened_with_an_additional_client(anticipating, tmp_pa
 
 def test_a_timed_out_run_is_saved(tmp_path):
     store, rules = pt.Checkpoint(tmp_path / "run", every=100), pt.Rules(until=2.5)
-    result = run(pt.methods.sequential(SOLVER), store=store, rules=rules, tolerance=-1.0)
+    result = run(pt.methods.sequential(SOLVER), store=store, rules=rules, tolerance=None)
     assert result.status is pt.Status.TIMED_OUT
     # the budget is what is in the file already
-    again = run(pt.methods.sequential(SOLVER), store=store, tolerance=-1.0, communications=2)
+    again = run(pt.methods.sequential(SOLVER), store=store, tolerance=None, communications=2)
     assert result.state.answers == again.state.answers == 2
     assert eqx.tree_equal(again.state.factors, result.state.factors)
 

@@ -217,7 +217,7 @@ def test_it_converges_to_damped_power_eps_solution_for_bimodal_tilted_densities(
 
 
 def test_a_resumed_run_is_bitwise_reproducible(tmp_path):
-    settings = {"tolerance": -1.0, "monitor": Monitor(every=0)}
+    settings = {"tolerance": None, "monitor": Monitor(every=0)}
     whole = run(double_loop(1.0), MODEL, PRIOR, ROWS, rounds=8, **settings)
     for rounds in (3, 8):
         parts = run(

@@ -25,7 +25,7 @@ FAMILIES = {
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_answer_is_symmetrised_and_otherwise_unchanged(name):
     """Cholesky factors do not see it; products with the matrix do."""
-    honest, ends = Factor(FAMILIES[name], jnp.asarray(0.5)), [jnp.asarray(value) for value in (0.0, 0.0, 0.0)]
+    honest, ends = Factor(FAMILIES[name], jnp.asarray(0.5)), [jnp.asarray(value) for value in (0.0, 0.0, 0.0, 0.0)]
     info = Info(*ends, steps=jnp.asarray(1), skipped=jnp.asarray(0), outcome=jnp.asarray(1), finite=jnp.asarray(True))
     twist = 1e3 * np.array([[0.0, 1.0], [-1.0, 0.0]])
     sent = jax.tree.map(lambda leaf: leaf + twist if leaf.ndim == 2 else leaf, honest)

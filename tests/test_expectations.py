@@ -193,7 +193,7 @@ def test_local_draws_come_in_antithetic_pairs():
 
 
 def test_there_is_at_least_one_sample():
-    with pytest.raises(InputError, match="samples must be at least 1, not 0"):
+    with pytest.raises(InputError, match="samples must be a whole number, 1 or more, not 0"):
         LocalReparameterisation(0)
 
 

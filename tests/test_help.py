@@ -5,6 +5,7 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import typer
@@ -12,6 +13,8 @@ from typer.testing import CliRunner
 
 import partita as pt
 from partita.cli import app
+from partita.io import names
+from partita.models.named import KINDS
 
 HEAVY = ("jax", "equinox", "numpy", "scipy", "matplotlib", "flwr", "rich")
 
@@ -51,6 +54,15 @@ def test_help_shows_a_text_for_every_parameter(words):
         text = parameter.annotation.__metadata__[0].help
         assert text, name
         assert text in shown
+
+
+def test_the_kinds_that_help_lists_are_those_there_are():
+    """They are listed once, where nothing that computes is loaded; the registry of models has the same."""
+    parameters = inspect.signature(COMMANDS["federation", "init"].callback).parameters
+    assert get_args(parameters["model"].annotation)[0] == names.Regression
+    assert get_args(parameters["schedule"].annotation)[0] == names.Turns
+    assert (*get_args(names.Regression), *get_args(names.Network)) == tuple(KINDS)
+    assert set(get_args(names.Turns)) <= set(pt.methods.NAMED)
 
 
 def test_the_packages_names_match_its_type_stub():

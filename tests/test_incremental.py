@@ -62,7 +62,7 @@ def test_it_converges_where_stochastic_global_vi_keeps_fluctuating():
     """The factors become right, and with them the estimate of the gradient: no rate has to fall for that."""
     exact = pt.run(pt.methods.sequential(SOLVER), MODEL, PRIOR, PARTS.pooled()).free_energy
     settings = {"learning_rate": 0.05}
-    options = {"communications": 600, "monitor": Monitor(every=10), "tolerance": -1.0}
+    options = {"communications": 600, "monitor": Monitor(every=10), "tolerance": None}
     worst = {}
     for name in ("incremental_vi", "stochastic_global_vi"):
         history = pt.methods.fit(name, MODEL, PRIOR, PARTS, settings, **options).history

@@ -298,7 +298,7 @@ def test_the_gradient_assembled_at_a_fixed_point_is_that_of_the_pooled_bound(met
         model,
         PRIOR,
         rounds=rounds,
-        tolerance=-1.0,
+        tolerance=None,
         monitor=Monitor(every=0),
         engine=LocalEngine(CLASSES, speeds),
     )
@@ -320,7 +320,7 @@ def test_the_assembled_gradient_is_that_of_the_collapsed_bound():
         PRIOR,
         CLASSES,
         rounds=12,
-        tolerance=-1.0,
+        tolerance=None,
         monitor=Monitor(every=0),
     )
     gradient = bound_gradient(PRIOR, found.state.posterior, found.state.hyper, {}, ("prior_scale",), 1.0)["prior_scale"]
@@ -456,7 +456,7 @@ def test_invalid_learning_settings_are_refused():
     for name, message in refused.items():
         with pytest.raises(pt.InputError, match=message):
             pt.methods.fit(name, LOGISTIC, PRIOR, CLASSES, learn=["prior_scale"])
-    with pytest.raises(pt.InputError, match="a list of names"):
+    with pytest.raises(pt.InputError, match="a list of texts"):
         learned("collapsed", "noise")
 
 

@@ -164,7 +164,7 @@ def test_its_evidence_is_exact_for_a_conjugate_model(alike, rows):
     exact = -(y @ np.linalg.solve(marginal, y) + np.linalg.slogdet(2 * np.pi * marginal)[1]) / 2
     method = methods.stochastic_power_ep(0.5, 0.5, participants=1 if alike else 3, rows=rows)
     prior, model = FullGaussian.standard_normal(1), LinearRegression(0.5)
-    result = run(method, model, prior, federate(tables), rounds=60, tolerance=-1, monitor=Monitor(every=0))
+    result = run(method, model, prior, federate(tables), rounds=60, tolerance=None, monitor=Monitor(every=0))
     assert result.history.rows[-1]["log_evidence"] == pytest.approx(exact, abs=1e-8)
 
 

@@ -35,6 +35,9 @@ class Lazy(Engine):
     def ell(self, q, key, without=(), hyper=None):
         return self.clients.ell(q, key, without, hyper)
 
+    def estimate(self, q, key, without=(), hyper=None):
+        return self.clients.estimate(q, key, without, hyper)
+
     def now(self):
         return self.clients.now()
 

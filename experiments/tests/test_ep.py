@@ -51,7 +51,7 @@ def test_cached_results_are_reused_only_for_the_same_settings(tmp_path):
 
 def test_without_numpyro_an_error_explains_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "numpyro.infer", None)
-    with pytest.raises(InputError, match=r"pip install 'partita-experiments\[nuts\]'"):
+    with pytest.raises(InputError, match=r"pip install './experiments\[nuts\]'"):
         ep.reference(LinearRegression(0.5), Table(X, Y), SMALL)
 
 

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, PyTree
 
 from partita.data.shard import Partition, federate
 from partita.engines import Engine, Failure, LocalEngine, Task
+from partita.expectations import Estimate
 from partita.families import Family, inner
 from partita.families.factor import Factor
 from partita.io.wire import equal
@@ -171,7 +172,7 @@ def check_aggregation(aggregation: Aggregation, solver: Solver, model: Model, pr
 
 
 def check_engine(engine: Engine, method: Method, model: Model, prior: Family, timeout: float = 60.0) -> None:
-    """Checks an engine that is not running: names, binding, one answer a task, the same at a retry, and ell.
+    """Checks an engine that is not running: names, binding, one answer a task, the same at a retry, ell, its estimate.
 
     Every client must be online, and answer within `timeout` seconds of the engine's clock.
     """
@@ -200,10 +201,15 @@ def check_engine(engine: Engine, method: Method, model: Model, prior: Family, ti
         whole = engine.ell(prior, key)
         apart = [engine.ell(prior, key, [other for other in names if other != name]) for name in names]
         assert engine.ell(prior, key, names) == 0, "ell without any client is not 0"
+        estimate = engine.estimate(prior, key)
+        parts = [engine.estimate(prior, key, [other for other in names if other != name]) for name in names]
     _near(sum(apart), whole, 1e-8, "ell is not the sum over clients, or `without` leaves out others")
+    for told, summed in zip(estimate, Estimate.sum(parts), strict=True):
+        _near(np.max(np.abs(told - summed)), 0, 1e-8, "the estimate of ell is not the sum over clients")
     if model.expectation.deterministic:
         said = sum(float(reply.info.ell) for reply in first.values())
         _near(said, whole, 1e-8, "ell is not what clients report with their answers")
+        _near(float(estimate.value), whole, 1e-8, "the estimate of ell is not ell")
 
 
 def _answers(engine: Engine, tasks: Sequence[Task], timeout: float) -> dict[str, Reply]:

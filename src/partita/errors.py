@@ -6,7 +6,6 @@ All are `InputError`s. Nothing was changed when one is raised.
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 __all__ = [
     "DamagedFileError",
@@ -16,7 +15,6 @@ __all__ = [
     "InputError",
     "MissingExtraError",
     "SettingsError",
-    "check_fraction",
     "exit_with_sentence",
     "unknown",
 ]
@@ -83,17 +81,3 @@ def exit_with_sentence(program: str) -> Iterator[None]:
         return
     print(f"{program}: {sentence}", file=sys.stderr)
     sys.exit(2)
-
-
-def check_fraction(what: str, value: Any) -> None:
-    """Raises a `SettingsError` unless a number is above 0 and at most 1; one that is traced was checked before."""
-    import jax  # here, since the command line needs errors before it needs JAX
-
-    if isinstance(value, jax.core.Tracer):
-        return
-    try:
-        within = 0 < float(value) <= 1 and not isinstance(value, str)
-    except (TypeError, ValueError):
-        within = False
-    if not within:
-        raise SettingsError(f"The {what} must be above 0 and at most 1, not {value}.")

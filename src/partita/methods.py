@@ -5,7 +5,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import optax
 
@@ -14,6 +14,8 @@ from partita.errors import SettingsError, unknown
 from partita.expectations import GridQuadrature, MonteCarlo
 from partita.families import Family
 from partita.hyper.learning import How, Learning, learning_by_name
+from partita.inputs import check_choice, check_flag, check_kind, check_texts, check_whole
+from partita.io.names import Turns
 from partita.local.context import Cavity, Context, NoDeletion, Prior, Proximal, SplitPrior
 from partita.local.solvers import MomentMatching, NaturalGradient, Newton, PowerEP, Solver
 from partita.models import Model
@@ -27,7 +29,6 @@ __all__ = [
     "Common",
     "Optimiser",
     "Start",
-    "Turns",
     "asynchronous",
     "bayesian_admm",
     "bcm_same",
@@ -50,7 +51,6 @@ __all__ = [
 ]
 
 Optimiser: TypeAlias = Callable[..., optax.GradientTransformation]
-Turns: TypeAlias = Literal["sequential", "synchronous", "asynchronous"]
 Start: TypeAlias = Family | None
 _NEWTON = Newton()
 _CAVITY = Cavity()
@@ -85,11 +85,19 @@ def _method(
     **common: Any,
 ) -> Method:
     """A composition, with the settings that every method has."""
-    if isinstance(learn, str) or (learn and learning is not None):
+    check_texts("hyperparameters to learn", learn)
+    check_choice("learning rule", how, ("coordinate", "collapsed", "stochastic"))
+    if len(learn) and learning is not None:
         raise SettingsError(f"Hyperparameters to learn are a list of names, without other learning, not {learn!r}.")
-    if learn:
+    if len(learn):
         learning = learning_by_name(how, tuple(learn))
     return Method(solver, schedule, aggregation, context, learning=learning, **common)
+
+
+def _product(damping: float | None, backtracking: bool) -> server.Aggregation:
+    """The product rule, damped or with backtracking."""
+    check_flag("setting backtracking", backtracking)
+    return server.Backtracking(damping, monitor_free_energy=True) if backtracking else server.Damped(damping)
 
 
 def sequential(
@@ -106,7 +114,8 @@ def sequential(
     With `backtracking` the damping is halved until the free energy does not fall; with `anticipating` the missing
     factors of clients that have not answered yet are estimated during the first pass.
     """
-    product = server.Backtracking(damping, monitor_free_energy=True) if backtracking else server.Damped(damping)
+    check_flag("setting anticipating", anticipating)
+    product = _product(damping, backtracking)
     aggregation = server.Anticipating(product) if anticipating else product
     return _method(solver, Sequential(order), aggregation, start=start, **common)
 
@@ -122,8 +131,7 @@ def synchronous(
 
     With `backtracking` the damping is halved until the free energy does not fall.
     """
-    product = server.Backtracking(damping, monitor_free_energy=True) if backtracking else server.Damped(damping)
-    return _method(solver, Synchronous(), product, start=start, **common)
+    return _method(solver, Synchronous(), _product(damping, backtracking), start=start, **common)
 
 
 def asynchronous(
@@ -146,8 +154,7 @@ def power_ep(
     A visit iterates over the client's rows until its sites converge, at most `passes` times. The default damping is 1
     for the sequential schedule and 1/M otherwise. α → 0 is PVI.
     """
-    if schedule not in _SCHEDULES:
-        raise unknown("schedule", schedule, _SCHEDULES)
+    check_choice("schedule", schedule, _SCHEDULES)
     if damping is None and schedule == "sequential":
         damping = 1.0
     solver = PowerEP(alpha=alpha, max_steps=passes)
@@ -207,7 +214,9 @@ def stochastic_power_ep(
     `rows` every row has a site, which needs a generalised linear model; otherwise a client's rows are one site, for any
     model of up to three parameters. α → 0 is mini-batch global VI with natural gradients (`prop:sep`).
     """
+    check_flag("setting rows", rows)
     solver = PowerEP(alpha=alpha, max_steps=1, in_turn=False) if rows else MomentMatching(alpha=alpha)
+    check_whole("number of participants", participants)
     schedule = Sequential(order) if participants == 1 else RandomSubset(participants)
     return _method(solver, schedule, server.Shared(damping), Prior(rescaled=True), start=start, **common)
 
@@ -251,6 +260,7 @@ def incremental_vi(
     One client at a time in random order, or `participants` random ones. It costs clients as much as stochastic global
     VI and avoids its noise and bias with many heterogeneous clients; see `Incremental`.
     """
+    check_whole("number of participants", participants)
     schedule = Sequential("random") if participants == 1 else RandomSubset(participants)
     return _method(NaturalGradient(), schedule, server.Incremental(optimiser, learning_rate, gain, start), **common)
 
@@ -328,8 +338,7 @@ NAMED: Mapping[str, Callable[..., Method]] = {
 
 def settings_of(name: str) -> list[str]:
     """The settings that the method with this name has."""
-    if name not in NAMED:
-        raise unknown("method", name, NAMED)
+    check_choice("method", name, NAMED)
     own = inspect.signature(NAMED[name]).parameters.values()
     return [*(each.name for each in own if each.kind is not each.VAR_KEYWORD), *Common.__annotations__]
 
@@ -372,5 +381,8 @@ def fit(
         The result of the run.
 
     """
-    learned = {"learn": learn, "how": how} if learn else {}
+    check_texts("hyperparameters to learn", learn)
+    if settings is not None:
+        check_kind("settings", settings, Mapping, "give them by name", name="a dict")
+    learned = {"learn": learn, "how": how} if len(learn) else {}
     return run(named(name, **learned, **settings or {}), model, prior, partition, **options)

@@ -120,6 +120,7 @@ UNREADABLE = {
     "endless steps": (info(steps=10**4000), "steps"),
     "a residual that is no number": (info(residual=float("nan")), "residual"),
     "a scalar that is a list": (info(ell=nested(300)), "ell"),
+    "a negative variance": (info(ell_variance=-1.0), "ell_variance"),
 }
 """Attacks whose answers cannot be read, and why."""
 ATTACKS = READ | UNREADABLE
@@ -277,19 +278,23 @@ def test_a_clients_error_message_is_truncated_to_one_line(tmp_path):
     assert all(event == "failed" and len(text) <= wire.MAX_TEXT_LENGTH and text.isprintable() for event, text in noted)
 
 
-@pytest.mark.parametrize("ell", ["-1.0", None, nested(300), float("nan")])
-def test_an_invalid_free_energy_is_treated_as_missing(ell):
+@pytest.mark.parametrize("variance", [0.0, -1.0, "0", None])
+@pytest.mark.parametrize(
+    "ell", ["-1.0", None, nested(300), float("nan"), -1.0, [], ["-1.0"], [float("nan")], [-1.0] * 9]
+)
+def test_an_invalid_free_energy_is_treated_as_missing(ell, variance):
     method = METHODS["synchronous"]
     ends = endpoints(method)
 
     class Liar:
         def handle(self, message):
-            return Message({"kind": "ell", "task": message.header["task"], "ell": ell}, {})
+            return Message({"kind": "ell", "task": message.header["task"], "ell": ell, "variance": variance}, {})
 
     ends[NAME] = Liar()
     engine = RemoteEngine(FaultyLink(ends), ROWS)
     engine.bind(method.recipe(MODEL), PRIOR)
     assert np.isnan(engine.ell(PRIOR, jax.random.key(0)))
+    assert np.isnan(engine.estimate(PRIOR, jax.random.key(0)).value)
 
 
 def test_a_stale_free_energy_is_not_used_for_another_posterior():

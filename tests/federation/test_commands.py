@@ -1,13 +1,14 @@
 """The commands of a federation, but for those that start Flower's programs."""
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
 
 from partita.cli import app
 from partita.errors import InputError
-from partita.federation import config
+from partita.federation import config, processes
 from partita.federation.client import Client
 from partita.federation.serve import LEDGER_FILE, serve
 from partita.storage.ledger import Ledger
@@ -41,13 +42,14 @@ def clients(study):
 def test_init_writes_a_readable_configuration_and_copies_it_to_every_client(study):
     federation = config.load(study)
     assert federation.data.numbers == ("age", "pressure")
-    assert federation.data.categories == {"pain": ["much", "none", "some"], "site": ["left", "right"]}
+    assert federation.data.categories == {"pain": [], "site": []}
     assert federation.data.positive == ("yes",)
     assert not federation.server.secure
     for name in federation.clients:
         assert config.load(study / "clients" / name).digest == federation.digest
     text = (study / "federation.toml").read_text()
     assert "# in nats" in text
+    assert '"pain" = []  # "much", "none", "some"\n"site" = []  # "left", "right"\n' in text
 
 
 def test_a_remote_address_gets_certificates_and_one_key_per_client(study):
@@ -124,6 +126,48 @@ def test_a_client_added_to_the_configuration_gets_credentials_and_joins_on_resum
     assert after.state.names == ("east", "west", "south")
     assert after.status.value == "converged"
     assert after.state.versions[2] > 0
+
+
+UNFIT = {
+    "no rows": (lambda rows: [], "has no rows", "Its file has no rows"),
+    "a column is missing": (lambda rows: [row[1:] for row in rows], "'age' is missing", "'age' is missing"),
+    "a continuous response": (
+        lambda rows: [(*row[:4], 0.123) for row in rows],
+        "0.123",
+        "column 'ill' does not fit the model, whose labels are 0 or 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_a_client_whose_rows_do_not_fit_stays_to_tell_the_server(case, study, monkeypatch, capfd):
+    """It ended, and the server saw somebody who never came."""
+    change, private, public = UNFIT[case]
+    path = study / "federation.toml"
+    path.write_text(
+        re.sub("positive = .*\nnegative = .*\n", "", path.read_text()).replace("assemble = 600", "assemble = 20")
+    )
+    partita("federation", "credentials", study)
+    columns = ("age", "pressure", "pain", "site", "ill")
+    for seed, name in enumerate(("east", "west")):
+        rows = [(*row[:4], int(row[4] == "yes")) for row in clinic(seed)]
+        write(study.parent / f"{name}.csv", rows, columns)
+    changed = change(rows)
+    write(study.parent / "west.csv", changed, columns[-len(changed[0]) :] if changed else columns)
+    started = []
+    monkeypatch.setattr(processes, "run_client", lambda *arguments: started.append(arguments))
+    done = partita("client", study / "clients" / "west", "--name", "west", "--data", study.parent / "west.csv")
+    assert done.exit_code == 0
+    assert private in done.output
+    assert "correct the file" in done.output
+    (about,) = started
+    federation, there = clients(study)
+    result = serve(study, federation, FaultyLink(there | {"west": Client(about[2], about[1], about[3])}))
+    assert "west does not fit: " in result.message
+    assert public in result.message
+    assert "0.123" not in result.message
+    shown = json.loads(partita("status", study, "--json").output)["members"]
+    assert public in next(member for member in shown if member["name"] == "west")["last_error"]
 
 
 @pytest.mark.parametrize(

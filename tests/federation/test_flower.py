@@ -1,14 +1,20 @@
 """The real apps of server and clients over a stand-in for Flower's link."""
 
 import csv
+import errno
+import os
 
 import numpy as np
 import pytest
 
 from partita.data import beta_kappa
 from partita.data.datasets import adult_frames
-from partita.federation import config
+from partita.errors import DiskError
+from partita.federation import config, enrolment
+from partita.federation.enrolment import Enrolment
 from partita.federation.rehearse import Rehearsal
+from partita.federation.serve import LEDGER_FILE
+from partita.storage.ledger import Ledger
 from support.clinic_files import TOML, clinic, write
 
 pytest.importorskip("flwr")
@@ -69,6 +75,51 @@ def test_arrays_travel_in_flowers_own_records(tmp_path, files):
         assert list(content["header"]) == ["json"]
         assert all(array.shape in ((8,), ()) for array in content["arrays"].values())
     assert {array.dtype for content in tasks for array in content["arrays"].values()} == {"<f8"}
+
+
+def test_a_file_that_is_corrected_while_its_client_runs_is_read_again(tmp_path, files, monkeypatch):
+    (tmp_path / config.CONFIG_FILE).write_text(TOML)
+    write(files["north"], [])
+    refuse, reasons = Enrolment._refuse, []
+
+    def corrected(reception, name, reason):
+        refuse(reception, name, reason)
+        reasons.append((name, reason))
+        write(files["north"], clinic(1))
+
+    monkeypatch.setattr(Enrolment, "_refuse", corrected)
+    monkeypatch.setattr(enrolment, "RETRY_INCOMPATIBLE_SECONDS", 0.0)
+    serve(tmp_path, files)
+    assert reasons == [("north", "Its file has no rows.")]
+    check(tmp_path, files)
+
+
+def test_on_a_full_disk_the_first_error_is_told_and_the_run_can_go_on(tmp_path, files, monkeypatch):
+    """What failed when the app wrote its ending was told instead."""
+    (tmp_path / config.CONFIG_FILE).write_text(TOML)
+    said = Ledger.say
+
+    def fsync(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def say(ledger, key, value):
+        if key == "ended":
+            raise DiskError(ledger.path, "the disk is full")
+        said(ledger, key, value)
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", fsync)
+        with pytest.raises(DiskError, match=r"posterior.npz cannot be written .*free some space"):
+            serve(tmp_path, files)
+        ended = Ledger(tmp_path / LEDGER_FILE).said("ended")
+        assert ended["status"] == "failed"
+        assert "posterior.npz cannot be written" in ended["message"]
+        full.setattr(Ledger, "say", say)
+        with pytest.raises(DiskError, match=r"posterior.npz cannot be written .*free some space"):
+            serve(tmp_path, files)
+    grid = serve(tmp_path, files)
+    assert not any('"update"' in message.content["header"]["json"] for message in grid.pushed)
+    check(tmp_path, files)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+import typer
 
 from partita.data import Partition
 from partita.federation import config
@@ -27,6 +28,15 @@ def files(tmp_path_factory):
     for name, frame in frames.items():
         example.write(folder / f"{name}.csv", frame)
     return {name: folder / f"{name}.csv" for name in frames}
+
+
+def test_the_example_leaves_a_folder_that_is_there_alone(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.csv").write_text("my own\n")
+    monkeypatch.setattr(example, "write", None)
+    with pytest.raises(typer.Exit):
+        example.main(tmp_path)
+    assert "is there already: choose another folder" in " ".join(capsys.readouterr().out.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.csv"]
 
 
 def settings(method="sequential", rounds=20):

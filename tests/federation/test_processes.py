@@ -64,6 +64,7 @@ def test_with_keys_only_registered_clients_can_connect(tmp_path, none_left):
             assert refused.value.code == code
         with pytest.raises(urllib.error.URLError):
             urllib.request.urlopen(f"https://{address}/health", context=ssl.create_default_context())
+        until(lambda: "west: the server does not accept its key: " in (study / "west.txt").read_text())
         (study / "clients" / "west" / "keys" / "own").replace(study / "clients" / "west" / "keys" / "west")
         assert server.wait(240) == 0
     check(study, files)

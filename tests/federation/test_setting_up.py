@@ -1,9 +1,11 @@
 """How a federation is set up: addresses, columns of an example file, and what is not overwritten."""
 
 import csv
+import dataclasses
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,13 @@ from partita.cli import app
 from partita.data.preprocess import federated
 from partita.errors import InputError, MissingExtraError
 from partita.federation import certificates, config
+from partita.federation.client import Client
 from partita.federation.initialise import initialise
+from partita.federation.rehearse import Rehearsal
 from partita.federation.rows import read
+from partita.federation.serve import serve
 from support.clinic_files import COLUMNS, TOML, clinic, write
+from support.weather import FaultyLink
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,10 +104,32 @@ def test_levels_and_labels_of_several_examples_are_taken_together(tmp_path):
         write(tmp_path / f"{name}.csv", [(*row[:2], pain, row[3], ill) for row in clinic(0)], COLUMNS[:5])
     init(tmp_path / "study", tmp_path / "east.csv", tmp_path / "west.csv")
     data = config.load(tmp_path / "study").data
-    assert data.categories["pain"] == ["much", "none"]
+    assert '"pain" = []  # "much", "none"\n' in (tmp_path / "study" / "federation.toml").read_text()
     assert (data.positive, data.negative) == (("yes",), ("no",))
     for name in ("east", "west"):
         assert read(tmp_path / f"{name}.csv", data).size == 30
+
+
+def test_levels_of_one_sites_example_do_not_stop_the_others(tmp_path):
+    """A site with a level that the example lacks was refused; those of all sites are agreed on in round 0."""
+    own = {
+        "east": [row for row in clinic(0) if row[2] != "much"],
+        "west": [row for row in clinic(1) if row[2] != "none"],
+    }
+    files = {name: tmp_path / f"{name}.csv" for name in own}
+    for name, path in files.items():
+        write(path, [row[:5] for row in own[name]], COLUMNS[:5])
+    study = tmp_path / "study"
+    init(study, files["east"])
+    federation = config.load(study / "clients" / "west")
+    federation = dataclasses.replace(federation, run=config.Run(rounds=2))
+    there = serve(study, federation, FaultyLink({name: Client(name, federation, files[name]) for name in files}))
+    assert there.state.names == ("east", "west")
+    with (study / "summary.csv").open() as file:
+        names = [row["name"] for row in csv.DictReader(file)]
+    assert [name for name in names if name.startswith("pain")] == ["pain=much", "pain=none", "pain=some"]
+    here = Rehearsal.read(federation, files).run()
+    np.testing.assert_allclose(there.posterior.mean, here.posterior.mean, rtol=1e-8)
 
 
 def test_examples_with_other_columns_are_told(tmp_path):
@@ -116,7 +144,7 @@ def test_a_site_with_another_level_is_told_what_to_do(tmp_path):
     write(tmp_path / "east.csv", [(*row[:2], "awful", *row[3:]) for row in clinic(0)])
     with pytest.raises(InputError, match=r"add them to data.categories .* or write \[\] there") as caught:
         read(tmp_path / "east.csv", data)
-    assert "awful" in str(caught.value)
+    assert """the line is "pain" = ["none", "some", "much", "awful"]""" in str(caught.value)
     assert "awful" not in caught.value.public
 
 
@@ -133,16 +161,25 @@ def test_rows_to_predict_need_no_response(tmp_path):
     assert np.isnan(pt.Frame.build({"age": np.zeros(3)}).y).all()
 
 
-@pytest.mark.parametrize("extra", ["flower", "dask", "data"])
+EXTRAS = {
+    extra
+    for path in (ROOT / "src").rglob("*.py")
+    for extra in re.findall(r'MissingExtraError\("[^"]+", "(\w+)"\)', path.read_text())
+}
+
+
+@pytest.mark.parametrize("extra", sorted(EXTRAS | {"flower", "dask", "data"}))
 def test_a_missing_extra_is_installed_as_the_pages_say(extra):
+    assert extra in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     command = re.search(r"pip install '[^']+'", str(MissingExtraError("It", extra)))
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     assert any(command.group() in page.read_text() for page in pages)
 
 
 def test_no_other_message_says_how_to_install_an_extra():
-    for path in (ROOT / "src").rglob("*.py"):
-        assert "partita[" not in path.read_text(), path
+    """The packages are installed from a checkout, and not by their names."""
+    for path in (*(ROOT / "src").rglob("*.py"), *(ROOT / "experiments" / "src").rglob("*.py")):
+        assert not re.search(r"partita(-experiments)?\[", path.read_text()), path
 
 
 def test_an_example_overwrites_nobodys_file(tmp_path):

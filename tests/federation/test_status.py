@@ -8,9 +8,11 @@ import pytest
 from rich.console import Console
 
 from partita.cli.status_table import show, since
-from partita.federation.serve import serve
-from partita.federation.status import MAX_ERROR_LENGTH, to_json
+from partita.federation.serve import LEDGER_FILE, serve
+from partita.federation.status import MAX_ERROR_LENGTH, read_status, to_json
+from partita.federation.waiting import waiting
 from partita.io import wire
+from partita.storage.ledger import Ledger
 from support.clinics import HOSTILE, NAMES, current_status, federate, stopped
 from support.weather import FaultyLink
 
@@ -79,3 +81,11 @@ def test_traffic_counts_sent_and_received_bytes_across_a_server_restart(tmp_path
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (61, "1 min"), (7300, "2 h"), (2e5, "2 d")])
 def test_durations_are_shown_in_their_largest_unit(seconds, text):
     assert since(seconds) == text
+
+
+def test_who_does_not_fit_is_named_with_the_reason_while_others_run(tmp_path):
+    """Of one that came late, the server's progress said no more than that it had not enrolled."""
+    federation, _ = stopped(tmp_path)
+    Ledger(tmp_path / LEDGER_FILE).note("late", "incompatible", "Its file has no rows.")
+    said = waiting(read_status(tmp_path, federation.name, (*federation.clients, "late")))
+    assert said.endswith("Not enrolled: late. late: it does not fit: Its file has no rows.")

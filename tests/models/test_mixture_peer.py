@@ -70,7 +70,7 @@ def test_the_mixture_agrees_with_scikit_learn_under_the_same_prior():
         prior,
         parts,
         rounds=60,
-        tolerance=-1.0,
+        tolerance=None,
     ).posterior.q
     np.testing.assert_allclose(q["weights"].concentration, theirs.weight_concentration_[order], rtol=1e-6)
     for part, k in zip((q["first"], q["second"]), order, strict=True):

@@ -25,7 +25,7 @@ PRODUCT = pt.families.Product(
     coefficients=pt.FullGaussian.standard_normal(D, SCALE), precision=pt.families.Gamma.from_shape_rate(SHAPE, RATE)
 )
 JOINT = pt.families.NormalGamma.from_parameters(np.zeros(D), SCALE**2 * np.eye(D), SHAPE, RATE)
-EXACT = pt.solvers.FixedPoint(max_steps=60, tolerance=-1.0)
+EXACT = pt.solvers.FixedPoint(max_steps=60, tolerance=None)
 """Takes all its steps, each of which shrinks the error about tenfold here, until it stays at rounding."""
 
 
@@ -60,7 +60,7 @@ METHODS = {
 
 def pvi(method, prior, rounds):
     """The posterior after so many rounds: no residual, of which the last are rounding, ends the run before."""
-    result = pt.run(method, MODEL, prior, PARTS, rounds=rounds, tolerance=-1.0, monitor=Monitor(every=0))
+    result = pt.run(method, MODEL, prior, PARTS, rounds=rounds, tolerance=None, monitor=Monitor(every=0))
     assert result.status is pt.Status.BUDGET_SPENT
     return result.posterior.q
 

@@ -31,8 +31,8 @@ TIMES = GENERATOR.exponential(0.5, size=len(X))
 
 FULL, MEAN_FIELD = pt.FullGaussian.standard_normal(2, 1.5), pt.MeanFieldGaussian.standard_normal(2, 1.5)
 LOGISTIC, LINEAR = pt.LogisticRegression(), pt.LinearRegression(0.8)
-NEWTON = pt.Newton(max_steps=5, tolerance=-1.0)
-FIXED = pt.solvers.FixedPoint(damping=0.7, max_steps=3, tolerance=-1.0)
+NEWTON = pt.Newton(max_steps=5, tolerance=None)
+FIXED = pt.solvers.FixedPoint(damping=0.7, max_steps=3, tolerance=None)
 
 COLUMNS = (
     *("step", "communications", "rounds", "gradient_steps", "synchronous_steps", "clock", "staleness", "residual"),
@@ -98,7 +98,7 @@ def named(**results):
 
 def fit(method, model, prior, parts, speeds=None, every=1, metrics=None, store=None, **options):
     """The result of a run of three rounds, which no tolerance ends before."""
-    options = {"rounds": 3, "tolerance": -1.0} | options
+    options = {"rounds": 3, "tolerance": None} | options
     where = {"partition": parts} if speeds is None else {"engine": pt.LocalEngine(parts, speeds)}
     monitor = pt.Monitor(metrics, every=every, progress=False)
     return pt.run(method, model, prior, monitor=monitor, store=store, **where, **options)
@@ -121,7 +121,7 @@ def synchronous():
 
 
 def random_subset():
-    method = pt.Method(pt.solvers.LBFGS(max_steps=5, tolerance=-1.0), pt.schedules.RandomSubset(2), pt.Damped(0.6))
+    method = pt.Method(pt.solvers.LBFGS(max_steps=5, tolerance=None), pt.schedules.RandomSubset(2), pt.Damped(0.6))
     counts = clients(pt.Table(X, COUNTS))
     return pvi(method, pt.PoissonRegression(), MEAN_FIELD, counts, seed=3)
 
@@ -191,7 +191,7 @@ def moments():
     """Tilted densities of whole clients: matched, by their divergence, in a double loop and in small steps of it."""
     grid = pt.expectations.GridQuadrature(12)
     matching = pt.Method(pt.solvers.MomentMatching(0.7, grid), aggregation=pt.Damped(0.8))
-    divergence = pt.Method(pt.solvers.AlphaDivergence(alpha=0.5, rule=grid, max_steps=5, tolerance=-1.0))
+    divergence = pt.Method(pt.solvers.AlphaDivergence(alpha=0.5, rule=grid, max_steps=5, tolerance=None))
     loop = pt.methods.double_loop(0.5, points=12)
     small = pt.methods.snep(0.5, samples=40, participants=2)
     return named(
@@ -214,7 +214,7 @@ def mixture():
         )
 
     start = member(np.array([[-1.0, 0.5], [1.0, 0.0]]), 0.5)
-    method = pt.methods.sequential(pt.solvers.FixedPoint(max_steps=5, tolerance=-1.0), start=start)
+    method = pt.methods.sequential(pt.solvers.FixedPoint(max_steps=5, tolerance=None), start=start)
     return pvi(method, pt.models.GaussianMixture(), member(0 * ones, 4.0), clients(POINTS))
 
 
@@ -234,7 +234,7 @@ def positive_numbers():
     climb = pt.Gradient(max_steps=8)
     return named(
         gamma=pvi(
-            pt.methods.sequential(pt.solvers.FixedPoint(0.5, 4, -1.0)),
+            pt.methods.sequential(pt.solvers.FixedPoint(0.5, 4, None)),
             pt.LogDensity(rate, expectation=draws),
             pt.families.Gamma.from_shape_rate(2.0, 1.0),
             clients(COUNTS),
@@ -259,7 +259,7 @@ def unknown_noise():
     joint = pt.families.NormalGamma.from_parameters(np.zeros(2), 2.0 * np.eye(2), 2.0, 1.5)
     apart = pt.families.Product(coefficients=FULL, precision=pt.families.Gamma.from_shape_rate(2.0, 1.5))
     sweeps = pt.solvers.Blockwise(
-        pt.Conjugate(), (("coefficients",), ("exponent", "rate")), max_steps=3, tolerance=-1.0
+        pt.Conjugate(), (("coefficients",), ("exponent", "rate")), max_steps=3, tolerance=None
     )
     model = pt.models.UnknownNoiseRegression()
     return named(
@@ -421,7 +421,7 @@ def remote(method, model, prior, parts, ends=None, rules=None, weather=None, ask
         {name: (ends or {}).get(name, lambda site: site)(site) for name, site in sites.items()}, **weather or {}
     )
     rows, limits = dict(zip(parts.names, parts.sizes, strict=True)), LIMITS._replace(**rules or {})
-    options = {"rounds": 3, "tolerance": -1.0} | options
+    options = {"rounds": 3, "tolerance": None} | options
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "ledger"
         result = serve(method, model, prior, link, rows, pt.Ledger(path, durable=False), limits, every, **options)

@@ -19,7 +19,7 @@ def test_it_ends_at_a_fixed_point_of_moment_matching(family, alpha):
     prior = family.standard_normal(2, 1.5)
     found = solve(AlphaDivergence(alpha=alpha, rule=GRID, tolerance=1e-15), problem(prior, x=ROWS.x, y=ROWS.y), KEY)
     method = Method(MomentMatching(alpha, GRID))
-    matched = run(method, LogisticRegression(), prior, federate([ROWS]), tolerance=-1.0, rounds=40)
+    matched = run(method, LogisticRegression(), prior, federate([ROWS]), tolerance=None, rounds=40)
     for a, b in zip(jax.tree.leaves(found.q), jax.tree.leaves(matched.state.posterior), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     assert found.free_energy == pytest.approx(matched.history.rows[-1]["log_evidence"], abs=1e-8)

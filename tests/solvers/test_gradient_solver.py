@@ -105,7 +105,7 @@ def test_convergence_is_judged_on_whole_windows_of_steps(window, patience, steps
     ("settings", "message"),
     [
         ({"coordinates": "polar"}, "'polar'.*unconstrained, natural"),
-        ({"batch_size": 0}, "batch size must be at least 1, not 0"),
+        ({"batch_size": 0}, "batch size must be a whole number, 1 or more, not 0"),
     ],
 )
 def test_invalid_settings_are_refused(settings, message):

@@ -35,7 +35,7 @@ def test_clients_of_one_row_each_converge_to_the_power_ep_solution_by_sites(alph
     prior, model = FullGaussian.standard_normal(2, 1.5), LogisticRegression()
     parts = federate([Table(ROWS.x[n : n + 1], ROWS.y[n : n + 1]) for n in range(6)])
     method = Method(MomentMatching(alpha, GRID))
-    result = run(method, model, prior, parts, tolerance=-1.0, rounds=25)
+    result = run(method, model, prior, parts, tolerance=None, rounds=25)
     sites = solve(PowerEP(alpha, tolerance=1e-20), problem(prior, model=model, x=ROWS.x, y=ROWS.y), KEY)
     np.testing.assert_allclose(result.state.posterior.precision, sites.q.precision, rtol=1e-7, atol=1e-8)
     np.testing.assert_allclose(result.state.posterior.mean, sites.q.mean, rtol=1e-7)

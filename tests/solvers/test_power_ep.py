@@ -303,7 +303,7 @@ def test_clients_end_where_one_client_with_all_rows_does(schedule, family):
     solver = PowerEP(0.7, tolerance=1e-20, points=48)
     method = dataclasses.replace(methods.power_ep(0.7, schedule), solver=solver)
     # KL of almost equal members is rounding, of either sign: no tolerance, so that all rounds are run
-    result = run(method, model, prior, parts, tolerance=-1.0, rounds=80, monitor=Monitor(every=0))
+    result = run(method, model, prior, parts, tolerance=None, rounds=80, monitor=Monitor(every=0))
     pooled = solve(solver, problem(prior, model=model), KEY)
     mean, covariance = full_moments(pooled.q)
     found_mean, found_covariance = full_moments(result.state.posterior)

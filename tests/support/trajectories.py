@@ -14,7 +14,7 @@ from support.steps import step
 
 FAMILIES = [MeanFieldGaussian, FullGaussian]
 KEY = jax.random.key(0)
-EXACT = FixedPoint(0.7, max_steps=60, tolerance=-1.0, backtrack=False)
+EXACT = FixedPoint(0.7, max_steps=60, tolerance=None, backtrack=False)
 """Solves a client's problem to rounding error: it takes all steps, and each reduces the error about threefold here."""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from partita.errors import InputError, unknown
+from partita.inputs import check_whole
 from partita.io.settings import build, parse
 from partita.methods import NAMED
 
@@ -71,6 +72,9 @@ class Run:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     evaluate_every: int = 1
     """How many server steps lie between two evaluations."""
+
+    def __post_init__(self) -> None:
+        check_whole("number of steps between two evaluations, evaluate_every,", self.evaluate_every)
 
     @property
     def named(self) -> str:

@@ -153,7 +153,9 @@ def reference(model: GeneralisedLinear, table: Table, scale: Scale) -> dict[str,
         infer = importlib.import_module("numpyro.infer")
         diagnostics = importlib.import_module("numpyro.diagnostics")
     except ImportError:
-        raise InputError("Chains are run by NumPyro: pip install 'partita-experiments[nuts]'.") from None
+        raise InputError(
+            "Chains are run by NumPyro: pip install './experiments[nuts]' in a checkout of partita."
+        ) from None
     kernel = infer.NUTS(potential_fn=lambda theta: -log_joint(model, table, theta), dense_mass=True)
     chains = infer.MCMC(
         kernel,

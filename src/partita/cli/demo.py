@@ -129,6 +129,7 @@ def run_demo(settings: Settings, as_json: bool) -> None:
         "settings": {**dataclasses.asdict(settings), "output": str(settings.output)},
         "seconds": {"data": ready - began, "compilation": compiled - ready, "fitting": fitted - compiled},
         "files": _write(demo, results, figures),
+        "caveat": results["sequential"].posterior.caveat(demo.names, "use --family full"),
     }
     if as_json:
         print(json.dumps(report, indent=2))
@@ -184,3 +185,5 @@ def _print(report: dict[str, Any]) -> None:
     console.print(f"Compilation took {seconds['compilation']:.1f} s, fitting {seconds['fitting']:.1f} s.")
     for name, path in report["files"].items():
         console.print(f"{name.capitalize()}: {path}", highlight=False, soft_wrap=True)
+    if report["caveat"]:
+        console.print(report["caveat"], highlight=False, markup=False, soft_wrap=True)

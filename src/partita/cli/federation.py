@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from partita.errors import InputError
+from partita.io.names import Regression, Turns
 
 __all__ = [
     "client",
@@ -35,15 +36,11 @@ def init(
     client: Annotated[list[str], typer.Option(help="The name of a client; repeat it for each.")],
     example: Annotated[
         list[Path],
-        typer.Option(help="A CSV or parquet file with the columns that every client has; repeat it for more levels."),
+        typer.Option(help="A CSV or parquet file with the columns that every client has; repeat it for more labels."),
     ],
     response: Annotated[str, typer.Option(help="The column to predict.")],
-    model: Annotated[
-        Literal["linear", "logistic", "probit", "poisson"], typer.Option(help="The kind of regression.")
-    ] = "logistic",
-    schedule: Annotated[
-        Literal["sequential", "synchronous", "asynchronous"], typer.Option(help="The schedule of clients.")
-    ] = "sequential",
+    model: Annotated[Regression, typer.Option(help="The kind of regression.")] = "logistic",
+    schedule: Annotated[Turns, typer.Option(help="The schedule of clients.")] = "sequential",
     address: Annotated[
         str, typer.Option(help="The server's address. Unless on loopback, certificates and keys are made.")
     ] = "127.0.0.1:9092",
@@ -53,7 +50,7 @@ def init(
 ) -> None:
     """Write federation.toml, for review and editing, and a folder to give to each client.
 
-    Columns and levels are taken from the example files; their rows are not copied.
+    Columns are taken from the example files; their rows are not copied. Levels are collected from the clients.
     """
     from partita.federation.initialise import initialise
 
@@ -140,8 +137,13 @@ def client(
     from partita.federation.processes import run_client
 
     about = load(folder)
-    frame = usable(data, about)
-    typer.echo(f"{name}: read {frame.size} rows of {data.name}. Waiting for {about.server.address}; Ctrl-C stops.")
+    try:
+        read = f"read {usable(data, about).size} rows of {data.name}."
+    except InputError as error:
+        if error.public is None or not data.is_file():
+            raise
+        read = f"{error} The client stays, so that the server is told and waits: correct the file, it is read again."
+    typer.echo(f"{name}: {read} Waiting for {about.server.address}; Ctrl-C stops.")
     with _interruptible():
         run_client(folder, about, name, data)
 

@@ -5,6 +5,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from partita.federation.status import ClientStatus, FederationStatus
+from partita.results.history import with_error
 
 __all__ = ["amount", "show", "since"]
 
@@ -27,7 +28,11 @@ def show(now: FederationStatus) -> Group:
 
 
 def _facts(now: FederationStatus) -> list[Text]:
-    energy = "" if now.free_energy is None else f"free energy {now.free_energy:,.2f} as clients reported it"
+    energy = ""
+    if now.free_energy is not None:
+        energy = (
+            f"free energy {with_error(now.free_energy, now.free_energy_error or 0.0, ',.2f')} as clients reported it"
+        )
     residual = "" if now.residual is None else f"residual {now.residual:.2g} nats"
     lines = [
         f"{now.rounds:.1f} rounds, {now.communications:,} communications, "

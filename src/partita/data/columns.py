@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -180,7 +181,8 @@ class Counts(Column):
             raise misfit(
                 f"column {name!r} has categories that are not declared: add them to data.categories in the server's "
                 "federation.toml, or write [] there to collect everybody's, and hand out the clients' folders again",
-                f", such as {strange[0]!r}",
+                f", such as {strange[0]!r}; with them the line is {json.dumps(name)} = "
+                f"{json.dumps([*levels, *strange], ensure_ascii=False)}",
             )
         return np.array(found, dtype=str)
 

@@ -1,13 +1,14 @@
 """A table before preprocessing: columns of numbers and of categories, and responses."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from partita.data.columns import KINDS, Counts
 from partita.data.labels import Labels
 from partita.errors import DataError
+from partita.inputs import check_kind, check_texts, real_array
 
 __all__ = ["Frame", "Frames", "divided", "permuted"]
 
@@ -34,10 +35,20 @@ class Frame(NamedTuple):
         labels: Labels | None = None,
     ) -> "Frame":
         """A frame whose columns are floats or texts and as long as `y`; without `y`, rows whose response is unknown."""
+        check_kind("columns", columns, Mapping, "give arrays by name", DataError, name="a dict")
+        arrays = {str(name): _array(str(name), values) for name, values in columns.items()}
         if y is None:
-            y = np.full(max((len(values) for values in columns.values()), default=0), np.nan)
-        y = np.asarray(y, dtype=float)
-        kept = {str(name): _column(str(name), np.asarray(values), len(y)) for name, values in columns.items()}
+            y = np.full(max((len(values) for values in arrays.values()), default=0), np.nan)
+        y = real_array("responses", y, DataError).astype(float)
+        if y.ndim != 1:
+            raise DataError(f"The responses have the shape {y.shape}: give one a row.")
+        kept = {name: _column(name, values, len(y)) for name, values in arrays.items()}
+        if levels is not None:
+            check_kind("levels", levels, Mapping, "give lists of texts by name", DataError, name="a dict")
+        if labels is not None:
+            check_kind("labels", labels, Labels, "give what a response was before it became 1 and 0", DataError)
+        for name, declared in (levels or {}).items():
+            check_texts(f"levels of {name!r}", declared)
         known = {name: tuple(str(level) for level in declared) for name, declared in (levels or {}).items()}
         for name, declared in known.items():
             if name not in kept or kept[name].dtype.kind != Counts.dtype.kind:
@@ -74,6 +85,17 @@ def permuted(rows: int) -> tuple[np.ndarray, np.ndarray]:
     """The 80% of rows to train on and the rest, as the paper's experiments divide them."""
     order = np.random.RandomState(0).permutation(rows)
     return order[: int(0.8 * rows)], order[int(0.8 * rows) :]
+
+
+def _array(name: str, values: Any) -> np.ndarray:
+    """A column as a vector."""
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):
+        array = np.empty(())
+    if array.ndim == 0:
+        raise DataError(f"Column {name!r} is not a vector: give one value a row.")
+    return array
 
 
 def _column(name: str, values: np.ndarray, rows: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -9,6 +10,15 @@ from jaxtyping import ArrayLike, Int, PyTree, Real, Shaped
 
 from partita.data.shard import Partition, federate, real_numbers
 from partita.errors import DataError
+from partita.inputs import (
+    check_finite_number,
+    check_flag,
+    check_kind,
+    check_number,
+    check_seed,
+    check_whole,
+    real_array,
+)
 
 __all__ = ["Indices", "beta_kappa", "by_column", "equal_random", "k_means", "label_shards", "split"]
 
@@ -23,7 +33,9 @@ def split(
     Every row belongs to one client; with `drop`, rows that belong to none are left out.
     """
     arrays = real_numbers(data)
-    places = [np.asarray(rows) for rows in indices]
+    check_flag("setting drop", drop)
+    check_kind("indices", indices, Sequence, "give a list of an array for each client", DataError, name="a list")
+    places = [_places(rows) for rows in indices]
     _check_places(places, min((len(leaf) for leaf in jax.tree.leaves(arrays)), default=0), drop)
     parts = [jax.tree.map(lambda leaf, rows=rows: leaf[rows], arrays) for rows in places]
     return federate(parts, names=names)
@@ -32,6 +44,7 @@ def split(
 def equal_random(rows: int, clients: int, seed: int = 0) -> Indices:
     """A random partition into parts whose sizes differ by at most one."""
     _enough(rows, clients)
+    check_seed(seed)
     return [np.sort(part) for part in np.array_split(np.random.default_rng(seed).permutation(rows), clients)]
 
 
@@ -43,8 +56,11 @@ def beta_kappa(y: Real[ArrayLike, " n"], clients: int = 10, beta: float = 0.0, k
     this one, rounded up.) With κ = 0 all clients have the same fraction of positives. Rows are assigned in the given
     order, so shuffle them first; a few may not be assigned. Here η is the overall fraction of positives.
     """
-    y = np.asarray(y)
-    if not np.isin(y, (0, 1)).all():
+    y = _labels(y, "the β–κ split")
+    check_whole("number of clients", clients, 0)
+    check_number("β", beta)
+    check_finite_number("κ", kappa)
+    if not len(y) or not np.isin(y, (0, 1)).all():
         raise DataError("The β–κ split needs labels 0 and 1.")
     if clients < 2 or clients % 2:
         raise DataError(f"The β–κ split needs an even number of clients, not {clients}.")
@@ -69,7 +85,10 @@ def beta_kappa(y: Real[ArrayLike, " n"], clients: int = 10, beta: float = 0.0, k
 
 def label_shards(y: Real[ArrayLike, " n"], clients: int, shards: int = 2, seed: int = 0) -> Indices:
     """Sorts rows by label, cuts them into `shards` pieces per client, and assigns the pieces at random."""
-    labels = np.asarray(y)
+    labels = _labels(y, "shards")
+    check_whole("number of clients", clients)
+    check_whole("number of shards", shards)
+    check_seed(seed)
     _enough(len(labels), clients * shards)
     pieces = np.array_split(np.argsort(labels, kind="stable"), clients * shards)
     dealt = np.random.default_rng(seed).permutation(clients * shards).reshape(clients, shards)
@@ -80,7 +99,10 @@ def k_means(x: Real[ArrayLike, "n d"], clients: int, seed: int = 0) -> Indices:
     """One client per cluster of the inputs."""
     from scipy.cluster.vq import kmeans2  # the library uses nothing else of SciPy, which takes long to import
 
-    points = np.asarray(x, float)
+    points = real_array("inputs", x, DataError).astype(float)
+    if points.ndim != 2 or not points.size or not np.isfinite(points).all():
+        raise DataError("The inputs of k-means must be a matrix of finite numbers: drop or impute rows that are not.")
+    check_whole("seed of k-means", seed, 0, 2**32 - 1)
     _enough(len(points), clients)
     _, labels = kmeans2(points, clients, minit="++", seed=seed)
     return [np.flatnonzero(labels == k) for k in range(clients)]
@@ -88,8 +110,30 @@ def k_means(x: Real[ArrayLike, "n d"], clients: int, seed: int = 0) -> Indices:
 
 def by_column(values: Shaped[np.ndarray, " n"]) -> tuple[Indices, list[str]]:
     """One client per distinct value of a column, such as the hospital, with the values as names."""
-    levels = list(dict.fromkeys(np.asarray(values).tolist()))
-    return [np.flatnonzero(np.asarray(values) == level) for level in levels], [str(level) for level in levels]
+    try:
+        column = np.asarray(values)
+        levels = list(dict.fromkeys(column.tolist())) if column.ndim == 1 else None
+    except (TypeError, ValueError):  # lists of different lengths, or of what cannot be compared
+        levels = None
+    if not levels or any(level != level for level in levels):
+        raise DataError("The column of clients must be a vector with one text or number a row: none may be missing.")
+    return [np.flatnonzero(column == level) for level in levels], [str(level) for level in levels]
+
+
+def _places(rows: Any) -> np.ndarray:
+    """A client's indices as a vector."""
+    places = real_array("indices of rows", rows, DataError)
+    if places.ndim != 1:
+        raise DataError(f"A client's indices of rows have the shape {places.shape}: give a vector.")
+    return places
+
+
+def _labels(y: Any, of: str) -> np.ndarray:
+    """A vector of labels; a `DataError` where it is something else."""
+    labels = real_array(f"labels of {of}", y, DataError)
+    if labels.ndim != 1:
+        raise DataError(f"The labels of {of} have the shape {labels.shape}: give a vector.")
+    return labels
 
 
 def _check_places(places: Sequence[np.ndarray], rows: int, drop: bool) -> None:
@@ -107,5 +151,7 @@ def _check_places(places: Sequence[np.ndarray], rows: int, drop: bool) -> None:
 
 
 def _enough(rows: int, parts: int) -> None:
+    check_whole("number of rows", rows, 0)
+    check_whole("number of parts", parts, 0)
     if not 1 <= parts <= rows:
         raise DataError(f"{rows} rows cannot be divided into {parts} parts with at least one row each.")

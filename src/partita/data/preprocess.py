@@ -82,7 +82,10 @@ class Encoding(NamedTuple):
                 raise DataError(f"Column {name!r} has another type than agreed on: make it {kind}.")
             new = sorted(set(column.levels) - set(self.levels.get(name, ())))
             if new:
-                raise DataError(f"Column {name!r} has the category {new[0]!r}, which was not seen in round 0.")
+                raise DataError(
+                    f"Column {name!r} has the category {new[0]!r}, which was not seen in round 0: recode it, or start "
+                    "a new run in which it is declared, or this client takes part from the beginning."
+                )
         agreed([self.labels, summary.labels])
 
     def to_dict(self) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from partita.data.table import Table
-from partita.errors import DataError, unknown
+from partita.errors import DataError
+from partita.inputs import check_choice, check_kind, check_texts, check_whole, described, real_array
 from partita.io.digest import number_digest
 
 __all__ = ["Partition", "Shard", "federate", "real_numbers"]
@@ -59,8 +60,7 @@ class Partition(eqx.Module):
 
     def only(self, name: str) -> "Partition":
         """The partition that consists of one client, which talks to nobody."""
-        if name not in self.names:
-            raise unknown("client", name, self.names)
+        check_choice("client", name, self.names)
         index = self.names.index(name)
         return Partition((self.shards[index],), (self.names[index],), (self.sizes[index],))
 
@@ -76,8 +76,12 @@ def federate(
 
     Shards are padded to at most `buckets` different lengths, chosen to minimise padding; None disables padding.
     """
+    if not isinstance(clients, Sequence) or isinstance(clients, str | Table):
+        raise DataError(f"Give a list with the data of each client, not {described(clients)}.")
     if not len(clients):
         raise DataError("There are no clients: give the data of at least one.")
+    if names is not None:
+        check_texts("names of clients", names)
     names = [f"client {k}" for k in range(len(clients))] if names is None else list(names)
     if len(names) != len(clients) or len(set(names)) != len(names):
         raise DataError(f"Give {len(clients)} unique names, one per client, not {names}.")
@@ -85,14 +89,18 @@ def federate(
     sizes = [_rows(data, name) for data, name in zip(clients, names, strict=True)]
     _same_widths(clients, names)
     clients = [_floating(data) for data in clients]
+    for data, name in zip(clients, names, strict=True):
+        _check_sizes(data, name)
     if weights is None:
         weights = [np.ones(size) for size in sizes]
+    check_kind("weights", weights, Sequence, "give a list with a vector for each client", DataError, name="a list")
     if len(weights) != len(clients):
         raise DataError(f"Give {len(clients)} vectors of weights, one per client, not {len(weights)}.")
-    if buckets is not None and buckets < 1:
-        raise DataError(f"The number of buckets must be at least 1, not {buckets}.")
+    if buckets is not None:
+        check_whole("number of buckets", buckets)
+    weights = [real_array(f"weights of {name}", weight, DataError) for name, weight in zip(names, weights, strict=True)]
     for name, size, weight in zip(names, sizes, weights, strict=True):
-        if len(weight) != size or not (np.isfinite(weight).all() and (np.asarray(weight) >= 0).all()):
+        if weight.shape != (size,) or not (np.isfinite(weight).all() and (weight >= 0).all()):
             raise DataError(f"{name}: give {size} finite, non-negative weights, one per row.")
     lengths = _bucket_lengths(sizes, buckets)
     shards = [
@@ -104,19 +112,16 @@ def federate(
 
 def real_numbers(data: PyTree) -> PyTree[np.ndarray]:
     """The data as arrays of real numbers; raises a `DataError` where they are something else."""
-    for leaf in jax.tree.leaves(data):
-        if hasattr(leaf, "toarray"):
-            raise DataError("The data are a sparse matrix: pass its .toarray().")
-    arrays = jax.tree.map(np.asarray, data)
-    for array in jax.tree.leaves(arrays):
-        if array.dtype.kind not in "biuf":
-            what = "complex numbers" if np.iscomplexobj(array) else "text or objects"
-            raise DataError(f"The data hold {what} where real numbers are needed: code categories as numbers.")
+    arrays = jax.tree.map(lambda leaf: real_array("data", leaf, DataError), data)
+    if any(array.ndim == 0 for array in jax.tree.leaves(arrays)):
+        raise DataError("The data hold a single number where an array is needed: give rows.")
     return arrays
 
 
 def _rows(data: PyTree, name: str) -> int:
     lengths = {len(leaf) for leaf in jax.tree.leaves(data)}
+    if not lengths:
+        raise DataError(f"{name} has no arrays: give such as a Table(x, y).")
     if len(lengths) != 1:
         raise DataError(f"{name}: its arrays have different numbers of rows, {sorted(lengths)}.")
     if lengths == {0}:
@@ -131,6 +136,20 @@ def _same_widths(clients: Sequence[PyTree], names: Sequence[str]) -> None:
             raise DataError(
                 f"{name} has columns of shape {shape} where {names[0]} has {shapes[0]}: give all clients the same."
             )
+
+
+def _check_sizes(data: PyTree, name: str) -> None:
+    """Raises a `DataError` that names the column in which the sum of squares overflows, in JAX's precision."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(data):
+        if leaf.dtype.kind != "f":
+            continue
+        kind = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        columns = np.abs(np.where(np.isfinite(leaf), leaf, 0)).reshape(len(leaf), -1).max(axis=0)
+        beyond = columns > np.sqrt(float(jnp.finfo(kind).max) / len(leaf))
+        if beyond.any():
+            where = f"column {int(np.argmax(beyond))} of " if leaf.ndim > 1 else ""
+            what = f"{where}{jax.tree_util.keystr(path, simple=True, separator='.') or 'the data'}"
+            raise DataError(f"{name}: {what} holds numbers whose squares overflow in {kind}: rescale it.")
 
 
 def _float_type(data: PyTree) -> np.dtype:

@@ -6,8 +6,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, NamedTuple, get_type_hints
 
 import numpy as np
-from jaxtyping import Array, Bool, Key
+from jaxtyping import Array, Bool, Float, Key
 
+from partita.expectations import Estimate
+from partita.expectations.capabilities import CurvedInTable
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.hyper.values import Hyper
@@ -113,6 +115,21 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def ell(self, q: Family, key: Key[Array, ""], without: Collection[str] = (), hyper: Hyper | None = None) -> float:
         """Σ_k ell_k(q) over all clients except `without`; hyperparameters default to the model's own."""
+
+    @abc.abstractmethod
+    def estimate(
+        self, q: Family, key: Key[Array, ""], without: Collection[str] = (), hyper: Hyper | None = None
+    ) -> Estimate:
+        """The same for a report: with its standard error where the expectation is sampled, and draws enough for one.
+
+        Draws of θ are the same for all clients, those of rows each client's own.
+        """
+
+    def curvature(
+        self, model: CurvedInTable, q: Family, without: Collection[str] = ()
+    ) -> Float[np.ndarray, "d d"] | None:
+        """What all clients' rows except `without` add to the precision of the coefficients; None if out of sight."""
+        return None
 
     def sent_at(self, task: str) -> float:
         """When a task was sent, on the engine's clock; infinite if it has no deadline."""

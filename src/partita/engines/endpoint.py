@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,9 @@ from jaxtyping import Array, Key
 
 from partita.data.shard import Shard
 from partita.engines.base import ROLES, Task
-from partita.engines.local import reply, shard_ell
+from partita.engines.local import reply, shard_ell, shard_estimate
 from partita.errors import FederationError, InputError
+from partita.expectations import Estimate
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.hyper.values import Hyper, begin, likelihood_hyper, model_given
@@ -22,6 +23,8 @@ from partita.local.client import Info, Recipe, Reply
 
 __all__ = [
     "BINDING",
+    "ELL",
+    "ESTIMATE",
     "UNBOUND",
     "ClientEndpoint",
     "ell_message",
@@ -32,6 +35,10 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger("partita")
+ELL = "ell"
+"""The kind of a message about an expected log-likelihood for a search."""
+ESTIMATE = "estimate"
+"""The kind of one for a report, with its standard error."""
 BINDING = "binding"
 """The header key for the digest of method, model and prior."""
 UNBOUND = "has another method, model, prior or precision than the server: use the same on both."
@@ -69,13 +76,18 @@ class ClientEndpoint:
             task = self._task(message)
             found = reply(self.recipe, task, self.shard, header["share"])
             return reply_message({**about, "version": task.version}, found)
-        if kind != "ell":
+        if kind not in (ELL, ESTIMATE):
             unknown_kind = f"Unknown message kind {kind!r}: install the server's version of partita."
             raise FederationError(unknown_kind, unknown_kind)
         q, hyper = _received("q", message, self.prior), _received("e", message, self._hyper)
         key = jax.random.wrap_key_data(jnp.asarray(header["key"], jnp.uint32))
-        ell = shard_ell(model_given(self.recipe.model, hyper), q, self.shard, key)
-        return Message({**about, "kind": "ell", "ell": float(ell)}, {})
+        model = model_given(self.recipe.model, hyper)
+        if kind == ESTIMATE:
+            ell = shard_estimate(model, q, self.name, self.shard, key)
+        else:
+            ell = Estimate.computed(np.asarray(shard_ell(model, q, self.shard, key)))
+        totals, variance = [float(total) for total in ell.totals], float(ell.variance)
+        return Message({**about, "kind": kind, "ell": totals, "variance": variance}, {})
 
     def _task(self, message: Message) -> Task:
         """The inverse of `update_message`, as far as an answer depends on it."""
@@ -121,16 +133,22 @@ def read_reply(message: Message, like: Factor, hyper: Hyper) -> Reply:
     return Reply(delta, Info.read(message.header.get("info"), finite), gradient)
 
 
-def read_ell(message: Message) -> float:
-    """Decodes an expected log-likelihood; NaN if it is invalid."""
-    ell = message.header.get("ell")
-    return ell if type(ell) is float and np.isfinite(ell) else float("nan")
+def read_ell(message: Message) -> Estimate:
+    """Decodes an expected log-likelihood; unknown if it is invalid."""
+    totals, variance = message.header.get("ell"), message.header.get("variance")
+    if not (isinstance(totals, list) and totals and _is_number(variance) and variance >= 0):
+        return Estimate.unknown()
+    return Estimate(np.array(totals), variance) if all(map(_is_number, totals)) else Estimate.unknown()
 
 
-def ell_message(task: str, q: Family, key: Key[Array, ""], hyper: Hyper) -> Message:
-    """A message that asks for a client's expected log-likelihood."""
-    header = {"kind": "ell", "task": task, "key": np.asarray(jax.random.key_data(key)).tolist()}
+def ell_message(kind: str, task: str, q: Family, key: Key[Array, ""], hyper: Hyper) -> Message:
+    """A message that asks for a client's expected log-likelihood: `ELL`, or `ESTIMATE` with its standard error."""
+    header = {"kind": kind, "task": task, "key": np.asarray(jax.random.key_data(key)).tolist()}
     return Message(header, _named("q", q) | _named("e", hyper))
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return type(value) is float and bool(np.isfinite(value))
 
 
 def _named(prefix: str, tree: Any) -> dict[str, np.ndarray]:

@@ -3,11 +3,13 @@
 import contextlib
 import heapq
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import enable_x64
 from jaxtyping import Array, Bool, Float, Key
@@ -15,14 +17,18 @@ from threadpoolctl import threadpool_limits
 
 from partita.data.shard import Partition, Shard
 from partita.engines.base import Answer, Engine, Task
-from partita.errors import InputError, SettingsError
+from partita.errors import DataError, InputError, SettingsError
+from partita.expectations import Estimate
+from partita.expectations.capabilities import CurvedInTable
+from partita.expectations.curvature import shard_curvature
 from partita.families import Family
 from partita.hyper.values import Hyper, model_given
+from partita.inputs import check_kind, check_whole, described, real_array
 from partita.local.client import Recipe, Reply, client_update
 from partita.models import Model
 from partita.numerics.compiled import Compiled, Whole
 
-__all__ = ["LocalEngine", "Pending", "client_key", "cores", "reply", "shard_ell", "total_ell"]
+__all__ = ["LocalEngine", "Pending", "client_key", "cores", "reply", "shard_ell", "shard_estimate"]
 
 
 class Pending(NamedTuple):
@@ -41,8 +47,11 @@ class LocalEngine(Engine):
     """
 
     def __init__(self, partition: Partition, speeds: Sequence[float] | None = None, threads: int | None = None) -> None:
+        check_kind("partition", partition, Partition, "make one with partita.federate([…])", DataError)
+        if threads is not None:
+            check_whole("number of threads", threads, most=10_000)
         self.partition = partition
-        self.speeds = np.ones(len(partition)) if speeds is None else np.asarray(speeds, float)
+        self.speeds = np.ones(len(partition)) if speeds is None else real_array("speeds", speeds).astype(float)
         usable = np.isfinite(self.speeds) & (self.speeds > 0)
         if self.speeds.shape != (len(partition),) or not usable.all():
             raise SettingsError(f"Give {len(partition)} positive speeds, one per client, not {self.speeds.tolist()}.")
@@ -80,9 +89,25 @@ class LocalEngine(Engine):
 
     def ell(self, q: Family, key: Key[Array, ""], without: Collection[str] = (), hyper: Hyper | None = None) -> float:
         model = model_given(self.recipe.model, hyper or {})
+        return _sum(self._pool.map(lambda pair: shard_ell(model, q, pair[1], key), self._asked(without)))
+
+    def estimate(
+        self, q: Family, key: Key[Array, ""], without: Collection[str] = (), hyper: Hyper | None = None
+    ) -> Estimate:
+        model = model_given(self.recipe.model, hyper or {})
+        pairs = self._asked(without)
+        return Estimate.sum(list(self._pool.map(lambda pair: shard_estimate(model, q, pair[0], pair[1], key), pairs)))
+
+    def _asked(self, without: Collection[str]) -> list[tuple[str, Shard]]:
+        """The names and rows of all clients but these."""
         named = zip(self.partition.names, self.partition.shards, strict=True)
-        shards = [shard for name, shard in named if name not in without]
-        return _sum(self._pool.map(lambda shard: shard_ell(model, q, shard, key), shards))
+        return [(name, shard) for name, shard in named if name not in without]
+
+    def curvature(
+        self, model: CurvedInTable, q: Family, without: Collection[str] = ()
+    ) -> Float[np.ndarray, "d d"] | None:
+        parts = [shard_curvature(model, q, shard) for _, shard in self._asked(without)]
+        return np.sum([np.asarray(part, float) for part in parts], axis=0) if parts else None
 
     def now(self) -> float:
         return self._now
@@ -144,13 +169,36 @@ def _check_rows(model: Model, prior: Family, partition: Partition) -> None:
             model.check(jax.tree.map(lambda leaf, size=size: np.asarray(leaf)[:size], shard.data))
         except InputError as error:
             raise SettingsError(f"{name}: {error}.") from None
-    shard = partition.shards[0]
+    shard, key = partition.shards[0], jax.random.key(0)
+    row = jax.tree.map(lambda leaf: leaf[0], shard.data)
+    failures = [
+        *_failures(lambda q: model.ell(q, shard.data, shard.weights, key), prior),
+        *_failures(lambda q: _check_density(model.log_density(q.sample(key), row)), prior),
+    ]
+    for failure in sorted(failures, key=lambda failure: not isinstance(failure, InputError)):
+        if isinstance(failure, InputError):
+            raise failure
+        why = (str(failure) or repr(failure)).splitlines()[0]
+        raise SettingsError(f"The prior does not fit the data, or the log density fails: {why:.200}") from failure
+
+
+def _failures(function: Callable[[Family], Any], prior: Family) -> list[Exception]:
+    """What is raised where a function of q is traced: a user's log density may raise anything."""
     try:
-        jax.eval_shape(lambda q: model.ell(q, shard.data, shard.weights, jax.random.key(0)), prior)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise SettingsError(f"The prior does not fit the data: {str(error).splitlines()[0]}") from error
+        jax.eval_shape(function, prior)
+    except Exception as error:
+        return [error]
+    return []
+
+
+def _check_density(value: Any) -> None:
+    """Raises a `SettingsError` unless a log density is one floating-point number."""
+    numeric = isinstance(value, float | np.generic | np.ndarray | jax.Array)
+    if not numeric or np.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+        what = f"an array of {value.dtype} of shape {value.shape}" if hasattr(value, "dtype") else described(value)
+        raise SettingsError(
+            f"The log density must be one number a row, log p(y_n | θ), not {what}: sum what it returns."
+        )
 
 
 def cores() -> int:
@@ -164,11 +212,6 @@ def client_key(seed: Whole, client: Whole, version: Whole) -> Key[Array, ""]:
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), client), version)
 
 
-def total_ell(model: Model, q: Family, partition: Partition, key: Key[Array, ""]) -> float:
-    """Σ_k ell_k(q) over all clients of a partition."""
-    return _sum(shard_ell(model, q, shard, key) for shard in partition.shards)
-
-
 def _sum(parts: Iterable[Float[Array, ""]]) -> float:
     return float(np.sum([float(part) for part in parts]))
 
@@ -177,3 +220,17 @@ def _sum(parts: Iterable[Float[Array, ""]]) -> float:
 def shard_ell(model: Model, q: Family, shard: Shard, key: Key[Array, ""]) -> Float[Array, ""]:
     """E_q[log p(y | θ)] of a client's rows."""
     return model.ell(q, shard.data, shard.weights, key)
+
+
+def shard_estimate(model: Model, q: Family, name: str, shard: Shard, key: Key[Array, ""]) -> Estimate:
+    """The same with its standard error; draws of θ are the same for all clients, and those of rows a client's own."""
+    if model.expectation.deterministic:
+        return Estimate.computed(np.asarray(shard_ell(model, q, shard, key)))
+    if model.expectation.draws_predictors:
+        key = jax.random.fold_in(key, zlib.crc32(name.encode()))
+    return Estimate(*jax.device_get(_estimated(model, q, shard, key)))
+
+
+@Compiled
+def _estimated(model: Model, q: Family, shard: Shard, key: Key[Array, ""]) -> Estimate:
+    return model.expectation.estimate(model, q, shard.data, shard.weights, key)

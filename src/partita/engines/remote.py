@@ -11,8 +11,18 @@ import numpy as np
 from jaxtyping import Array, Bool, Key
 
 from partita.engines.base import Answer, Engine, EventLog, Failure, Task
-from partita.engines.endpoint import BINDING, UNBOUND, ell_message, read_ell, read_reply, update_message
+from partita.engines.endpoint import (
+    BINDING,
+    ELL,
+    ESTIMATE,
+    UNBOUND,
+    ell_message,
+    read_ell,
+    read_reply,
+    update_message,
+)
 from partita.errors import FederationError, InputError
+from partita.expectations import Estimate
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.hyper.values import Hyper
@@ -105,21 +115,33 @@ class RemoteEngine(Engine):
 
     def ell(self, q: Family, key: Key[Array, ""], without: Collection[str] = (), hyper: Hyper | None = None) -> float:
         """Asks every client; NaN if any does not answer in time."""
+        return float(self._asked(ELL, q, key, without, hyper).value)
+
+    def estimate(
+        self, q: Family, key: Key[Array, ""], without: Collection[str] = (), hyper: Hyper | None = None
+    ) -> Estimate:
+        """Asks every client; unknown if any does not answer in time."""
+        return self._asked(ESTIMATE, q, key, without, hyper)
+
+    def _asked(
+        self, kind: str, q: Family, key: Key[Array, ""], without: Collection[str], hyper: Hyper | None
+    ) -> Estimate:
         question, asked = f"ell.{uuid.uuid4().hex}", [name for name in self.names if name not in without]
-        missing, total, until = {f"{question}.{name}": name for name in asked}, 0.0, self.now() + self.patience
+        missing, until = {f"{question}.{name}": name for name in asked}, self.now() + self.patience
+        found = dict[str, Estimate]()
         for task, name in missing.items():
-            self._post(name, ell_message(task, q, key, hyper or {}))
+            self._post(name, ell_message(kind, task, q, key, hyper or {}))
         while missing and self.now() < until:
             letter = self._poll(until - self.now())
             task = letter.message.words("task", "") if letter and letter.message else ""
             if letter and letter.message and missing.get(task) == letter.name:
                 del missing[task]
-                total += read_ell(letter.message)
+                found[letter.name] = read_ell(letter.message)
             elif letter:
                 self._read(letter)
                 missing = {task: name for task, name in missing.items() if letter.message or name != letter.name}
-                total = total if letter.message else float("nan")
-        return float("nan") if missing else total
+        # in the order of the clients, whoever answered first, so that rounding is the same
+        return Estimate.sum([found[name] for name in asked]) if found.keys() == set(asked) else Estimate.unknown()
 
     def digests(self) -> Mapping[str, int]:
         """Of how many rows there are: what is in them, only the client knows."""

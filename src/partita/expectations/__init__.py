@@ -2,12 +2,14 @@
 
 from partita.expectations.base import Derivatives, Expectation
 from partita.expectations.deterministic import Analytic, Assignments, GaussHermite, GridQuadrature, root
+from partita.expectations.estimate import Estimate
 from partita.expectations.sampled import LocalReparameterisation, MonteCarlo, Sampled
 
 __all__ = [
     "Analytic",
     "Assignments",
     "Derivatives",
+    "Estimate",
     "Expectation",
     "GaussHermite",
     "GridQuadrature",

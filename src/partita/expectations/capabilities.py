@@ -15,6 +15,7 @@ __all__ = [
     "ClosedForm",
     "ClosedPredictor",
     "ClosedResponse",
+    "CurvedInTable",
     "Density",
     "DiscreteLatent",
     "LinearInTable",
@@ -61,6 +62,17 @@ class LinearInTable(LinearPredictor, Protocol):
 
     def log_link_density(self, f: Array, y: Array) -> Array:
         """The log density log p(y | f), elementwise."""
+
+
+@runtime_checkable
+class CurvedInTable(Protocol):
+    """Rows of a `Table` that depend on coefficients β through f_n = x_nᵀβ; β is θ, or comes first in it."""
+
+    def coefficients(self, q: Family) -> Family | None:
+        """The distribution of β under q; None if it is not independent of the rest of θ."""
+
+    def curvatures(self, q: Family, data: PyTree) -> Rows:
+        """−E_q[∂² log p(y_n | f_n) / ∂f_n²] of each row."""
 
 
 @runtime_checkable

@@ -14,11 +14,16 @@ from partita.expectations.capabilities import ClosedForm, ClosedPredictor, Discr
 from partita.families import Family
 from partita.families.base import Theta
 from partita.families.capabilities import Spreading
+from partita.inputs import check_whole
 
 __all__ = ["Analytic", "Assignments", "GaussHermite", "GridQuadrature", "root"]
 
 _MAX_DIMENSIONS = 3
 """The largest number of parameters for a grid."""
+
+
+_MAX_POINTS = 1_000
+"""The largest number of points in one dimension; some 200 are exact to rounding."""
 
 
 def _closed(model: Density) -> ClosedPredictor:
@@ -65,6 +70,9 @@ class GaussHermite(Expectation):
 
     points: int = eqx.field(static=True, default=20)
 
+    def __check_init__(self) -> None:
+        check_whole("number of points", self.points, most=_MAX_POINTS)
+
     def rows(self, model: Density, q: Family, data: PyTree, key: Key[Array, ""]) -> Rows:
         return self.at_predictor(model, *_linear(model).predictor(q, data), data)
 
@@ -99,6 +107,9 @@ class GridQuadrature(Expectation):
     """A tensor product of Gauss–Hermite rules over θ itself: any model, a Gaussian of one to three parameters."""
 
     points: int = eqx.field(static=True, default=20)
+
+    def __check_init__(self) -> None:
+        check_whole("number of points", self.points, most=_MAX_POINTS)
 
     def rows(self, model: Density, q: Family, data: PyTree, key: Key[Array, ""]) -> Rows:
         each_row = jax.vmap(model.log_density, in_axes=(None, 0))

@@ -8,20 +8,23 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from partita.data.shard import Shard
-from partita.errors import SettingsError
-from partita.expectations.base import Expectation
+from partita.expectations.base import EVALUATION_DRAWS, Expectation
 from partita.expectations.blocks import BLOCK, Block, over_blocks, sum_of
 from partita.expectations.capabilities import Density, LocalDraws, Rows, offered
+from partita.expectations.estimate import Estimate
 from partita.families import Family
 from partita.families.base import Sampler, Theta
+from partita.inputs import check_whole
 from partita.numerics.compiled import Whole
 from partita.numerics.noise import standard_normal
 
 __all__ = ["LocalReparameterisation", "MonteCarlo", "Sampled"]
 
+_PAIRS = 4
+"""The fewest antithetic pairs by which a free energy is estimated; every row adds to what is known of its error."""
 _Term: TypeAlias = Callable[[Array, PyTree], PyTree]
 """A function of noise and of what all draws share."""
 
@@ -38,8 +41,7 @@ class Sampled(Expectation):
     """The largest number of rows per block; None if draws are shared by all rows."""
 
     def __check_init__(self) -> None:
-        if self.samples < 1:
-            raise SettingsError(f"The number of samples must be at least 1, not {self.samples}.")
+        check_whole("number of samples", self.samples)
 
     @abc.abstractmethod
     def shared(self, model: Density, q: Family, data: PyTree) -> PyTree:
@@ -62,6 +64,10 @@ class Sampled(Expectation):
     def total(self, model: Density, q: Family, data: PyTree, weights: Rows, key: Key[Array, ""]) -> Float[Array, ""]:
         return _total((model, q, weights), self, data, key) / self.samples
 
+    @property
+    def evaluation_draws(self) -> int:
+        return max(self.samples, EVALUATION_DRAWS)
+
 
 class MonteCarlo(Sampled):
     """Reparameterised draws of θ, shared by all rows; works with any model and any family."""
@@ -76,6 +82,14 @@ class MonteCarlo(Sampled):
 
     def sum(self, term: _Term, model: Density, shared: Sampler, key: Key[Array, ""]) -> PyTree:
         return sum_of(lambda index: term(jax.random.fold_in(key, index), shared), self.samples)
+
+    def estimate(self, model: Density, q: Family, data: PyTree, weights: Rows, key: Key[Array, ""]) -> Estimate:
+        shared = self.shared(model, q, data)
+
+        def total(index: Int[Array, ""]) -> Float[Array, ""]:
+            return weights @ self.densities(model, shared, jax.random.fold_in(key, index), data)
+
+        return Estimate(jax.lax.map(total, jnp.arange(self.evaluation_draws)), jnp.zeros((), weights.dtype))
 
     def nodes(self, q: Family, key: Key[Array, ""]) -> tuple[Theta, Float[Array, " s"]]:
         """Draws of θ, and the logarithms of their equal masses."""
@@ -105,10 +119,7 @@ class LocalReparameterisation(Sampled):
         return local.log_density_at(local.predictor_at(shared, noise), data)
 
     def sum(self, term: _Term, model: Density, shared: PyTree, key: Key[Array, ""]) -> PyTree:
-        shape, dtype = _local(model).noise_shape(shared), jax.tree.leaves(shared)[0].dtype
-
-        def noise(index: Whole) -> Array:
-            return standard_normal(jax.random.fold_in(key, index), shape, dtype)
+        noise = self._noise(model, shared, key)
 
         def pair(index: Whole) -> PyTree:
             drawn = noise(index)
@@ -119,6 +130,42 @@ class LocalReparameterisation(Sampled):
             return term(noise(0), shared)
         total = sum_of(pair, pairs)
         return jax.tree.map(jnp.add, total, term(noise(pairs), shared)) if single else total
+
+    @property
+    def evaluation_draws(self) -> int:
+        return 2 * max(-(-self.samples // 2), _PAIRS)
+
+    def estimate(self, model: Density, q: Family, data: PyTree, weights: Rows, key: Key[Array, ""]) -> Estimate:
+        """Rows have draws of their own, so that their variances add; each row's is that of its antithetic pairs."""
+        pairs = self.evaluation_draws // 2
+
+        def block(part: Block, key: Key[Array, ""]) -> PyTree:
+            shared = self.shared(model, q, part.data)
+            noise = self._noise(model, shared, key)
+
+            def pair(index: Whole) -> Rows:
+                drawn = noise(index)
+                both = [self.densities(model, shared, each, part.data) for each in (drawn, -drawn)]
+                return (both[0] + both[1]) / 2
+
+            # from the first pair's values, since squares of the values themselves would cancel
+            first = pair(0)
+
+            def beyond(index: Whole) -> tuple[Rows, Rows]:
+                away = pair(index + 1) - first
+                return away, jnp.square(away)
+
+            away, squares = sum_of(beyond, pairs - 1)
+            variances = jnp.maximum(squares - jnp.square(away) / pairs, 0) / (pairs - 1)
+            return part.weights @ (first + away / pairs), jnp.square(part.weights) @ variances / pairs
+
+        value, variance = _by_blocks(block, self.block, data, weights, key)
+        return Estimate(value[None], variance)
+
+    def _noise(self, model: Density, shared: PyTree, key: Key[Array, ""]) -> Callable[[Whole], Array]:
+        """The standard normal noise of each draw."""
+        shape, dtype = _local(model).noise_shape(shared), jax.tree.leaves(shared)[0].dtype
+        return lambda index: standard_normal(jax.random.fold_in(key, index), shape, dtype)
 
 
 _OfBlock: TypeAlias = Callable[[Block, Key[Array, ""]], PyTree]

@@ -12,10 +12,23 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Bool, Float, Key, PyTree
 
 from partita.errors import SettingsError
+from partita.inputs import check_kind, real_array
 from partita.numerics.compiled import Scalar
 from partita.numerics.trees import all_finite
 
-__all__ = ["Family", "Mean", "Numbers", "Remembering", "Sampler", "Theta", "floating", "inner", "positive"]
+__all__ = [
+    "Family",
+    "Mean",
+    "Numbers",
+    "Remembering",
+    "Sampler",
+    "Theta",
+    "check_start",
+    "finite",
+    "floating",
+    "inner",
+    "positive",
+]
 
 Theta: TypeAlias = Any
 """One value of the parameters, or a batch of values."""
@@ -310,20 +323,38 @@ def inner(natural: PyTree, mean: Mean) -> Float[Array, ""]:
     return jnp.sum(jnp.stack([jnp.vdot(a, b) for a, b in pairs]))
 
 
-def floating(leaf: Numbers) -> Float[Array, "..."]:
+def check_start(start: Any) -> None:
+    """Raises a `SettingsError` unless an initial q is a member of a family, or None."""
+    if start is not None:
+        check_kind("start", start, Family, "give one of the prior's family", name="a member of a family")
+
+
+def floating(leaf: Numbers, name: str = "parameters") -> Float[Array, "..."]:
     """The leaf as a floating-point array with a strong dtype; a weak one would cause recompilation."""
+    if not isinstance(leaf, jax.Array):
+        leaf = real_array(name, leaf)
     dtype = jnp.asarray(leaf).dtype
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        raise SettingsError(f"The {name} hold complex numbers where real numbers are needed: take their real parts.")
     return jnp.asarray(leaf, dtype if jnp.issubdtype(dtype, jnp.floating) else float)
 
 
 def positive(values: Numbers, name: str) -> Float[Array, "..."]:
     """The values as an array; raises an `InputError` with the first value that is not positive and finite."""
-    array = floating(values)
+    array = floating(values, name)
     if isinstance(array, jax.core.Tracer):
         return array
     allowed = jnp.isfinite(array) & (array > 0)
     if not allowed.all():
         raise SettingsError(f"The {name} must be finite and above 0, not {array[~allowed][0]:g}.")
+    return array
+
+
+def finite(values: Numbers, name: str) -> Float[Array, "..."]:
+    """The values as an array; raises a `SettingsError` where one is not finite."""
+    array = floating(values, name)
+    if not isinstance(array, jax.core.Tracer) and not jnp.isfinite(array).all():
+        raise SettingsError(f"The {name} must be finite: give numbers.")
     return array
 
 

@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import jax.scipy as jsp
 from jaxtyping import Array, ArrayLike, Bool, Float, Key, Real
 
-from partita.families.base import Theta, floating, positive
+from partita.errors import SettingsError
+from partita.families.base import Theta, finite, floating
 from partita.families.gaussian import LOG_2PI, Gaussian, Moments, Standard, Unconstrained, check_vector, zeros_of
 from partita.families.layout import Layout
+from partita.inputs import check_finite_number, described
 
 __all__ = ["FullGaussian", "symmetric"]
 
@@ -42,18 +44,27 @@ class FullGaussian(Gaussian):
     @classmethod
     def from_mean_covariance(cls, mean: Theta, covariance: Real[ArrayLike, "d d"]) -> Self:
         """The member with this mean, shaped like θ, and this covariance of the raveled θ."""
+        if not jax.tree.leaves(mean):
+            raise SettingsError(f"The mean must be shaped like θ, with numbers, not {described(mean)}.")
+        mean = jax.tree.map(lambda leaf: finite(leaf, "mean"), mean)
         layout = Layout.of(mean)
-        vector = layout.ravel(jax.tree.map(floating, mean))
-        precision = _inverse(jnp.linalg.cholesky(jnp.asarray(covariance, vector.dtype)))
+        vector, square = layout.ravel(mean), finite(covariance, "covariance")
+        if square.shape != 2 * vector.shape:
+            raise SettingsError(f"A mean of {vector.size} numbers and a covariance of {square.shape} do not match.")
+        factor = jnp.linalg.cholesky(square.astype(vector.dtype))
+        if not isinstance(factor, jax.core.Tracer) and not jnp.isfinite(factor).all():
+            raise SettingsError("The covariance must be positive definite: add a little to its diagonal.")
+        precision = _inverse(factor)
         return cls(precision @ vector, precision, layout)
 
     @classmethod
     def standard_normal(cls, like: Theta | int, scale: float = 1.0) -> Self:
         """N(0, scale²) for every parameter; `like` is a θ, or the number of parameters."""
+        check_finite_number("scale", scale, above=0)
         zeros = zeros_of(like)
         layout = Layout.of(zeros)
         vector = layout.ravel(zeros)
-        precision = jnp.eye(vector.size, dtype=vector.dtype) / positive(scale, "scale").astype(vector.dtype) ** 2
+        precision = jnp.eye(vector.size, dtype=vector.dtype) / floating(scale).astype(vector.dtype) ** 2
         return cls(vector, precision, layout)
 
     def _cholesky(self) -> Float[Array, "d d"]:

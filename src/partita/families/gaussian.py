@@ -13,9 +13,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from partita.errors import DataError, InputError, SettingsError
-from partita.families.base import Family, Theta, floating, positive
+from partita.families.base import Family, Theta, finite, floating, positive
 from partita.families.capabilities import Projected, Spreading
 from partita.families.layout import Layout
+from partita.inputs import check_finite_number, check_seed, check_whole, described
 from partita.numerics.noise import standard_normal
 
 __all__ = [
@@ -117,17 +118,21 @@ class MeanFieldGaussian(Gaussian):
     @classmethod
     def from_mean_sd(cls, mean: Theta, sd: Theta) -> Self:
         """The member with this mean and standard deviation, each shaped like θ; a scalar sd serves every parameter."""
-        mean = jax.tree.map(floating, mean)
+        if not jax.tree.leaves(mean):
+            raise SettingsError(f"The mean must be shaped like θ, with numbers, not {described(mean)}.")
+        mean = jax.tree.map(lambda leaf: finite(leaf, "mean"), mean)
         trees: list[Any] = [jax.tree.structure(tree) for tree in (mean, sd)]
         if trees[0] != trees[1]:
-            sd = jax.tree.map(lambda m: jnp.asarray(sd, m.dtype), mean)
-        sd = jax.tree.map(lambda m, s: positive(jnp.asarray(s, m.dtype), "standard deviation"), mean, sd)
+            check_finite_number("standard deviation, where it is not shaped like the mean,", sd, above=0)
+            sd = jax.tree.map(lambda m: sd, mean)
+        sd = jax.tree.map(_spread, mean, sd)
         precision = jax.tree.map(lambda m, s: jnp.broadcast_to(1 / s**2, m.shape), mean, sd)
         return cls(jax.tree.map(jnp.multiply, precision, mean), precision)
 
     @classmethod
     def standard_normal(cls, like: Theta | int, scale: float = 1.0) -> Self:
         """N(0, scale²) for every parameter; `like` is a θ, or the number of parameters."""
+        check_finite_number("scale", scale, above=0)
         return cls.from_mean_sd(zeros_of(like), scale)
 
     @classmethod
@@ -136,6 +141,9 @@ class MeanFieldGaussian(Gaussian):
 
         From a wide q a network's gradients are mostly noise (`sec:experiments:fmnist`).
         """
+        check_seed(seed)
+        check_finite_number("spread", spread)
+        check_finite_number("variance", variance, above=0)
         zeros = zeros_of(like)
         keys = _keys(jax.random.key(seed), zeros)
         means = jax.tree.map(lambda m, k: jax.random.uniform(k, m.shape, m.dtype, -spread, spread), zeros, keys)
@@ -241,10 +249,23 @@ def _total(function: Callable[..., Array], *trees: PyTree) -> Float[Array, ""]:
     return jnp.sum(jnp.stack(terms))
 
 
+def _spread(mean: Array, sd: Any) -> Float[Array, "..."]:
+    """A standard deviation for every element of a mean."""
+    spread = positive(sd, "standard deviation").astype(mean.dtype)
+    if spread.shape not in ((), mean.shape):
+        raise SettingsError(
+            f"The standard deviation has the shape {spread.shape} and the mean {mean.shape}: give one for each, or one."
+        )
+    return spread
+
+
 def zeros_of(like: Theta | int) -> Theta:
     """A θ of zeros with the structure of `like`, or a vector of `like` zeros."""
     if isinstance(like, int | np.integer):
+        check_whole("number of parameters", like)
         return jnp.zeros(int(like))
+    if not jax.tree.leaves(like):
+        raise SettingsError(f"Give a θ with numbers, or the number of parameters, not {described(like)}.")
     return jax.tree.map(lambda leaf: jnp.zeros_like(floating(leaf)), like)
 
 

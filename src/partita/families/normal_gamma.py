@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Key, Real
 
 from partita.errors import SettingsError
-from partita.families.base import Numbers, Remembering, floating, positive
+from partita.families.base import Numbers, Remembering, finite, positive
 from partita.families.full_gaussian import FullGaussian, symmetric
 from partita.families.gamma import Gamma
 from partita.families.gamma import Moments as GammaMoments
@@ -62,12 +62,14 @@ class NormalGamma(Remembering):
         cls, mean: Real[ArrayLike, " d"], covariance: Real[ArrayLike, "d d"], shape: Numbers, rate: Numbers
     ) -> Self:
         """The member with this mean m, covariance Λ⁻¹ where the precision is 1, and this gamma for the precision."""
-        mean = floating(mean)
-        covariance = jnp.asarray(covariance, mean.dtype)
+        mean = finite(mean, "mean")
+        covariance = finite(covariance, "covariance").astype(mean.dtype)
         square = covariance.shape
         if mean.ndim != 1 or square != (mean.size, mean.size):
             raise SettingsError(f"A mean of shape {mean.shape} and a covariance of shape {square} do not match.")
         shape, rate = positive(shape, "shape of a normal–gamma"), positive(rate, "rate of a normal–gamma")
+        if shape.ndim or rate.ndim:
+            raise SettingsError("Shape and rate of a normal–gamma are two numbers, not arrays.")
         gamma = Gamma.from_shape_rate(shape.astype(mean.dtype), rate.astype(mean.dtype))
         return cls.joined(FullGaussian.from_mean_covariance(mean, covariance), gamma)
 

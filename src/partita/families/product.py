@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from partita.errors import SettingsError
 from partita.families.base import Family, Theta
+from partita.inputs import check_kind
 
 __all__ = ["Product"]
 
@@ -21,6 +22,8 @@ class Product(Family):
     components: dict[str, Family]
 
     def __init__(self, components: dict[str, Family] | None = None, **named: Family) -> None:
+        if components is not None:
+            check_kind("components of a product", components, dict, "give families by name")
         self.components = {**(components or {}), **named}
         if not self.components:
             raise SettingsError("A product needs at least one named family.")

@@ -1,5 +1,6 @@
 """What Flower runs: the server's app once for a run, the client's for every message, in processes of its own."""
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ def _serve(grid: Grid, context: Context) -> None:
         try:
             serve(folder, federation, FlowerLink(grid, federation.clients, ledger.said("nodes")))
         except Exception as error:
-            ledger.say("ended", {"status": "failed", "message": f"The server failed: {error}"})
+            with contextlib.suppress(InputError):  # such as a full disk: the error before is the one to tell
+                ledger.say("ended", {"status": "failed", "message": f"The server failed: {error}"})
             raise
 
 

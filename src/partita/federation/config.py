@@ -202,7 +202,9 @@ def _mistakes(federation: Federation, source: str) -> Iterator[str]:
     if data.negative and not data.positive:
         yield f"has negative labels without positive ones: list the values of {data.response!r} that count as 1"
     for name, value in dataclasses.asdict(federation.run).items():
-        if not 0 < value < math.inf and name not in ("tolerance", "quorum"):
+        if name == "tolerance" and not 0 <= value < math.inf:
+            yield "has an invalid run.tolerance: it must be a number of nats, 0 or more"
+        elif not 0 < value < math.inf and name not in ("tolerance", "quorum"):
             yield f"has an invalid run.{name}: it must be a number above 0"
     fits = solver["kind"] not in ("newton", "conjugate") and federation.prior.family == "mean-field"
     if isinstance(federation.built_model(1), Template) and not fits:

@@ -23,7 +23,7 @@ seed = 0
 response = {response}
 {labels}numbers = {numbers}
 
-[data.categories]  # with their levels; [] to collect them from clients at enrolment
+[data.categories]  # [] collects the levels from clients at enrolment; where levels are listed, others are refused
 {categories}
 
 [model]
@@ -129,5 +129,5 @@ def _written(example: Example) -> dict[str, str]:
             f"positive = {json.dumps([positive])}  # these values count as 1\n"
             f"negative = {json.dumps(negative)}  # these count as 0; a client with others is refused\n"
         )
-    levels = (f"{json.dumps(name)} = {json.dumps(some)}" for name, some in example.categories.items())
+    levels = (f"{json.dumps(name)} = []  # {json.dumps(some)[1:-1]}" for name, some in example.categories.items())
     return {"numbers": json.dumps(example.numbers), "categories": "\n".join(levels), "labels": labels}

@@ -1,6 +1,8 @@
 """Starts and supervises Flower's programs."""
 
 import contextlib
+import errno
+import http.client
 import json
 import os
 import shutil
@@ -9,6 +11,7 @@ import ssl
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +19,7 @@ from typing import Any
 
 from partita.errors import FederationError, MissingExtraError
 from partita.federation.config import Federation, host_and_port, load, loopback
+from partita.federation.keeper import PATIENCE
 from partita.federation.serve import LEDGER_FILE, SERVER_LOCK
 from partita.federation.status import read_status
 from partita.federation.waiting import waiting
@@ -29,6 +33,12 @@ START = 120.0
 """Timeout in seconds for a program to start."""
 _LOOK = 5.0
 """Seconds between two looks at what the server waits for."""
+_PATIENCE, _RESTART = 5.0, 5.0
+"""Seconds that a program at an address has to answer, and until a client that stopped by itself is started again."""
+_FREED = PATIENCE + 5.0
+"""Seconds in which an earlier server that was killed has left its port."""
+_REFUSED = "[code: 2004]"
+"""What Flower logs of a client whose key is in use already, or not registered; it does not tell the two apart."""
 _APP = """[build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
@@ -111,6 +121,7 @@ def serve(folder: Path, federation: Federation, log: Path | None = None, module:
                 f"A server of {folder} is running already: `partita status {folder}` shows it."
             ) from None
         _await_earlier(folder)
+        _await_free(_listens_on(host), port)
         ledger = Ledger(folder / LEDGER_FILE)
         ledger.say("ended", None)
         local = f"127.0.0.1:{free_port()}" if secure else federation.server.address
@@ -147,10 +158,31 @@ def _write_app(home: Path, module: str) -> Path:
     return home / "app"
 
 
+def _listens_on(host: str) -> str:
+    """Where the server listens: unless its host is on loopback, on all interfaces."""
+    return host if loopback(host) else "0.0.0.0"
+
+
+def _await_free(host: str, port: int) -> None:
+    """Waits until the server can listen at a port of this machine; raises an `InputError` if it cannot."""
+    until = time.monotonic() + _FREED
+    while True:
+        try:
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, os.name == "posix")
+                return tried.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > until:
+                raise FederationError(
+                    f"The server cannot listen at port {port} ({error.strerror}): end the program that does, or choose "
+                    "another in server.address of federation.toml and hand out the clients' folders again."
+                ) from None
+            time.sleep(0.2)
+
+
 def _gate(folder: Path, host: str, port: int, inner: str) -> list[str]:
-    """The proxy's command; unless the host is on loopback, it listens on all interfaces."""
-    listen = host if loopback(host) else "0.0.0.0"
-    where = ["--host", listen, "--port", str(port), "--inner", inner]
+    """The proxy's command."""
+    where = ["--host", _listens_on(host), "--port", str(port), "--inner", inner]
     return [sys.executable, "-m", "partita.federation.gate", str(folder), *where]
 
 
@@ -173,6 +205,7 @@ def _await_end(folder: Path, ledger: Ledger, started: list[subprocess.Popen[byte
                 print(line, flush=True)
             said = line
         if gone or (not began and time.monotonic() > until):
+            ledger.say("ended", None)  # on a full disk, where the app could write no ending, this tells of it
             raise FederationError(f"The server stopped; see {logs}. Continue with `partita resume {folder}`.")
         time.sleep(0.2)
 
@@ -199,21 +232,18 @@ def _keep_running(folder: Path, federation: Federation, name: str, data: Path) -
     command = [program("flower-supernode"), "--superlink", federation.server.address, "--node-config", config]
     command += _client_security(folder, federation, name)
     log = folder / f"client-{name}.log"
-    if not _listens(federation.server.address):
-        print(
-            f"{name}: nothing answers at {federation.server.address} yet: start the server, or correct server.address "
-            "in federation.toml; the client goes on trying.",
-            file=sys.stderr,
-            flush=True,
-        )
+    trouble = _trouble(folder, federation)
+    if trouble:
+        print(f"{name}: {trouble} in federation.toml; the client goes on trying.", file=sys.stderr, flush=True)
+    told: set[str] = set()
     while True:
         with running([*command, "--port", str(free_port())], environment(home), log) as node:
-            _echo(node, log, f"{name}: ")  # the prefix of partita's own log lines
-        time.sleep(5.0)
+            _echo(node, log, f"{name}: ", told)  # the prefix of partita's own log lines
+        time.sleep(_RESTART)
 
 
-def _echo(process: subprocess.Popen[bytes], log: Path, mark: str) -> None:
-    """Prints new log lines that start with `mark` until the program ends."""
+def _echo(process: subprocess.Popen[bytes], log: Path, mark: str, told: set[str]) -> None:
+    """Prints new log lines that start with `mark` until the program ends, and that Flower refuses it, once."""
     with log.open(errors="replace") as file:
         file.seek(0, os.SEEK_END)
         rest = ""
@@ -223,18 +253,31 @@ def _echo(process: subprocess.Popen[bytes], log: Path, mark: str) -> None:
             for line in lines:
                 if line.startswith(mark):
                     print(line, file=sys.stderr, flush=True)
+                elif _REFUSED in line and _REFUSED not in told:
+                    told.add(_REFUSED)
+                    print(
+                        f"{mark}the server does not accept its key: stop another client that uses it, or use the "
+                        "folder that `partita federation credentials` wrote for it; the client goes on trying.",
+                        file=sys.stderr,
+                        flush=True,
+                    )
             if ended:
                 return
             time.sleep(0.5)
 
 
-def _listens(address: str) -> bool:
-    """Whether connections are accepted at an address."""
+def _trouble(folder: Path, federation: Federation) -> str:
+    """The beginning of a sentence on a server that does not answer, or that is another one; empty if it answers."""
+    address = federation.server.address
     try:
-        with socket.create_connection(host_and_port(address), timeout=5.0):
-            return True
+        socket.create_connection(host_and_port(address), timeout=_PATIENCE).close()
     except OSError:
-        return False
+        return f"nothing answers at {address} yet: start the server, or correct server.address"
+    error = _unhealthy(address, federation.server.secure, folder)
+    if error is None:
+        return ""
+    why = getattr(error, "verify_message", str(error))
+    return f"what answers at {address} is not the server of this federation ({why}): correct server.address"
 
 
 def free_port() -> int:
@@ -261,22 +304,32 @@ def _client_security(folder: Path, federation: Federation, name: str) -> list[st
 def _await_health(address: str, secure: bool, folder: Path, started: list[subprocess.Popen[bytes]], log: Path) -> None:
     """Waits until Flower's server is ready."""
     until = time.monotonic() + START
+    while time.monotonic() < until and all(process.poll() is None for process in started):
+        error = _unhealthy(address, secure, folder)
+        if error is None:
+            return
+        if isinstance(error, ssl.SSLCertVerificationError):
+            raise FederationError(
+                f"The certificate at {address} is not signed by {folder / 'ca.crt'} "
+                f"({error.verify_message}): is another server, or an earlier version of partita, running there?"
+            )
+        time.sleep(0.1)
+    raise FederationError(f"Flower's server did not start at {address}: see {log}; is the port in use?")
+
+
+def _unhealthy(address: str, secure: bool, folder: Path) -> Exception | None:
+    """What goes wrong where Flower's server is asked whether it is ready; None if it is."""
     trust = ssl.create_default_context(cafile=str(folder / "ca.crt")) if secure else None
     url = f"http{'s' if secure else ''}://{address}/health"
-    while time.monotonic() < until and all(process.poll() is None for process in started):
-        try:
-            with urllib.request.urlopen(url, timeout=2.0, context=trust) as answer:
-                if answer.status == 200:
-                    return
-        except OSError as error:
-            reason = getattr(error, "reason", error)
-            if isinstance(reason, ssl.SSLCertVerificationError):
-                raise FederationError(
-                    f"The certificate at {address} is not signed by {folder / 'ca.crt'} "
-                    f"({reason.verify_message}): is another server, or an earlier version of partita, running there?"
-                ) from None
-            time.sleep(0.1)
-    raise FederationError(f"Flower's server did not start at {address}: see {log}; is the port in use?")
+    try:
+        with urllib.request.urlopen(url, timeout=_PATIENCE, context=trust):
+            return None
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None)
+        return reason if isinstance(reason, Exception) else error
 
 
 def _register(folder: Path, federation: Federation, env: Mapping[str, str]) -> dict[str, int]:

@@ -84,8 +84,12 @@ def draw(folder: Path, rows: list[dict[str, Any]]) -> Path:
     intervals.set_yticks(range(len(rows)), [str(row["name"]) for row in reversed(rows)])
     intervals.axvline(0, color="grey", linewidth=0.5)
     intervals.set_xlabel(f"mean, {lower} to {upper}")
-    known = [(row["communications"], row["reported_free_energy"]) for row in history if "reported_free_energy" in row]
-    path.plot(*zip(*known, strict=True)) if known else None
+    known = [
+        (row["communications"], row["reported_free_energy"], row.get("reported_free_energy_error", 0.0))
+        for row in history
+        if "reported_free_energy" in row
+    ]
+    path.errorbar(*zip(*known, strict=True)) if known else None
     path.set_xlabel("communications")
     path.set_ylabel("free energy as reported")
     target = folder / "result.png"

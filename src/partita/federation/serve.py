@@ -25,6 +25,8 @@ LEDGER_FILE = "ledger.sqlite"
 SERVER_LOCK = ".serving"
 """The server's lock file."""
 _FINISHED = "finished"
+_REMEDY = f'set family = "full" under [prior] in the {CONFIG_FILE} of a new run'
+"""What helps where mean-field standard deviations do not do."""
 
 
 def serve(folder: Path, federation: Federation, link: Transport) -> Result:
@@ -60,9 +62,11 @@ def serve(folder: Path, federation: Federation, link: Transport) -> Result:
     if earlier is not None and earlier["ending"] == ending:
         result = dataclasses.replace(result, message=_stored(folder, earlier))
     else:
-        members = attendance(reception, result)
-        result = dataclasses.replace(result, message=" ".join([result.message, *remarks(members)]))
-        _write_result(folder, result, members, agreed, None if isinstance(model, Template) else agreed.names)
+        members, names = attendance(reception, result), None if isinstance(model, Template) else agreed.names
+        caveat = result.posterior.caveat(names, _REMEDY)
+        said = [result.message, *remarks(members), caveat]
+        result = dataclasses.replace(result, message=" ".join(filter(None, said)))
+        _write_result(folder, result, members, agreed, names)
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d at %H:%M UTC")
         ledger.say(_FINISHED, {"ending": ending, "time": now, "message": result.message})
     ledger.say("ended", {"status": result.status.value, "message": result.message})

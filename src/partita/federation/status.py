@@ -59,7 +59,9 @@ class FederationStatus:
     rounds: float
     communications: int
     free_energy: float | None
-    """The sum of what clients reported with their last answers."""
+    """The sum of what clients reported with their last answers, less the divergence from the prior."""
+    free_energy_error: float | None
+    """Its standard error, where the model's expectation is sampled."""
     residual: float | None
     traffic: int
     """Bytes of arrays sent and received, up to the last answer."""
@@ -90,14 +92,16 @@ def read_status(folder: Path, name: str, clients: tuple[str, ...]) -> Federation
         for client in (*known, *(client for client in clients if client not in known))
     ]
     last = history[-1] if history else {}
-    reported = [row["reported_free_energy"] for row in history if "reported_free_energy" in row]
+    reported = [row for row in history if "reported_free_energy" in row]
+    energy = reported[-1] if reported else {}
     return FederationStatus(
         name=name,
         ended=(about.get("ended") or {}).get("message", ""),
         step=int(last.get("step", 0)),
         rounds=float(last.get("rounds", 0.0)),
         communications=int(about.get("state", {}).get("communications", 0)),
-        free_energy=_finite(reported[-1]) if reported else None,
+        free_energy=_finite(energy.get("reported_free_energy")),
+        free_energy_error=_finite(energy.get("reported_free_energy_error")),
         residual=_finite(last.get("residual")),
         traffic=about.get("traffic", 0),
         members=tuple(members),

@@ -21,7 +21,7 @@ def waiting(now: FederationStatus) -> str:
     residual = "" if now.residual is None else f", residual {now.residual:.2g} nats"
     asked = names["working"]
     answers = f"the answer{'s' if len(asked) > 1 else ''} of {_listed(asked)}" if asked else "the next step"
-    missing = f" Not enrolled: {_listed(absent)}." if absent else ""
+    missing = f" Not enrolled: {_listed(absent)}.{''.join(troubles)}" if absent else ""
     return f"{now.rounds:.1f} rounds, {now.communications} communications{residual}: waiting for {answers}.{missing}"
 
 

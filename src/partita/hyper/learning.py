@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -11,9 +11,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, PyTree
 
-from partita.errors import SettingsError, unknown
+from partita.errors import SettingsError
 from partita.families.base import inner
 from partita.hyper.values import Hyper
+from partita.inputs import check_choice, check_flag, check_texts
 from partita.numerics.compiled import Compiled, Scalar
 
 __all__ = [
@@ -91,7 +92,7 @@ class LearningView(NamedTuple):
     residual: float
     """The largest residual in nats; infinite until every client has answered for the current ε."""
     tolerance: float
-    """The run's convergence tolerance in nats."""
+    """The run's convergence tolerance in nats; 0 for one that goes on until its budget is spent."""
     share: float
     """The fraction of active clients whose answers were just aggregated."""
 
@@ -107,15 +108,22 @@ class LearningStep(NamedTuple):
     """The number of free-energy evaluations."""
 
 
+def _names(names: Any) -> tuple[str, ...]:
+    check_texts("hyperparameters to learn", names)
+    return tuple(names)
+
+
 class Learning(eqx.Module):
     """Which hyperparameters are learned, and how. Clients report gradients in ε with their answers."""
 
-    names: tuple[str, ...] = eqx.field(static=True, converter=tuple)
+    names: tuple[str, ...] = eqx.field(static=True, converter=_names)
     optimiser: eqx.AbstractVar[optax.GradientTransformation]
 
     def __check_init__(self) -> None:
         if not self.names or len(set(self.names)) < len(self.names):
             raise SettingsError(f"List the hyperparameters to learn, each once, not {list(self.names)}.")
+        if not (hasattr(self.optimiser, "init") and hasattr(self.optimiser, "update")):
+            raise SettingsError("The optimiser must be a transformation: give one such as optax.adam(0.1).")
 
     def init(self, u: Hyper) -> PyTree:
         """The optimiser's initial state."""
@@ -153,6 +161,9 @@ class Ascent(Learning):
 
     collapsed: bool = eqx.field(static=True, default=True)
     optimiser: optax.GradientTransformation = eqx.field(static=True, default=_QUASI_NEWTON)
+
+    def __check_init__(self) -> None:
+        check_flag("setting collapsed", self.collapsed)
 
     @property
     def why_unmoved(self) -> str:
@@ -210,10 +221,9 @@ def gain(gradient: Hyper) -> float:
 
 def learning_by_name(how: How, names: tuple[str, ...]) -> Learning:
     """The learning rule with this name."""
+    check_choice("learning rule", how, ("coordinate", "collapsed", "stochastic"))
     if how == "stochastic":
         return Stochastic(names)
-    if how not in ("coordinate", "collapsed"):
-        raise unknown("learning rule", how, ("coordinate", "collapsed", "stochastic"))
     return Ascent(names, collapsed=how == "collapsed")
 
 

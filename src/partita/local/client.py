@@ -12,10 +12,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Key
 
 from partita.data.shard import Shard
-from partita.errors import FederationError
+from partita.errors import FederationError, SettingsError
 from partita.families import Family
+from partita.families.base import check_start
 from partita.families.factor import Factor
 from partita.hyper.values import Hyper, likelihood_hyper, model_given, prior_given
+from partita.inputs import check_flag, check_kind, check_number
 from partita.local.context import Cavity, Context
 from partita.local.objective import Problem
 from partita.local.solvers import Outcome, Solver
@@ -52,6 +54,15 @@ class ClientSettings(eqx.Module):
     temperature: float = 1.0
     """The factor on the KL divergence: 1 is Bayes, less than 1 a cold posterior. It is recorded in the history."""
 
+    def __check_init__(self) -> None:
+        check_kind("context", self.context, Context, "use one such as Cavity()")
+        check_number("trust region", self.trust_region, lambda radius: radius > 0, "above 0")
+        check_start(self.start)
+        check_flag("setting restart", self.restart)
+        if self.restart and self.start is None:
+            raise SettingsError("`restart` restarts every visit at `start`: give a start.")
+        check_number("temperature", self.temperature, lambda number: 0 < number < math.inf, "above 0 and finite")
+
 
 class Recipe(ClientSettings):
     """The client's part of a method."""
@@ -72,6 +83,8 @@ class Info(eqx.Module):
 
     ell: float | Float[Array, ""] = scalar(float)
     """Its expected log-likelihood under the posterior it was sent."""
+    ell_variance: float | Float[Array, ""] = scalar(float, lambda value: not value < 0)
+    """The square of its standard error, where the expectation is sampled; else 0."""
     free_energy: float | Float[Array, ""] = scalar(float)
     """Its local free energy at its answer."""
     residual: float | Float[Array, ""] = scalar(float, lambda value: not math.isnan(value))
@@ -180,7 +193,15 @@ def answer(
     delta = Factor(scaled.natural, jnp.where(proper, scaled.log_scale + solution.log_mass, 0))
     held_back = jnp.isin(solution.outcome, jnp.array(RESIDUAL_UNDEFINED)) | ~proper
     value, gradient = jax.value_and_grad(ell)(hyper) if hyper else (ell(hyper), hyper)
+    variance: Scalar = 0.0
+    if not at.expectation.deterministic:
+        said = at.expectation.estimate(at, q, shard.data, shard.weights, ell_key)
+        value, variance = jnp.asarray(said.value), said.squared_error
     finite = all_finite((delta, solution.free_energy, gradient))
     residual = jnp.where(held_back, jnp.inf, jnp.maximum(solution.q.kl(q), solution.left))
     solved = (solution.steps, solution.outcome, jnp.asarray(solution.skipped))
-    return Reply(delta, Info(value, solution.free_energy, residual, *solved, finite), gradient)
+    return Reply(
+        delta,
+        Info(value, jnp.asarray(variance, value.dtype), solution.free_energy, residual, *solved, finite),
+        gradient,
+    )

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from partita.families.base import Family
 from partita.families.factor import Factor
+from partita.inputs import check_finite_number, check_flag
 
 __all__ = ["Cavity", "Context", "NoDeletion", "Prior", "Proximal", "SplitPrior"]
 
@@ -56,6 +57,9 @@ class Prior(Context):
 
     rescaled: bool = eqx.field(static=True, default=False)
 
+    def __check_init__(self) -> None:
+        check_flag("setting rescaled", self.rescaled)
+
     def __call__(self, prior: Family, q: Family, factor: Factor, share: Float[Array, ""]) -> Factor:
         return Factor.of(prior)
 
@@ -84,6 +88,9 @@ class Proximal(Context):
     """
 
     penalty: float = 1.0
+
+    def __check_init__(self) -> None:
+        check_finite_number("penalty", self.penalty, above=0)
 
     def __call__(self, prior: Family, q: Family, factor: Factor, share: Float[Array, ""]) -> Factor:
         return Factor.of(q) * factor ** (-1 / self.penalty)

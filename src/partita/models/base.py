@@ -14,6 +14,7 @@ from partita.errors import DataError
 from partita.expectations import Expectation, MonteCarlo
 from partita.families import Family
 from partita.families.base import Theta
+from partita.inputs import check_function, check_kind
 
 __all__ = ["LogDensity", "Model", "check_finite", "check_table", "check_values"]
 
@@ -35,6 +36,11 @@ class Model(eqx.Module):
     def log_density(self, theta: Theta, datum: PyTree) -> Float[Array, ""]:
         """The log density log p(y_n | θ) of one row."""
 
+    def __check_init__(self) -> None:
+        check_kind(
+            "expectation", self.expectation, Expectation, "use one of partita.expectations", name="an Expectation"
+        )
+
     def check(self, data: PyTree) -> None:
         """Raises an `InputError` that names the first invalid row; `data` are NumPy arrays."""
         check_finite(data)
@@ -49,6 +55,9 @@ class LogDensity(Model):
 
     function: Callable[[Theta, PyTree], Float[Array, ""]] = eqx.field(static=True)
     expectation: Expectation = eqx.field(default=MonteCarlo(), kw_only=True)
+
+    def __check_init__(self) -> None:
+        check_function("log density", self.function)
 
     def log_density(self, theta: Theta, datum: PyTree) -> Float[Array, ""]:
         return self.function(theta, datum)
@@ -67,10 +76,15 @@ def check_table(table: PyTree) -> None:
     """Raises an `InputError` unless `table` is a finite matrix x and a vector y with as many rows."""
     if not isinstance(table, Table):
         raise DataError("the data are not a Table(x, y): pass partita.Table(x, y)")
-    x, y = np.shape(table.x), np.shape(table.y)
+    x, y = _shape(table.x), _shape(table.y)
     if len(x) != 2 or len(y) != 1 or x[0] != y[0]:
         raise DataError(f"x has shape {x} and y {y}: give a matrix and a vector with as many rows")
     check_finite(table)
+
+
+def _shape(array: PyTree) -> tuple[int, ...]:
+    """The shape of an array; () of anything else."""
+    return getattr(array, "shape", ())
 
 
 def check_values(y: np.ndarray, allowed: np.ndarray, what: str) -> None:

@@ -14,8 +14,8 @@ from partita.data.table import Table
 from partita.expectations import Analytic, Expectation, GaussHermite, root
 from partita.expectations.capabilities import Rows
 from partita.families import Family
-from partita.families.base import positive
 from partita.families.gaussian import gaussian
+from partita.inputs import check_finite_number
 from partita.models.base import Model, check_table, check_values
 from partita.numerics.compiled import Scalar
 
@@ -64,6 +64,13 @@ class GeneralisedLinear(Model):
     def predictor_at(self, shared: tuple[Rows, Rows], noise: Rows) -> Rows:
         return shared[0] + shared[1] * noise
 
+    def coefficients(self, q: Family) -> Family:
+        return q
+
+    def curvatures(self, q: Family, data: Table) -> Rows:
+        """By quadrature, whatever the expectation of the model is."""
+        return -GaussHermite().derivatives(self, *self.predictor(q, data), data).mean_mean
+
     def response_at(self, predictor: Rows) -> Rows:
         return self.mean_response(predictor)
 
@@ -73,8 +80,7 @@ class GeneralisedLinear(Model):
 
 def _slope(slope: Any) -> Any:
     """A slope as it is given; a whole number as a floating-point one."""
-    if isinstance(slope, int | float):
-        positive(slope, "slope")
+    check_finite_number("slope", slope, above=0)
     return float(slope) if isinstance(slope, int) else slope
 
 
@@ -136,6 +142,10 @@ class PoissonRegression(GeneralisedLinear):
         super().check(data)
         y = np.asarray(data.y)
         check_values(y, (y >= 0) & (y == np.round(y)), "counts are whole numbers from 0 up")
+        kind = y.dtype if y.dtype.kind == "f" else np.dtype(float)
+        told = float(jnp.finfo(kind).eps) * y * np.log1p(y) < 1
+        large = f"this count is too large for {kind}, which rounds its log density by a nat: model its logarithm"
+        check_values(y, told, large)
 
     def log_link_density(self, f: Float[Array, "*#k"], y: Real[Array, "*#k"]) -> Float[Array, "*#k"]:
         return y * f - jnp.exp(f) - jsp.special.gammaln(y + 1)
@@ -160,8 +170,9 @@ class LinearRegression(GeneralisedLinear):
     positive: ClassVar[tuple[str, ...]] = ("noise",)
 
     def __init__(self, noise: Scalar = 1.0, expectation: Expectation | None = None) -> None:
-        self.noise = positive(jnp.asarray(noise, jnp.result_type(float)), "noise")
-        self.expectation = expectation or Analytic()
+        check_finite_number("noise", noise, above=0)
+        self.noise = jnp.asarray(noise, jnp.result_type(float))
+        self.expectation = Analytic() if expectation is None else expectation
 
     def log_link_density(self, f: Float[Array, "*#k"], y: Real[Array, "*#k"]) -> Float[Array, "*#k"]:
         return jsp.stats.norm.logpdf(y, f, self.noise.astype(f.dtype))

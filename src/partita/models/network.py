@@ -2,7 +2,7 @@
 
 import abc
 import itertools
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -12,11 +12,12 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from partita.data.table import Table
-from partita.errors import DataError
+from partita.errors import DataError, SettingsError
 from partita.expectations import Expectation, LocalReparameterisation
 from partita.families import Family
 from partita.families.base import Theta
 from partita.families.capabilities import IndependentGaussian
+from partita.inputs import check_finite_number, check_whole, described
 from partita.models.base import Model, check_table, check_values
 from partita.numerics.compiled import Scalar
 
@@ -29,6 +30,15 @@ class Shared(NamedTuple):
     centre: Float[Array, "h n"]
     spread: Float[Array, "h n"]
     later: tuple[tuple[Theta, Theta], ...]
+
+
+def _widths(widths: Any) -> tuple[int, ...]:
+    """The widths of layers, inputs first; raises a `SettingsError` where they are something else."""
+    if not isinstance(widths, list | tuple) or len(widths) < 2:
+        raise SettingsError(f"The widths must be two or more whole numbers, inputs first, not {described(widths)}.")
+    for width in widths:
+        check_whole("width of a layer", width)
+    return tuple(widths)
 
 
 class Network(Model):
@@ -94,7 +104,7 @@ class Network(Model):
 class NetworkClassifier(Network):
     """Class labels 0 … C−1 with softmax outputs; the last width is C."""
 
-    widths: tuple[int, ...] = eqx.field(static=True, converter=tuple)
+    widths: tuple[int, ...] = eqx.field(static=True, converter=_widths)
     expectation: Expectation = eqx.field(default=LocalReparameterisation(), kw_only=True)
 
     predicts_classes = True
@@ -125,9 +135,12 @@ class NetworkRegressor(Network):
     positive: ClassVar[tuple[str, ...]] = ("noise",)
 
     def __init__(self, widths: tuple[int, ...], noise: Scalar = 1.0, expectation: Expectation | None = None) -> None:
-        self.widths = tuple(widths)
+        check_finite_number("noise", noise, above=0)
+        self.widths = _widths(widths)
+        if self.widths[-1] != 1:
+            raise SettingsError(f"The last width of a regressor must be 1, not {self.widths[-1]}.")
         self.noise = jnp.asarray(noise, jnp.result_type(float))
-        self.expectation = expectation or LocalReparameterisation()
+        self.expectation = LocalReparameterisation() if expectation is None else expectation
 
     def log_output_density(self, outputs: Float[Array, "n 1"], y: Float[Array, " n"]) -> Float[Array, " n"]:
         return jsp.stats.norm.logpdf(y, outputs[:, 0], self.noise.astype(outputs.dtype))

@@ -47,6 +47,13 @@ class UnknownNoiseRegression(Model):
         square = precision.mean * (data.y - predictor) ** 2 + spread
         return (precision.expected_log - jnp.log(2 * jnp.pi) - square) / 2
 
+    def coefficients(self, q: Family) -> Family | None:
+        return q.part("coefficients")
+
+    def curvatures(self, q: Family, data: Table) -> Float[Array, " n"]:
+        """E[τ] of every row."""
+        return jnp.broadcast_to(residual(q, data.x).precision.mean, data.y.shape)
+
     def response(self, theta: Coefficients, x: Float[Array, "n d"]) -> Float[Array, " n"]:
         return x @ theta["coefficients"]
 

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from partita.errors import InputError, unknown
 
-__all__ = ["History"]
+__all__ = ["History", "with_error"]
 
 
 class History:
@@ -17,9 +18,10 @@ class History:
 
     Columns: step, communications, rounds, gradient_steps, seconds, clock (simulated time), clients (who answered),
     staleness (largest number of posterior updates between sending a task and aggregating its answer), free_energy,
-    residual (largest of the clients' latest), damping, refused (client → reason), unconverged (client → why its solver
-    stopped without converging), skipped (client → number of rows without a proper factor), log_evidence (power EP
-    only), hyper (learned hyperparameters by name), and the user's metrics.
+    free_energy_error (its standard error, where it is estimated by draws), residual (largest of the clients' latest),
+    damping, refused (client → reason), unconverged (client → why its solver stopped without converging), skipped
+    (client → number of rows without a proper factor), log_evidence (power EP only), hyper (learned hyperparameters by
+    name), and the user's metrics.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -103,6 +105,14 @@ class History:
     def refusals(self) -> list[tuple[int, str, str]]:
         """Every refused answer: step, client and reason."""
         return [(row["step"], name, reason) for row in self.rows for name, reason in row["refused"].items()]
+
+
+def with_error(value: float, error: float, form: str = ".6g") -> str:
+    """A number as text, in a format; if it has a standard error, with that, and the places that it leaves certain."""
+    if not 0 < error < math.inf:
+        return format(value, form)
+    places = max(0, 1 - math.floor(math.log10(error)))
+    return f"{value:,.{places}f} ± {error:,.{places}f}"
 
 
 def _library(name: str) -> Any:

@@ -7,6 +7,7 @@ from jaxtyping import ArrayLike, Float, Int, Real
 
 from partita.errors import SettingsError
 from partita.families import Family, MeanFieldGaussian
+from partita.inputs import check_number, check_whole, real_array
 
 __all__ = [
     "Probabilities",
@@ -43,6 +44,7 @@ def brier(probabilities: Probabilities, y: Real[ArrayLike, " n"]) -> float:
 def calibration_error(probabilities: Probabilities, y: Real[ArrayLike, " n"], bins: int = 15) -> float:
     """The expected calibration error: |accuracy − confidence| in equal bins of confidence, weighted by their rows."""
     p, y = _checked(probabilities, y)
+    check_whole("number of bins", bins)
     confidence = p.max(axis=1)
     correct = p.argmax(axis=1) == y
     index = np.minimum((confidence * bins).astype(int), bins - 1)
@@ -52,7 +54,12 @@ def calibration_error(probabilities: Probabilities, y: Real[ArrayLike, " n"], bi
 
 def root_mean_squared_error(predictions: Float[ArrayLike, " n"], y: Real[ArrayLike, " n"]) -> float:
     """The root of the mean squared difference, for a real response."""
-    return float(np.sqrt(np.mean((np.asarray(predictions) - np.asarray(y)) ** 2)))
+    found, true = real_array("predictions", predictions), real_array("responses", y)
+    if found.ndim != 1 or found.shape != true.shape or not len(found):
+        raise SettingsError(f"There are {_rows(found)} predictions and {_rows(true)} responses: give as many of both.")
+    if not (np.isfinite(found).all() and np.isfinite(true).all()):
+        raise SettingsError("A prediction or a response is not finite: drop or impute it.")
+    return float(np.sqrt(np.mean((found - true) ** 2)))
 
 
 def pruned(q: Family, prior: Family, threshold: float = 0.1) -> int:
@@ -60,6 +67,7 @@ def pruned(q: Family, prior: Family, threshold: float = 0.1) -> int:
 
     As in `sec:experiments:fmnist`; for mean-field Gaussians.
     """
+    check_number("threshold", threshold)
     members = []
     for member in (q, prior):
         if not isinstance(member, MeanFieldGaussian):
@@ -67,21 +75,29 @@ def pruned(q: Family, prior: Family, threshold: float = 0.1) -> int:
                 f"Pruned parameters are defined for MeanFieldGaussian, not for {type(member).__name__}."
             )
         members.append(MeanFieldGaussian(ravel_pytree(member.precision_mean)[0], ravel_pytree(member.precision)[0]))
+    if len(members[0].precision) != len(members[1].precision):
+        raise SettingsError("The posterior and the prior have different numbers of parameters: give those of one run.")
     return int((jax.vmap(MeanFieldGaussian.kl)(*members) < threshold).sum())
 
 
 def _checked(
     probabilities: Probabilities, y: Real[ArrayLike, " n"]
 ) -> tuple[Float[np.ndarray, "n c"], Int[np.ndarray, " n"]]:
-    p = np.asarray(probabilities, float)
+    p, labels = real_array("probabilities", probabilities).astype(float), real_array("labels", y)
     p = np.stack([1 - p, p], axis=1) if p.ndim == 1 else p
-    labels = np.asarray(y)
-    if p.ndim != 2 or len(p) != len(labels) or not len(labels):
+    if p.ndim != 2 or labels.shape != p.shape[:1] or not p.size:
         raise SettingsError(
-            f"There are {len(p)} rows of probabilities and {len(labels)} labels: give one label per row."
+            f"There are {_rows(p)} rows of probabilities and {_rows(labels)} labels: give one label per row."
         )
+    if not ((p >= 0) & (p <= 1)).all():
+        raise SettingsError("The probabilities must be from 0 to 1: give what predict_proba returns.")
     allowed = np.isin(labels, np.arange(p.shape[1]))
     if not allowed.all():
         row = int(np.argmin(allowed))
         raise SettingsError(f"Row {row} has the label {labels[row]:g}: labels are 0 to {p.shape[1] - 1}.")
     return p, labels.astype(int)
+
+
+def _rows(array: np.ndarray) -> str:
+    """How many rows an array has, in words where it is of another kind."""
+    return str(len(array)) if array.ndim in (1, 2) else f"an array of shape {array.shape} for"

@@ -1,10 +1,11 @@
 """The user-facing posterior: moments, samples, intervals, predictions and a summary."""
 
+import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,17 +13,29 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Float, Key, PyTree, Real
 
+from partita.data.shard import real_numbers
 from partita.data.table import Table
-from partita.errors import SettingsError, unknown
+from partita.errors import DataError, InputError, SettingsError
 from partita.expectations import LocalReparameterisation
-from partita.expectations.capabilities import ClosedResponse, LocalDraws, LocalResponse, Response, offered
+from partita.expectations.capabilities import (
+    ClosedResponse,
+    LinearInTable,
+    LocalDraws,
+    LocalResponse,
+    Response,
+    offered,
+)
 from partita.families import Family
 from partita.families.base import Theta
 from partita.hyper.values import PRIOR_SCALES, Hyper, model_given
+from partita.inputs import check_choice, check_kind, check_number, check_seed, check_texts, check_whole, real_array
 from partita.io.archive import understood
 from partita.models import Model
+from partita.models.base import check_finite
 from partita.numerics.compiled import Compiled
+from partita.results.mean_field import MeanFieldCheck, independent
 from partita.results.posterior_file import load_posterior, save_posterior
+from partita.results.summary import Summary
 
 __all__ = ["Posterior", "Predictive", "mean_response"]
 
@@ -37,6 +50,13 @@ class Posterior:
     q: Family
     hyper: Hyper = dataclasses.field(default_factory=dict)
     """The learned hyperparameters; those of the likelihood are already set in the model."""
+    mean_field: MeanFieldCheck = dataclasses.field(default_factory=MeanFieldCheck, repr=False, compare=False)
+    """The check of its standard deviations where coefficients are independent under q; of a run in this process."""
+
+    def __post_init__(self) -> None:
+        check_kind("model", self.model, Model, "use one of partita.models")
+        check_kind("posterior's q", self.q, Family, "give one, such as a result's", name="a member of a family")
+        check_kind("hyperparameters", self.hyper, Mapping, "give them by name", name="a dict")
 
     @property
     def mean(self) -> Theta:
@@ -50,14 +70,13 @@ class Posterior:
 
     def interval(self, mass: float = 0.95) -> tuple[Theta, Theta]:
         """The ends of each parameter's central interval."""
-        if not 0 < mass < 1:
-            raise SettingsError(f"The mass of an interval must be between 0 and 1, not {mass}.")
+        check_number("mass of an interval", mass, lambda mass: 0 < mass < 1, "between 0 and 1")
         return self.q.interval(mass)
 
     def sample(self, draws: int, seed: int = 0) -> Theta:
         """Independent draws of θ."""
-        if draws < 1:
-            raise SettingsError(f"The number of draws must be at least 1, not {draws}.")
+        check_whole("number of draws", draws)
+        check_seed(seed)
         return self.q.sample(jax.random.key(seed), (draws,))
 
     def log_prob(self, theta: Theta) -> Float[Array, ""]:
@@ -72,16 +91,32 @@ class Posterior:
         A model with local reparameterisation samples each row's predictor instead of θ: the distribution is the same,
         and for a network the cost is much lower.
         """
-        if how not in ("closed", "monte_carlo"):
-            raise unknown("predictive", how, ("closed", "monte_carlo"))
-        x = jnp.asarray(x, jax.tree.leaves(self.q)[0].dtype)
-        if how == "closed":
-            found = _closed_response(self.model, self.q, x)
-        elif self.model.expectation.draws_predictors:
-            found = _local_response(self.model, self.q, x, LocalReparameterisation(draws), jax.random.key(seed))
-        else:
-            found = mean_response(self.model, self.sample(draws, seed), x)
+        check_choice("predictive", how, ("closed", "monte_carlo"))
+        check_whole("number of draws", draws)
+        check_seed(seed)
+        x = jnp.asarray(self._inputs(x), jax.tree.leaves(self.q)[0].dtype)
+        with _fitting("The columns of x"):
+            if how == "closed":
+                found = _closed_response(self.model, self.q, x)
+            elif self.model.expectation.draws_predictors:
+                found = _local_response(self.model, self.q, x, LocalReparameterisation(draws), jax.random.key(seed))
+            else:
+                found = mean_response(self.model, self.sample(draws, seed), x)
         return np.asarray(found)
+
+    def _inputs(self, x: Any) -> Real[np.ndarray, "n d"]:
+        """The rows to predict; raises a `DataError` where they are not as the fit's rows were."""
+        rows = real_array("inputs", x, DataError)
+        if rows.ndim != 2:
+            raise DataError(f"The inputs have the shape {rows.shape}: give a matrix with a row for each prediction.")
+        if isinstance(self.model, LinearInTable) and rows.shape[1] != (fitted := len(ravel_pytree(self.mean)[0])):
+            columns = "1 column" if rows.shape[1] == 1 else f"{rows.shape[1]} columns"
+            raise DataError(f"The inputs have {columns}, where the fit had {fitted}: give the same in the same order.")
+        try:
+            check_finite(rows)
+        except DataError as error:
+            raise DataError(f"The inputs cannot be used: {error}.") from None
+        return rows
 
     def predict_proba(
         self, x: Real[ArrayLike, "n d"], how: Predictive = "closed", draws: int = 100, seed: int = 0
@@ -94,7 +129,13 @@ class Posterior:
 
     def log_predictive_density(self, data: PyTree, draws: int = 100, seed: int = 0) -> Float[np.ndarray, " n"]:
         """log ∫ p(y_n | θ) q(θ) dθ of every row, by Monte Carlo."""
-        return np.asarray(_log_mean_density(self.model, self.sample(draws, seed), data))
+        try:
+            arrays = real_numbers(data)
+            self.model.check(arrays)
+        except DataError as error:
+            raise DataError(f"The rows cannot be used: {str(error).rstrip('.')}.") from None
+        with _fitting("The data"):
+            return np.asarray(_log_mean_density(self.model, self.sample(draws, seed), arrays))
 
     def save(self, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:
         """Writes the natural parameters, the names of the coefficients if given, and hyperparameters learned."""
@@ -112,15 +153,16 @@ class Posterior:
             hyper = {name: jnp.asarray(value) for name, value in about.get("hyper", {}).items()}
             return cls(model_given(model, hyper), q, hyper)
 
-    def summary(self, names: Sequence[str] | None = None, mass: float = 0.95) -> list[dict[str, float | str]]:
-        """A row per parameter: name, mean, sd, and the ends of its interval.
+    def summary(self, names: Sequence[str] | None = None, mass: float = 0.95) -> Summary:
+        """A row per parameter: name, mean, sd, and the ends of its interval; printed, a table with the `caveat`.
 
         Then a row per learned hyperparameter: a point estimate as the mean, and NaN for the rest. Prior scales are
         multiples of the given standard deviations and labelled as such.
         """
-        leaves = jax.tree_util.tree_leaves_with_path(self.mean)
-        paths = [name for path, leaf in leaves for name in _elements(jax.tree_util.keystr(path) or "theta", leaf)]
+        labels, paths = ("mean", "sd", "low", "high"), self._paths()
         columns = [np.asarray(ravel_pytree(tree)[0]) for tree in (self.mean, self.sd, *self.interval(mass))]
+        if names is not None:
+            check_texts("names", names)
         if names is not None and len(names) != len(paths):
             raise SettingsError(f"There are {len(paths)} parameters and {len(names)} names: give one name each.")
         rows = list(zip(paths if names is None else names, *columns, strict=True))
@@ -128,8 +170,38 @@ class Posterior:
             unit = " (× the prior's sd)" if learned in PRIOR_SCALES else ""
             estimates = zip(_elements(learned, leaf), np.ravel(leaf), strict=True)
             rows += [(name + unit, value, *[math.nan] * 3) for name, value in estimates]
-        labels = ("mean", "sd", "low", "high")
-        return [{"name": name} | dict(zip(labels, map(float, row), strict=True)) for name, *row in rows]
+        table = ({"name": name} | dict(zip(labels, map(float, row), strict=True)) for name, *row in rows)
+        return Summary(table, lambda: self.caveat(names))
+
+    def caveat(self, names: Sequence[str] | None = None, remedy: str = "use a FullGaussian as the prior") -> str:
+        """What a reader of the standard deviations has to know, in a sentence; empty if there is nothing.
+
+        It names the coefficients whose standard deviation would differ by more than 20% with full covariance. The
+        clients' rows are looked at when this is first asked for.
+        """
+        coefficients = independent(self.model, self.q)
+        if coefficients is None or len(coefficients.precision) < 2:
+            return ""
+        return self.mean_field.sentence(self._paths() if names is None else names, remedy)
+
+    def _paths(self) -> list[str]:
+        """A name for every parameter, from its place in θ."""
+        leaves = jax.tree_util.tree_leaves_with_path(self.mean)
+        return [name for path, leaf in leaves for name in _elements(jax.tree_util.keystr(path) or "theta", leaf)]
+
+
+@contextlib.contextmanager
+def _fitting(what: str) -> Iterator[None]:
+    """Raises a `DataError` where a model cannot be traced with what a user gives."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # a user's model may raise anything
+        why = (str(error) or repr(error)).splitlines()[0]
+        raise DataError(
+            f"{what} do not fit the posterior: give what the fit had, in its order ({why:.200})."
+        ) from error
 
 
 def _elements(label: str, leaf: Array) -> list[str]:

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from partita.engines.base import Task
-from partita.errors import SettingsError
 from partita.families import Family
 from partita.families.factor import Factor
+from partita.inputs import check_number
 from partita.local.client import Reply
 from partita.numerics.compiled import Compiled
 from partita.numerics.trees import where
@@ -54,8 +54,11 @@ class Admission(NamedTuple):
 
     def check(self) -> None:
         """Raises an `InputError` for an invalid bound."""
-        if not (self.change > 0 and self.dominance > 0 and self.prominence > 0 and self.deficit >= 0):
-            raise SettingsError(f"Admission bounds must not be negative: {tuple(self)}.")
+        for what, bound in self._asdict().items():
+            if what == "deficit":
+                check_number("bound on deficit", bound, lambda number: number >= 0, "0 or more")
+            else:
+                check_number(f"bound on {what}", bound, lambda number: number > 0, "above 0")
 
     def refusals(self, arrived: Sequence[tuple[Task, Reply]]) -> dict[int, Refusal]:
         """The clients whose answers are invalid on their own, with the refusal."""

@@ -1,56 +1,54 @@
 """What a run is given by its user: what is of the wrong kind is refused before anything else looks at it."""
 
 import inspect
-import math
-from numbers import Integral, Real
 from typing import Any
 
 from partita.data.shard import Partition
-from partita.errors import DataError, SettingsError
+from partita.engines import Engine
+from partita.errors import DataError
 from partita.families import Family
+from partita.inputs import check_kind, check_number, check_seed, check_tolerance
 from partita.models import Model
 from partita.server.method import Method
+from partita.server.monitor import Monitor
+from partita.server.rules import Rules
+from partita.server.state import State
+from partita.server.store import Requests, Store
 
-__all__ = ["check_arguments"]
+__all__ = ["check_arguments", "check_companions"]
 
 
-def check_arguments(method: Any, model: Any, prior: Any, partition: Any, seed: Any, **numbers: Any) -> None:
-    """Raises an `InputError` unless each argument is what it is called; `numbers` that are None were not given."""
-    _check_kinds(method, model, prior, partition)
-    _check_seed(seed)
-    for what, value in numbers.items():
+def check_arguments(
+    method: Any, model: Any, prior: Any, partition: Any, seed: Any, rounds: Any, communications: Any, tolerance: Any
+) -> None:
+    """Raises an `InputError` unless each argument is what it is called; a partition and budgets may be None."""
+    how = (
+        f"pass partita.methods.named({method!r:.60})" if isinstance(method, str) else "call it, or use partita.methods"
+    )
+    check_kind("method", method, Method, how)
+    check_kind("model", model, Model, f"pass {model.__name__}()" if inspect.isclass(model) else "use partita.models")
+    prior_of = "give one, such as partita.FullGaussian.standard_normal(columns)"
+    check_kind("prior", prior, Family, prior_of, name="a member of a family")
+    if partition is not None:
+        rows = "make a Partition with partita.federate([…]) or partita.split(…)"
+        check_kind("partition", partition, Partition, rows, DataError)
+    check_seed(seed)
+    for what, value in {"number of rounds": rounds, "number of communications": communications}.items():
         if value is not None:
-            _check_number(what, value)
+            check_number(what, value)
+    check_tolerance(tolerance)
 
 
-def _check_kinds(method: Any, model: Any, prior: Any, partition: Any) -> None:
-    if not isinstance(method, Method):
-        how = (
-            f"pass partita.methods.named({method!r})" if isinstance(method, str) else "call it, or use partita.methods"
-        )
-        raise SettingsError(f"The method must be a Method, not {_kind(method)}: {how}.")
-    if not isinstance(model, Model):
-        how = f"pass {model.__name__}()" if inspect.isclass(model) else "use one of partita.models"
-        raise SettingsError(f"The model must be a Model, not {_kind(model)}: {how}.")
-    if not isinstance(prior, Family):
-        how = "such as partita.FullGaussian.standard_normal(columns)"
-        raise SettingsError(f"The prior must be a member of a family, not {_kind(prior)}: give one, {how}.")
-    if partition is not None and not isinstance(partition, Partition):
-        how = "make one with partita.federate([…]) or partita.split(…)"
-        raise DataError(f"Clients' rows must be a Partition, not {_kind(partition)}: {how}.")
-
-
-def _check_number(what: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
-        raise SettingsError(f"The {what} must be a number, not {value!r}.")
-
-
-def _check_seed(seed: Any) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
-        raise SettingsError(f"The seed must be a whole number, 0 or more, not {seed!r}.")
-
-
-def _kind(value: Any) -> str:
-    if inspect.isclass(value):
-        return f"the class {value.__name__}"
-    return f"the text {value!r}" if isinstance(value, str) else f"of type {type(value).__name__}"
+def check_companions(state: Any, engine: Any, rules: Any, store: Any, requests: Any, monitor: Any) -> None:
+    """Raises a `SettingsError` unless what goes along with a run is what it is called; any may be None."""
+    kinds = {
+        "state": (state, State, "give another run's result.state"),
+        "engine": (engine, Engine, "give such as partita.LocalEngine(partition)"),
+        "rules": (rules, Rules, "give partita.Rules(…)"),
+        "store": (store, Store, 'give such as partita.Checkpoint("run.npz")'),
+        "requests": (requests, Requests, "give such as partita.Ledger(path)"),
+        "monitor": (monitor, Monitor, "give partita.Monitor(…)"),
+    }
+    for what, (value, kind, how) in kinds.items():
+        if value is not None:
+            check_kind(what, value, kind, how)

@@ -1,24 +1,48 @@
 """The free energy F(q) that all clients climb together: a lower bound on log p(y)."""
 
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key
 
 from partita.data.shard import Partition
 from partita.engines.base import Engine
-from partita.engines.local import total_ell
+from partita.engines.local import shard_estimate
+from partita.expectations import Estimate
 from partita.families import Family
 from partita.hyper.values import Hyper
 from partita.models import Model
 from partita.server.method import Method
 from partita.server.state import State
 
-__all__ = ["divergence", "free_energy", "global_free_energy", "partition_free_energy"]
+__all__ = ["Evaluation", "divergence", "evaluated", "free_energy", "global_free_energy", "partition_free_energy"]
+
+_EVALUATION = 2**31
+"""What the key of evaluations is made with: no client has this number, so that no solver has these draws."""
+
+
+class Evaluation(NamedTuple):
+    """A free energy as it is reported."""
+
+    value: float
+    error: float
+    """Its standard error where the expectation is sampled, else 0."""
+
+
+def evaluated(engine: Engine, state: State, prior: Family, q: Family, hyper: Hyper | None = None) -> Evaluation:
+    """F(q) for a report, on the rows of all active clients; hyperparameters default to the model's own.
+
+    By draws of its own where the expectation is sampled: those on which solvers and searches climbed would bias it
+    upwards. They are the same at every step, so that differences between steps are more precise than each.
+    """
+    ell = engine.estimate(q, _evaluation_key(state.seed), state.inactive_names, hyper)
+    return Evaluation(float(ell.value) - float(divergence(q, prior)), ell.error)
 
 
 def free_energy(method: Method, engine: Engine, state: State, q: Family) -> float:
-    """The global free energy with the state's hyperparameters and the method's temperature.
+    """What is climbed: the global free energy with the state's hyperparameters and the method's temperature.
 
     An inactive client's rows are not available; its factor stands in for its likelihood.
     """
@@ -40,8 +64,14 @@ def global_free_energy(
 
 
 def partition_free_energy(model: Model, partition: Partition, prior: Family, q: Family, seed: int) -> float:
-    """F(q) on the rows of a partition in this process."""
-    return total_ell(model, q, partition, jax.random.key(seed)) - float(divergence(q, prior))
+    """F(q) on the rows of a partition in this process: the value of `evaluated`."""
+    named, key = zip(partition.names, partition.shards, strict=True), _evaluation_key(seed)
+    ell = Estimate.sum([shard_estimate(model, q, name, shard, key) for name, shard in named])
+    return float(ell.value) - float(divergence(q, prior))
+
+
+def _evaluation_key(seed: int) -> Key[Array, ""]:
+    return jax.random.fold_in(jax.random.key(seed), _EVALUATION)
 
 
 @eqx.filter_jit

@@ -24,7 +24,13 @@ __all__ = ["learn", "unmoved"]
 
 
 def learn(
-    method: Method, learning: Learning, model: Model, engine: Engine, state: State, answers: int, tolerance: float
+    method: Method,
+    learning: Learning,
+    model: Model,
+    engine: Engine,
+    state: State,
+    answers: int,
+    tolerance: float | None,
 ) -> State:
     """④ Server: update ε along the gradient reported by clients, if the learning rule allows it (`sec:hyper_learning`).
 
@@ -55,7 +61,7 @@ def learn(
 
     u = values.unconstrained(state.hyper, above)
     residual = float(state.residual[present].max())
-    view = LearningView(u, gradient, bound, residual, tolerance, answers / int(present.sum()))
+    view = LearningView(u, gradient, bound, residual, tolerance or 0.0, answers / int(present.sum()))
     moved = learning.update(view, state.learning)
     new = state if moved.u is u else at(moved.u)
     if new is not state and state.keeps_product:

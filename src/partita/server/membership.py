@@ -32,7 +32,7 @@ def retire(state: State, name: str, aggregation: Aggregation) -> State:
             f"Without {name} the posterior would be improper: run more rounds first, or use leave instead."
         )
     held = dataclasses.replace(held, residual=np.full(len(state.names), np.inf))
-    held = held.changed(k, versions=state.versions[k] + 1, residual=0.0, ell=0.0, inactive=True)
+    held = held.changed(k, versions=state.versions[k] + 1, residual=0.0, ell=0.0, ell_variance=0.0, inactive=True)
     return held.without_tasks(lambda task: task.client == k)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from partita.errors import SettingsError
 from partita.families import Family
 from partita.hyper.learning import Learning
+from partita.inputs import check_kind, check_whole
 from partita.local.client import ClientSettings, Recipe
 from partita.local.solvers import Solver
 from partita.models import Model
@@ -24,6 +25,11 @@ class Axes(eqx.Module):
     schedule: Schedule = Sequential()
     aggregation: Aggregation = Damped()
 
+    def __check_init__(self) -> None:
+        check_kind("solver", self.solver, Solver, "use one of partita.solvers")
+        check_kind("schedule", self.schedule, Schedule, "use one such as Sequential()")
+        check_kind("aggregation", self.aggregation, Aggregation, "use one such as Damped()")
+
 
 class Method(ClientSettings, Axes):
     """One choice for each axis; `partita.methods` has named compositions."""
@@ -34,10 +40,10 @@ class Method(ClientSettings, Axes):
     """Which hyperparameters are learned, and how; none when None."""
 
     def __check_init__(self) -> None:
-        if not 0 < self.temperature < np.inf:
-            raise SettingsError(f"The temperature must be above 0, not {self.temperature}.")
-        if self.restart and self.start is None:
-            raise SettingsError("`restart` restarts every visit at `start`: give a start.")
+        if self.passes is not None:
+            check_whole("number of passes", self.passes)
+        if self.learning is not None:
+            check_kind("learning", self.learning, Learning, "use one of partita.learning")
 
     def check(self, prior: Family, clients: int) -> None:
         """Raises an `InputError` if it cannot run with this prior and this many clients."""

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from partita.engines.base import Engine
-from partita.errors import SettingsError
 from partita.hyper.values import model_given
+from partita.inputs import check_flag, check_function, check_kind, check_whole
 from partita.local.solvers import Outcome
 from partita.models import Model
 from partita.results.history import History
 from partita.results.posterior import Posterior
-from partita.server.bound import divergence, global_free_energy
+from partita.server.bound import Evaluation, divergence, evaluated
 from partita.server.convergence import distance_left
 from partita.server.method import Method
 from partita.server.progress import Progress
@@ -48,8 +48,15 @@ class Monitor:
     """Called after every step with the state and the new row of the history; what they raise ends the run."""
 
     def __post_init__(self) -> None:
-        if self.every < 0:
-            raise SettingsError(f"Metrics are computed every step at most, or never (0), not every {self.every}.")
+        check_whole("number of steps between two evaluations, every,", self.every, 0)
+        if self.metrics is not None:
+            check_function("metrics", self.metrics)
+        if self.progress is not None:
+            check_flag("setting progress", self.progress)
+        check_kind("label", self.label, str, "give one")
+        check_kind("callbacks", self.callbacks, tuple, "give (function,)")
+        for callback in self.callbacks:
+            check_function("callback", callback)
 
     @contextlib.contextmanager
     def watch(
@@ -74,23 +81,24 @@ class _Watch:
     started: float
     """When it would have begun without pauses between sittings."""
 
-    def free_energy(self, state: State) -> float:
+    def free_energy(self, state: State) -> Evaluation:
         """F of the prior, with which a run is compared; NaN where the free energy is never computed."""
         if not self.monitor.every:
-            return float("nan")
-        return global_free_energy(self.engine, state, state.prior, state.prior)
+            return Evaluation(float("nan"), 0.0)
+        return evaluated(self.engine, state, state.prior, state.prior)
 
     def row(self, state: State, event: Event, last: bool) -> dict[str, Any]:
         """The history's row after a step; on the last one everything is computed that is computed at all."""
         row = _counts(state, event) | {"temperature": float(self.method.temperature)}
         if self.monitor.every and (last or state.turn % self.monitor.every == 0):
             at = (state.current_prior, state.posterior, state.hyper)
-            row["free_energy"] = global_free_energy(self.engine, state, *at)
+            row |= self._with_error("free_energy", *evaluated(self.engine, state, *at))
             found = self.monitor.metrics(posterior_of(self.model, state)) if self.monitor.metrics else {}
             row |= {name: float(value) for name, value in found.items()}
         elif not self.monitor.every and (known := np.isfinite(state.ell))[state.active].all():
             apart = float(divergence(state.posterior, state.current_prior))
-            row["reported_free_energy"] = state.ell[known].sum() - apart
+            error = np.sqrt(state.ell_variance[known].sum())
+            row |= self._with_error("reported_free_energy", state.ell[known].sum() - apart, error)
         if self.method.solver.estimates_evidence:
             evidence = self.method.aggregation.log_evidence(state.current_prior, state.iterate)
             row |= {} if evidence is None else {"log_evidence": evidence}
@@ -98,6 +106,11 @@ class _Watch:
         fewer = self.budget.answers < self.budget.communications
         self.bar.update(state.answers if fewer else state.communications, row)
         return row
+
+    def _with_error(self, name: str, value: float, error: float) -> dict[str, float]:
+        """A column, and that of its standard error where it is estimated by draws."""
+        sampled = not self.model.expectation.deterministic
+        return {name: value} | ({f"{name}_error": float(error)} if sampled else {})
 
     def notify(self, state: State, row: Mapping[str, Any]) -> None:
         """Calls the callbacks."""

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from partita.results.history import with_error
+
 __all__ = ["Progress"]
 
 if TYPE_CHECKING:
@@ -29,7 +31,8 @@ class Progress(contextlib.ExitStack):
             return
         figures = f"residual {row['residual']:.2g}"
         if "free_energy" in row:
-            figures = f"free energy {row['free_energy']:.1f}, {figures}"
+            energy = with_error(row["free_energy"], row.get("free_energy_error", 0.0), ".1f")
+            figures = f"free energy {energy}, {figures}"
         self._bars.update(self._task, completed=communications, figures=figures)
 
 

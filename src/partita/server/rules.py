@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.errors import SettingsError
+from partita.inputs import check_kind, check_number
 from partita.server.admission import Admission
 from partita.server.aggregation import Aggregation
 
@@ -27,10 +28,11 @@ class Rules(NamedTuple):
 
     def check(self, aggregation: Aggregation) -> None:
         """Raises an `InputError` for a setting that makes no sense, or that the aggregation cannot keep."""
-        if not (self.deadline > 0 and self.pause > 0):
-            raise SettingsError(f"The deadline ({self.deadline}) and the pause ({self.pause}) must be above 0.")
-        if not 0 <= self.quorum <= 1:
-            raise SettingsError(f"The quorum must be a fraction from 0 to 1, not {self.quorum}.")
+        for what, seconds in {"deadline": self.deadline, "pause": self.pause}.items():
+            check_number(what, seconds, lambda number: number > 0, "above 0")
+        check_number("quorum", self.quorum, lambda number: 0 <= number <= 1, "a fraction from 0 to 1")
+        check_number("time until", self.until)
+        check_kind("admission", self.admission, Admission, "give partita.Admission(…)")
         self.admission.check()
         if self.admission.compares and not aggregation.keeps_product:
             raise SettingsError(

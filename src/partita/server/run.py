@@ -13,11 +13,12 @@ from partita.errors import SettingsError
 from partita.families import Family
 from partita.io.wire import equal
 from partita.models import Model
-from partita.results.history import History
+from partita.results.history import History, with_error
 from partita.results.posterior import Posterior
 from partita.server.aggregation import Aggregation
-from partita.server.arguments import check_arguments
+from partita.server.arguments import check_arguments, check_companions
 from partita.server.learn import unmoved
+from partita.server.mean_field import mean_field_check
 from partita.server.membership import join, leave
 from partita.server.method import Method
 from partita.server.monitor import Monitor, posterior_of
@@ -40,20 +41,34 @@ class Result:
     message: str
     history: History
     state: State
+    settles_evidence: bool = True
+    """Whether the method's estimate of log p(y) settles with its posterior; see `Aggregation`."""
 
     @property
     def free_energy(self) -> float:
-        """The last global free energy that was computed: a lower bound on log p(y)."""
+        """The last global free energy: a lower bound on log p(y), or an estimate of one where it has an error."""
         return self._last("free_energy")
+
+    @property
+    def free_energy_error(self) -> float:
+        """The standard error of `free_energy` where the model's expectation is sampled; 0 where it is computed."""
+        return self._last("free_energy_error") if self._draws else 0.0
+
+    @property
+    def _draws(self) -> int:
+        """By how many draws the free energy is estimated."""
+        return self.posterior.model.expectation.evaluation_draws
 
     @property
     def log_evidence(self) -> float:
         """Power EP's estimate of log p(y), from the factors' scales; NaN if the method gives none.
 
         Methods that maximise the free energy have only that lower bound. It estimates log p(y) at a fixed point, so it
-        is NaN of a run that has not converged; the history has it step by step.
+        is NaN of a run that has not converged, and of a method with one factor for all clients; the history has it step
+        by step.
         """
-        return self._last("log_evidence") if self.status is Status.CONVERGED else float("nan")
+        settled = self.status is Status.CONVERGED and self.settles_evidence
+        return self._last("log_evidence") if settled else float("nan")
 
     def _last(self, name: str) -> float:
         return next((row[name] for row in reversed(self.history.rows) if name in row), float("nan"))
@@ -62,10 +77,13 @@ class Result:
         clients = int(self.state.active.sum())
         spent = f"{clients} clients, {self.state.communications} communications"
         done = "" if self.status in (Status.CONVERGED, Status.COMPLETE) else " so far"
-        known = [f"free energy {self.free_energy:.6g}{done}"] if np.isfinite(self.free_energy) else []
-        known += [f"log evidence {self.log_evidence:.6g}"] if np.isfinite(self.log_evidence) else []
+        value = with_error(self.free_energy, self.free_energy_error)
+        kind = f"estimated with {self._draws} fresh draws" if self._draws else "a lower bound"
+        known = [f"free energy {value}{done} ({kind})"] if np.isfinite(self.free_energy) else []
+        known += [f"log evidence {self.log_evidence:.6g} (an estimate)"] if np.isfinite(self.log_evidence) else []
         family = f"{type(self.posterior.q).__name__} of {self.posterior.q.size()} natural parameters"
-        return f"Result({self.status.value}: {', '.join([spent, *known])}; {family})\n{self.message}"
+        lines = [f"Result({self.status.value}: {', '.join([spent, *known])}; {family})", self.message]
+        return "\n".join(filter(None, [*lines, self.posterior.caveat()]))
 
 
 def run(
@@ -76,7 +94,7 @@ def run(
     *,
     rounds: float | None = None,
     communications: int | None = None,
-    tolerance: float = 1e-6,
+    tolerance: float | None = 1e-6,
     seed: int = 0,
     state: State | None = None,
     engine: Engine | None = None,
@@ -96,7 +114,8 @@ def run(
             and never more than the method's own number of passes.
         communications: how many pairs of messages at most.
         tolerance: how many nats of KL(q_k ‖ q) every client's last answer may lie from the posterior when a run has
-            converged; it must also be within 0.01 standard deviations of its fixed point (`distance_left`).
+            converged; it must also be within 0.01 standard deviations of its fixed point (`distance_left`). None for
+            a run that goes on until its budget is spent.
         seed: what random numbers depend on; a `state` has its own.
         state: where to go on from, such as another run's `result.state`: the budget counts from there, clients that
             have rows now join or come back, those without leave, and the method may be another one.
@@ -112,8 +131,8 @@ def run(
         The posterior, how the run ended, its history, and its last state.
 
     """
-    given = {"rounds": rounds, "communications": communications, "tolerance": tolerance}
-    check_arguments(method, model, prior, partition, seed, **given)
+    check_arguments(method, model, prior, partition, seed, rounds, communications, tolerance)
+    check_companions(state, engine, rules, store, requests, monitor)
     if partition is not None and engine is None:
         engine = LocalEngine(partition)
     elif partition is not None or engine is None:
@@ -158,7 +177,10 @@ def run(
     message = " ".join([ending.message, *history.remarks])
     if method.learning is not None and ending.status is not Status.CONVERGED and equal(state.hyper, start.hyper):
         message = f"{message} {unmoved(method.learning, state)}"
-    return Result(posterior_of(model, state), ending.status, message, history, state)
+    posterior = posterior_of(model, state)
+    check = mean_field_check(posterior.model, engine, state, method.temperature)
+    posterior = dataclasses.replace(posterior, mean_field=check)
+    return Result(posterior, ending.status, message, history, state, method.aggregation.settles_evidence)
 
 
 def continued(state: State, fresh: State, method: Method) -> State:

@@ -7,7 +7,8 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from partita.errors import SettingsError, unknown
+from partita.errors import SettingsError
+from partita.inputs import check_choice, check_whole
 
 __all__ = ["Asynchronous", "Order", "RandomSubset", "Schedule", "ScheduleView", "Sequential", "Synchronous"]
 
@@ -54,8 +55,7 @@ class Sequential(Schedule):
     order: Order = eqx.field(static=True, default="fixed")
 
     def __check_init__(self) -> None:
-        if self.order not in ("fixed", "random", "residual"):
-            raise unknown("order", self.order, ("fixed", "random", "residual"))
+        check_choice("order", self.order, ("fixed", "random", "residual"))
 
     def select(self, turns: ScheduleView) -> list[int]:
         clients = len(turns.residual)
@@ -83,6 +83,9 @@ class RandomSubset(Schedule):
     """A random subset of the clients in each turn."""
 
     size: int = eqx.field(static=True)
+
+    def __check_init__(self) -> None:
+        check_whole("size of a subset", self.size, 0)
 
     def check(self, clients: int) -> None:
         if not 1 <= self.size <= clients:

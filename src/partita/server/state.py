@@ -118,6 +118,8 @@ class State:
     """How many turns ago each client last answered."""
     ell: Float[np.ndarray, " m"] = per_client(-np.inf)
     """Each client's expected log-likelihood under the last posterior it was sent."""
+    ell_variance: Float[np.ndarray, " m"] = per_client(0.0)
+    """The square of its standard error, where the expectation is sampled."""
     outcome: Int[np.ndarray, " m"] = per_client(0)
     """Why each client's solver stopped at its last answer (`Outcome`)."""
     inactive: Bool[np.ndarray, " m"] = per_client(False)

@@ -57,7 +57,7 @@ def step(
     rules: Rules | None = None,
     store: Store | None = None,
     requests: Requests | None = None,
-    tolerance: float = 1e-6,
+    tolerance: float | None = 1e-6,
 ) -> tuple[State, Event]:
     """One iteration of `alg:vmp`, then a hyperparameter step if any are learned; the engine must be bound.
 
@@ -218,14 +218,15 @@ def _recorded(
 ) -> State:
     """The state with what the clients' answers say of each of them."""
     divided, common = list(admitted.divided), admitted.taken.residual
-    known = {name: getattr(state, name) for name in ("versions", "residual", "age", "ell", "outcome", "gradients")}
+    known = {name: getattr(state, name) for name in ("versions", "residual", "age", "outcome", "gradients")}
+    known |= {"ell": state.ell, "ell_variance": state.ell_variance}
     columns = jax.tree.map(np.copy, known)
     for k, reply in replies.items():
         own = float(reply.info.residual) if common is None else common
         columns["residual"][k] = own if k in accepted and int(reply.info.outcome) not in RESIDUAL_UNDEFINED else np.inf
         columns["outcome"][k] = int(reply.info.outcome)
         if np.isfinite(reply.info.ell):
-            columns["ell"][k] = reply.info.ell
+            columns["ell"][k], columns["ell_variance"][k] = reply.info.ell, reply.info.ell_variance
         for name, column in columns["gradients"].items() if k in accepted else ():
             column[k] = reply.gradient[name]
     columns["age"] += 1

@@ -9,6 +9,7 @@ import numpy as np
 from partita.errors import SettingsError
 from partita.local.solvers import Outcome
 from partita.results.history import History
+from partita.server.bound import Evaluation
 from partita.server.convergence import DISTANCE_LEFT, distance_left
 from partita.server.method import Method
 from partita.server.refusal import Reason
@@ -64,6 +65,9 @@ class Budget(NamedTuple):
         return state.communications >= self.communications or state.answers >= self.answers
 
 
+_ERRORS = 3.0
+"""By how many standard errors a sampled free energy must fall to have fallen."""
+
 _REFUSED: Mapping[Reason, Ending] = {
     Reason.NOT_FINITE: Ending(Status.DIVERGED, "Check that client's rows and the model."),
     Reason.IMPROPER: Ending(Status.IMPROPER, "Use more damping, or backtracking."),
@@ -81,14 +85,15 @@ _REFUSED: Mapping[Reason, Ending] = {
 
 class Stopping:
     """The stopping rule: a run has converged when every client's last answer lies within `tolerance` nats of q, and q
-    is within a hundredth of a standard deviation of the fixed point, as far as its movements tell.
+    is within a hundredth of a standard deviation of the fixed point, as far as its movements tell. Without a tolerance
+    it never has.
 
     A falling free energy is what tells divergence, since precisions may stay positive. What it needs of the history it
     keeps, so that a step costs the same however long a run is.
     """
 
-    def __init__(self, budget: Budget, tolerance: float, first: float, history: History) -> None:
-        self.budget, self.tolerance, self.first, self.history = budget, tolerance, first, history
+    def __init__(self, budget: Budget, tolerance: float | None, first: Evaluation, history: History) -> None:
+        self.budget, self.tolerance, self.first, self.history = budget, tolerance, first.value, history
         self.latest = self.best = first
         for row in history:
             self.observe(row)
@@ -96,7 +101,7 @@ class Stopping:
     def observe(self, row: Mapping[str, Any]) -> None:
         """Takes note of a row of the history."""
         if "free_energy" in row:
-            self.latest = row["free_energy"]
+            self.latest = Evaluation(row["free_energy"], row.get("free_energy_error", 0.0))
             self.best = max(self.best, self.latest)
 
     def ending(self, state: State) -> Ending | None:
@@ -111,13 +116,20 @@ class Stopping:
             status, remedy = _REFUSED[refusal.reason]
             name = state.names[k]
             return Ending(status, f"No answer could be accepted: that of {name} {refusal.sentence}. {remedy}")
-        if len(self.history) and not self.latest > self.first - 10 * (1 + abs(self.first)) and not np.isnan(self.first):
-            return Ending(Status.DIVERGED, f"The free energy diverged to {self.latest:.6g}. {_slower(state)}")
+        if len(self.history) and not self.latest.value > self._floor and not np.isnan(self.first):
+            return Ending(Status.DIVERGED, f"The free energy diverged to {self.latest.value:.6g}. {_slower(state)}")
         if np.all(state.outcome[state.active] == Outcome.NO_MOMENTS):
             return Ending(Status.IMPROPER, "No client found the moments of its tilted density.")
         return None
 
+    @property
+    def _floor(self) -> float:
+        """What no free energy falls to, in a run that goes well."""
+        return self.first - 10 * (1 + abs(self.first))
+
     def _converged(self, state: State) -> Ending | None:
+        if self.tolerance is None:
+            return None
         if not (state.settled(self.tolerance) and (left := distance_left(state)) <= DISTANCE_LEFT):
             return None
         near = f"Every client's answer lies within {self.tolerance:g} nats of the posterior"
@@ -132,8 +144,10 @@ class Stopping:
                 answered = f"what {', '.join(refused)} answered was refused"
                 return Ending(Status.STALLED, f"The only pass is over, and {answered}.")
             return Ending(Status.COMPLETE, "The method's passes over all clients are complete.")
-        if self.best - self.latest > (self.best - self.first) / 2:
-            fell = f"The free energy fell from {self.best:.6g} to {self.latest:.6g}."
+        best, latest = self.best.value, self.latest.value
+        noise = _ERRORS * np.hypot(self.best.error, self.latest.error)
+        if best - latest > max((best - self.first) / 2, noise):
+            fell = f"The free energy fell from {best:.6g} to {latest:.6g}."
             return Ending(Status.DIVERGED, f"{fell} {_slower(state)}")
         worst = state.worst_residual
         if state.hyper and np.isinf(worst):

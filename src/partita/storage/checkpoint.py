@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from partita.engines.base import STORED
-from partita.errors import SettingsError
+from partita.inputs import check_path, check_whole
 from partita.io.archive import read, understood, write
 from partita.io.wire import equal, flatten, unflatten
 from partita.results.history import History
@@ -26,8 +26,8 @@ class Checkpoint(Store):
     """One file, written every `every` steps and at the end. A run resumes from it if it exists."""
 
     def __init__(self, path: str | os.PathLike[str], every: int = 10) -> None:
-        if every < 1:
-            raise SettingsError(f"checkpoint_every must be at least 1, not {every}.")
+        check_path(path)
+        check_whole("number of steps between two checkpoints, every,", every)
         self.path, self.every = path, every
 
     def __str__(self) -> str:

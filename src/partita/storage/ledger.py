@@ -22,6 +22,7 @@ from partita.engines.base import STORED, EventLog, Task
 from partita.errors import InputError, unknown
 from partita.families.factor import Factor
 from partita.hyper.values import likelihood_hyper, prior_given
+from partita.inputs import check_flag, check_path
 from partita.io.archive import understood
 from partita.io.wire import MAX_TEXT_LENGTH, Message, equal, flatten, pack, sanitise, unflatten, unpack
 from partita.local.client import Info, Reply
@@ -94,6 +95,8 @@ class Ledger(Store, Requests, EventLog):
     """A store, an event log and requests in one file. What has not changed is not written again."""
 
     def __init__(self, path: str | os.PathLike[str], durable: bool = True) -> None:
+        check_path(path)
+        check_flag("setting durable", durable)
         self.path = Path(path)
         self._kept: State | None = None
         self._first: tuple[Factor, ...] = ()

@@ -3,12 +3,13 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from partita.errors import SettingsError
 from partita.expectations import GridQuadrature, MonteCarlo
 from partita.families import Family, inner
 from partita.families.base import Theta
+from partita.inputs import check_kind, check_number
 from partita.local.objective import Problem
 from partita.local.solvers.base import Progress
 from partita.local.solvers.gradient import LBFGS
@@ -51,14 +52,20 @@ class AlphaDivergence(LBFGS):
     estimates_evidence = True
 
     def __check_init__(self) -> None:
-        if isinstance(self.alpha, int | float) and not 0 < self.alpha < 1:
-            raise SettingsError(f"α must be above 0 and below 1, not {self.alpha}: for α = 1 use MomentMatching.")
+        needs = "above 0 and below 1, or MomentMatching used for 1"
+        check_number("power α", self.alpha, lambda alpha: 0 < alpha < 1, needs)
+        check_kind("rule", self.rule, GridQuadrature | MonteCarlo, "use one", name="GridQuadrature or MonteCarlo")
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         return super().init(self.alpha_problem(problem), key)
 
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         return super().step(self.alpha_problem(problem), progress, index, key)
+
+    def ahead(self, problem: Problem, q: Family, key: Key[Array, ""]) -> Float[Array, ""]:
+        alpha = self.alpha_problem(problem)
+        left = q.length(q.natural_gradient(lambda member: alpha.free_energy(member, key)))
+        return jnp.where(jnp.isnan(left), jnp.inf, left)
 
     def alpha_problem(self, problem: Problem) -> AlphaProblem:
         """The problem with its other objective."""

@@ -1,6 +1,7 @@
 """The interface of solvers, and the compiled loop that they share."""
 
 import abc
+import dataclasses
 import enum
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from partita.families import Family
+from partita.inputs import check_tolerance, check_whole
 from partita.local.objective import Problem
 from partita.numerics.compiled import Scalar, Whole
 from partita.numerics.trees import where
@@ -26,7 +28,12 @@ __all__ = [
     "running",
     "single_step_outcome",
     "unmoved",
+    "within",
 ]
+
+
+_HALVED_OFTEN = 10
+"""After more trials than these a step is a thousandth of what it was to be."""
 
 
 class Outcome(enum.IntEnum):
@@ -68,7 +75,7 @@ class Solution(eqx.Module):
     skipped: Whole = 0
     """The number of rows without a proper factor, which were not updated."""
     left: Scalar = 0.0
-    """For solvers that restart at every visit: KL of the next step, had the solver continued, in nats."""
+    """KL of the next step, had the solver continued, in nats: if it stalled, or restarts at every visit."""
 
 
 class Progress(NamedTuple):
@@ -99,6 +106,11 @@ class Solver(eqx.Module):
         """
         return None
 
+    def __check_init__(self) -> None:
+        check_whole("number of steps, max_steps,", self.max_steps, 0)
+        if hasattr(self, "tolerance"):
+            check_tolerance(self.tolerance)
+
     def can_free(self, problem: Problem) -> bool:
         """Whether it can solve for the problem's free leaves while the others stay: see `Blockwise`."""
         return problem.free is None or all(problem.free)
@@ -127,7 +139,18 @@ class Solver(eqx.Module):
         progress, steps = jax.lax.while_loop(go_on, body, (self.init(problem, key), jnp.asarray(0)))
         progress = self.finish(problem, progress, key)
         outcome = jnp.where(progress.outcome == Outcome.RUNNING, Outcome.STEP_LIMIT, progress.outcome)
-        return self.solution(progress, steps, outcome)
+        solution = self.solution(progress, steps, outcome)
+        stuck, zero = outcome == Outcome.STALLED, jnp.zeros_like(progress.free_energy)
+        ahead = jax.lax.cond(stuck, lambda: self.ahead(problem, progress.q, key), lambda: zero)
+        return dataclasses.replace(solution, left=jnp.where(stuck, ahead, solution.left))
+
+    def ahead(self, problem: Problem, q: Family, key: Key[Array, ""]) -> Float[Array, ""]:
+        """KL of an undamped natural-gradient step from q, in nats: of a solver that stalls, how far it has to go.
+
+        Where the free energy is so large that its rounding hides every step, q stays, and that is no convergence.
+        """
+        left = q.length(problem.target(q, key) / q)
+        return jnp.where(jnp.isnan(left), jnp.inf, left)
 
     def solution(self, progress: Progress, steps: Int[Array, ""], outcome: Int[Array, ""]) -> Solution:
         """The solution from the last progress."""
@@ -179,9 +202,21 @@ def unmoved(q: Family, free_energy: Float[Array, ""]) -> LineSearchResult:
     return LineSearchResult(q, free_energy, jnp.asarray(False), jnp.asarray(0), jnp.asarray(False))
 
 
-def after(found: LineSearchResult, moved: Float[Array, ""], tolerance: Scalar) -> Int[Array, ""]:
-    """The outcome after a line search that moved q by `moved` nats of KL."""
-    outcome = jnp.where(moved <= tolerance, Outcome.CONVERGED, Outcome.RUNNING)
+def within(moved: Float[Array, ""], tolerance: Scalar | None) -> Bool[Array, ""]:
+    """Whether a step moved q by no more than the tolerance; None is never met."""
+    return jnp.asarray(False) if tolerance is None else moved <= tolerance
+
+
+def after(
+    found: LineSearchResult, moved: Float[Array, ""], whole: Float[Array, ""], tolerance: Scalar | None
+) -> Int[Array, ""]:
+    """The outcome after a line search that moved q by `moved` nats of KL, where the whole step is `whole` nats.
+
+    A step that is short because it was halved again and again tells of rounding and not of an optimum.
+    """
+    hidden = within(moved, tolerance) & (found.trials > _HALVED_OFTEN)
+    outcome = jnp.where(within(whole, tolerance), Outcome.CONVERGED, Outcome.RUNNING)
+    outcome = jnp.where(hidden, Outcome.STALLED, outcome)
     outcome = jnp.where(found.rose, outcome, Outcome.STALLED)
     return jnp.where(found.limited, Outcome.TRUST_REGION, outcome)
 

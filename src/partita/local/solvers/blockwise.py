@@ -1,6 +1,7 @@
 """Block coordinate ascent over the leaves of q."""
 
 import dataclasses
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -9,11 +10,19 @@ from jaxtyping import Array, Int, Key
 
 from partita.errors import SettingsError
 from partita.families import Family
+from partita.inputs import check_kind, check_texts
 from partita.local.objective import Problem
-from partita.local.solvers.base import Outcome, Progress, Solver
+from partita.local.solvers.base import Outcome, Progress, Solver, within
 from partita.numerics.trees import where
 
 __all__ = ["Blockwise", "free_leaves"]
+
+
+def _blocks(blocks: Any) -> tuple[tuple[str, ...], ...]:
+    check_kind("blocks", blocks, list | tuple, 'give such as [("precision_mean",), ("precision",)]', name="a list")
+    for block in blocks:
+        check_texts("names of a block", block)
+    return tuple(map(tuple, blocks))
 
 
 class Blockwise(Solver):
@@ -27,11 +36,14 @@ class Blockwise(Solver):
     """
 
     solver: Solver
-    blocks: tuple[tuple[str, ...], ...] = eqx.field(static=True, converter=lambda blocks: tuple(map(tuple, blocks)))
+    blocks: tuple[tuple[str, ...], ...] = eqx.field(static=True, converter=_blocks)
     max_steps: int = eqx.field(default=20, kw_only=True)
     """How many sweeps."""
-    tolerance: float = eqx.field(default=1e-10, kw_only=True)
+    tolerance: float | None = eqx.field(default=1e-10, kw_only=True)
     """Stops when a sweep moves q by less than this, in nats of KL: converged, if the solver says so of every block."""
+
+    def __check_init__(self) -> None:
+        check_kind("solver", self.solver, Solver, "use one of partita.solvers")
 
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         q, value = progress.q, progress.free_energy
@@ -48,11 +60,11 @@ class Blockwise(Solver):
             limited = limited | (solution.outcome == Outcome.TRUST_REGION)
             worst = jnp.where(solution.outcome == Outcome.CONVERGED, worst, solution.outcome)
         # each block's ball is around where that block began: the whole way is held within the one around the start
-        within = problem.within(q)
-        q, value = where(within, (q, value), (progress.q, progress.free_energy))
+        inside = problem.within(q)
+        q, value = where(inside, (q, value), (progress.q, progress.free_energy))
         worst = jnp.where(worst == Outcome.STEP_LIMIT, Outcome.RUNNING, worst)
-        outcome = jnp.where(q.kl(progress.q) <= self.tolerance, worst, Outcome.RUNNING)
-        return Progress(q, value, jnp.where(limited | ~within, Outcome.TRUST_REGION, outcome))
+        outcome = jnp.where(within(q.kl(progress.q), self.tolerance), worst, Outcome.RUNNING)
+        return Progress(q, value, jnp.where(limited | ~inside, Outcome.TRUST_REGION, outcome))
 
 
 def free_leaves(q: Family, block: tuple[str, ...]) -> tuple[bool, ...]:

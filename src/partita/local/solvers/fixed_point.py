@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
 
 from partita.families import Family
+from partita.inputs import check_flag, check_number, check_whole
 from partita.local.objective import Problem
 from partita.local.solvers.base import Outcome, Progress, Solver, after, line_search, running, unmoved
 from partita.numerics.compiled import Scalar
@@ -26,10 +27,15 @@ class FixedPoint(Solver):
 
     damping: float = 1.0
     max_steps: int = 100
-    tolerance: float = 1e-10
+    tolerance: float | None = 1e-10
     """Stops when a step would move q by less than this undamped, in nats of KL."""
     backtrack: bool = eqx.field(static=True, default=True)
     halvings: int = eqx.field(static=True, default=20)
+
+    def __check_init__(self) -> None:
+        check_number("damping of a fixed point", self.damping, lambda damping: 0 < damping < 2, "above 0 and below 2")
+        check_flag("setting backtrack", self.backtrack)
+        check_whole("number of halvings", self.halvings)
 
     def can_free(self, problem: Problem) -> bool:
         return True
@@ -43,12 +49,14 @@ class FixedPoint(Solver):
 
         if self.backtrack:
             found = line_search(problem, q, value, candidate, self.halvings, key)
-            moved = found.q.distance(q) / (self.damping * 0.5 ** (found.trials - 1)) ** 2
+            moved = found.q.distance(q)
+            whole = moved / (self.damping * 0.5 ** (found.trials - 1)) ** 2
         else:
             new = problem.restrict(candidate(jnp.asarray(0)))
             found = unmoved(new, problem.free_energy(new, key))._replace(rose=jnp.asarray(True))
-            moved = new.kl(q) / self.damping**2
-        return Progress(found.q, found.free_energy, after(found, moved, self.tolerance))
+            moved = new.kl(q)
+            whole = moved / self.damping**2
+        return Progress(found.q, found.free_energy, after(found, moved, whole, self.tolerance))
 
 
 class NaturalGradient(Solver):
@@ -84,6 +92,10 @@ class Conjugate(Solver):
     tolerance: float = 1e-12
     """How far another step may go, in nats of KL; eight times the precision where that is more."""
     halvings: int = eqx.field(static=True, default=20)
+
+    def __check_init__(self) -> None:
+        check_number("tolerance", self.tolerance)
+        check_whole("number of halvings", self.halvings)
 
     def can_free(self, problem: Problem) -> bool:
         """Those that are independent of the others: with its precision fixed a Gaussian is not conjugate."""

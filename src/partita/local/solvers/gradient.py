@@ -11,10 +11,11 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from partita.data.shard import Shard
-from partita.errors import SettingsError, unknown
+from partita.errors import SettingsError
 from partita.families import Family
+from partita.inputs import check_choice, check_finite_number, check_flag, check_optimiser, check_whole
 from partita.local.objective import Problem
-from partita.local.solvers.base import Outcome, Progress, Solver, running
+from partita.local.solvers.base import Outcome, Progress, Solver, running, within
 from partita.numerics.trees import where
 
 __all__ = ["LBFGS", "Coordinates", "Gradient", "Memory", "Watched", "from_coordinates", "to_coordinates"]
@@ -53,7 +54,7 @@ class Gradient(Solver):
     """The number of steps over which the monitored value is averaged."""
     patience: int = 1
     """Stops after this many consecutive windows without improvement."""
-    tolerance: float = 1e-3
+    tolerance: float | None = 1e-3
     """The smallest improvement of a window's mean that counts, in nats."""
     watch: Watched = eqx.field(static=True, default="free_energy")
     """The monitored value: the local free energy, or the expected log-likelihood for early stopping."""
@@ -64,14 +65,18 @@ class Gradient(Solver):
     """Whether to return the best q rather than the last, if free energies are exact."""
 
     def __check_init__(self) -> None:
-        if self.coordinates not in ("unconstrained", "natural"):
-            raise unknown("system of coordinates", self.coordinates, ("unconstrained", "natural"))
-        if self.watch not in ("free_energy", "ell"):
-            raise unknown("value to watch", self.watch, ("free_energy", "ell"))
-        if isinstance(self.window, str) and self.window != "epoch":
+        check_optimiser(self.optimiser)
+        check_finite_number("learning rate", self.learning_rate, above=0)
+        check_choice("system of coordinates", self.coordinates, ("unconstrained", "natural"))
+        check_choice("value to watch", self.watch, ("free_energy", "ell"))
+        if not isinstance(self.window, str):
+            check_whole("window", self.window)
+        elif self.window != "epoch":
             raise SettingsError(f'The window must be a number of steps or "epoch", not {self.window!r}.')
-        if self.batch_size is not None and self.batch_size < 1:
-            raise SettingsError(f"The batch size must be at least 1, not {self.batch_size}.")
+        check_whole("patience", self.patience)
+        if self.batch_size is not None:
+            check_whole("batch size", self.batch_size)
+        check_flag("setting keep_best", self.keep_best)
 
     def can_free(self, problem: Problem) -> bool:
         return True
@@ -98,17 +103,18 @@ class Gradient(Solver):
         (negative, (q, ell)), gradient = jax.value_and_grad(loss, has_aux=True)(memory.coordinates)
         update, state = self.optimiser(self.learning_rate).update(gradient, memory.optimiser, memory.coordinates)
         moved = jax.tree.map(jnp.add, memory.coordinates, update)
-        proper, within = self._admissible(problem, moved)
+        proper, inside = self._admissible(problem, moved)
 
         window = self._batches(problem.shard) if isinstance(self.window, str) else jnp.maximum(self.window, 1)
         total = memory.total + (-negative if self.watch == "free_energy" else ell)
         ends, mean = (index + 1) % window == 0, total / window
-        flat = jnp.where(mean - memory.best < self.tolerance, memory.flat + 1, 0)
+        small = False if self.tolerance is None else mean - memory.best < self.tolerance
+        flat = jnp.where(small, memory.flat + 1, 0)
         outcome = jnp.where(ends & (flat >= self.patience), Outcome.CONVERGED, Outcome.RUNNING)
-        outcome = jnp.where(proper, jnp.where(within, outcome, Outcome.TRUST_REGION), Outcome.IMPROPER)
+        outcome = jnp.where(proper, jnp.where(inside, outcome, Outcome.TRUST_REGION), Outcome.IMPROPER)
         if self._exact(problem):
             best, best_value = where(-negative >= best_value, (q, -negative), (best, best_value))
-        moved = where(proper & within, moved, memory.coordinates)
+        moved = where(proper & inside, moved, memory.coordinates)
         ended = jnp.zeros_like(total), jnp.maximum(memory.best, mean), flat
         watched = where(ends, ended, (total, memory.best, memory.flat))
         return Progress(best, best_value, outcome, Memory(moved, state, order, *watched))
@@ -179,9 +185,12 @@ class LBFGS(Solver):
     """
 
     max_steps: int = 500
-    tolerance: float = 1e-10
+    tolerance: float | None = 1e-10
     """Stops when a step raises the free energy by less than this times its size."""
     memory: int = eqx.field(static=True, default=20)
+
+    def __check_init__(self) -> None:
+        check_whole("memory", self.memory)
 
     def can_free(self, problem: Problem) -> bool:
         return True
@@ -204,11 +213,11 @@ class LBFGS(Solver):
         moved = jax.tree.map(jnp.add, coordinates, update)
         q = problem.restrict(problem.start.with_unconstrained(moved))
         new = problem.free_energy(q, key)
-        within = problem.within(q)
-        rose = within & (new >= best_value)
-        small = new - best_value <= self.tolerance * (1 + jnp.abs(new))
+        inside = problem.within(q)
+        rose = inside & (new >= best_value)
+        small = within(new - best_value, None if self.tolerance is None else self.tolerance * (1 + jnp.abs(new)))
         outcome = jnp.where(rose, jnp.where(small, Outcome.CONVERGED, Outcome.RUNNING), Outcome.STALLED)
-        outcome = jnp.where(within, outcome, Outcome.TRUST_REGION)
+        outcome = jnp.where(inside, outcome, Outcome.TRUST_REGION)
         q, new = where(rose, (q, new), (best, best_value))
         return Progress(q, new, outcome, (moved, state))
 

@@ -9,8 +9,9 @@ from partita.expectations import GridQuadrature, MonteCarlo
 from partita.families import Family, inner
 from partita.families.base import Mean, Theta
 from partita.families.factor import Factor
+from partita.inputs import check_kind, check_number
 from partita.local.objective import Problem
-from partita.local.solvers.base import Outcome, Progress, Solver, running, single_step_outcome
+from partita.local.solvers.base import Outcome, Progress, Solver, running, single_step_outcome, within
 from partita.local.solvers.power import check_power
 from partita.numerics.compiled import Scalar
 from partita.numerics.trees import where
@@ -39,7 +40,7 @@ class MomentMatching(Solver):
     alpha: float = 1.0
     rule: GridQuadrature | MonteCarlo = GridQuadrature()
     max_steps: int = 30
-    tolerance: float = 1e-12
+    tolerance: float | None = 1e-12
     """Stops when the match moves by less than this, in nats of KL."""
     step_size: float = 1.0
     """The step of the mean parameters towards the moments; below 1 the moments are computed only once."""
@@ -47,8 +48,8 @@ class MomentMatching(Solver):
 
     def __check_init__(self) -> None:
         check_power(self.alpha)
-        if isinstance(self.step_size, int | float) and not 0 <= self.step_size <= 1:
-            raise SettingsError(f"The step size must be from 0 to 1, not {self.step_size}.")
+        check_number("step size", self.step_size, lambda step: 0 <= step <= 1, "from 0 to 1")
+        check_kind("rule", self.rule, GridQuadrature | MonteCarlo, "use one", name="GridQuadrature or MonteCarlo")
         if isinstance(self.rule, MonteCarlo) and self.rule.samples < 2:
             raise SettingsError(f"Importance sampling needs at least 2 samples, not {self.rule.samples}.")
 
@@ -79,7 +80,7 @@ class MomentMatching(Solver):
         moments = jax.tree.unflatten(structure, [a + b for a, b in zip(before, changes, strict=True)])
         matched = start.with_mean_parameters(between(start, moments, self.step_size))
         log_mass = jax.nn.logsumexp(logs) + around.log_normaliser() - start.log_normaliser()
-        settled = (matched.distance(around) <= self.tolerance) | (jnp.asarray(self.step_size) < 1)
+        settled = within(matched.distance(around), self.tolerance) | (jnp.asarray(self.step_size) < 1)
         outcome = jnp.where(settled, Outcome.CONVERGED, Outcome.RUNNING)
         return Progress(matched, log_mass, jnp.where(matched.is_proper(), outcome, Outcome.NO_MOMENTS), moments)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import optax
 
-from partita.errors import unknown
+from partita.inputs import check_choice, check_kind
 from partita.io.settings import call
 from partita.local.solvers.base import Solver
 from partita.local.solvers.fixed_point import Conjugate, FixedPoint
@@ -28,6 +28,6 @@ KINDS: Mapping[str, Callable[..., Solver]] = {
 
 def named(kind: str, settings: Mapping[str, Any], what: str = "solver") -> Solver:
     """The solver of this kind with these settings."""
-    if kind not in KINDS:
-        raise unknown("kind of solver", kind, KINDS)
+    check_choice("kind of solver", kind, KINDS)
+    check_kind("settings of a solver", settings, Mapping, "give them by name")
     return call(KINDS[kind], settings, what)

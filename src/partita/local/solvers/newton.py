@@ -17,6 +17,7 @@ from partita.expectations.capabilities import LinearInTable
 from partita.families import Family, Gaussian
 from partita.families.full_gaussian import symmetric
 from partita.families.gaussian import Standard, gaussian
+from partita.inputs import check_whole
 from partita.local.objective import Problem
 from partita.local.solvers.base import LineSearchResult, Outcome, Progress, Solver, after, line_search, unmoved
 
@@ -60,9 +61,12 @@ class Newton(Solver):
     """
 
     max_steps: int = 50
-    tolerance: float = 1e-6
+    tolerance: float | None = 1e-6
     """Stops after a step that moves q by less than this, in nats of KL."""
     halvings: int = eqx.field(static=True, default=30)
+
+    def __check_init__(self) -> None:
+        check_whole("number of halvings", self.halvings)
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         """Starts from q, or from a Laplace approximation at its mean if that has a higher free energy.
@@ -89,9 +93,10 @@ class Newton(Solver):
         if q.precision.ndim == 2:
             turn, value = correlations(gaussian(found.q), problem), found.free_energy
             then = line_search(problem, found.q, value, lambda trial: turn(0.5**trial), self.halvings, key)
-            found = then._replace(rose=found.rose | then.rose, limited=found.limited | then.limited)
+            trials = jnp.maximum(found.trials, then.trials)
+            found = then._replace(rose=found.rose | then.rose, limited=found.limited | then.limited, trials=trials)
         moved = found.q.kl(q)
-        outcome = after(found, moved, self.tolerance)
+        outcome = after(found, moved, moved, self.tolerance)
         outcome = jnp.where((outcome == Outcome.STALLED) & ~memory.stale, Outcome.RUNNING, outcome)
         slow = (moved > 1) | (moved > 0.1 * memory.moved) | ~found.rose
         return Progress(found.q, found.free_energy, outcome, Memory(factor, moved, slow))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from partita.errors import check_fraction
+from partita.inputs import check_fraction
 
 __all__ = ["check_power"]
 

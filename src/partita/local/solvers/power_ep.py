@@ -10,14 +10,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from partita.data.shard import Shard
-from partita.errors import SettingsError, check_fraction
 from partita.expectations.blocks import BLOCK, Block, over_blocks
 from partita.expectations.capabilities import LinearPredictor, offered
 from partita.families import Gaussian
 from partita.families.factor import Factor
 from partita.families.gaussian import Standard, gaussian
+from partita.inputs import check_flag, check_fraction, check_whole
 from partita.local.objective import Problem
-from partita.local.solvers.base import Outcome, Progress, Solution, Solver, running, single_step_outcome
+from partita.local.solvers.base import Outcome, Progress, Solution, Solver, running, single_step_outcome, within
 from partita.local.solvers.newton import gram, linear_start
 from partita.local.solvers.power import check_power
 from partita.models import Model
@@ -167,7 +167,7 @@ class PowerEP(Solver):
     alpha: float = 1.0
     damping: float = 1.0
     max_steps: int = 100
-    tolerance: float = 1e-10
+    tolerance: float | None = 1e-10
     """Stops after a pass that would move q by less than this undamped, in nats of KL."""
     in_turn: bool = eqx.field(static=True, default=True)
     """Whether sites are updated sequentially (starting from the context if it is proper) or in parallel."""
@@ -177,8 +177,9 @@ class PowerEP(Solver):
     def __check_init__(self) -> None:
         check_power(self.alpha)
         check_fraction("damping of power EP", self.damping)
-        if isinstance(self.max_steps, int) and self.max_steps < 1:
-            raise SettingsError(f"Power EP needs at least one pass, not {self.max_steps}.")
+        check_whole("number of passes, max_steps,", self.max_steps)
+        check_flag("setting in_turn", self.in_turn)
+        check_whole("number of points", self.points)
 
     @property
     def matched_power(self) -> float | None:
@@ -209,7 +210,7 @@ class PowerEP(Solver):
         moved = jnp.where(new.is_proper(), new.distance(q) / damping**2, jnp.inf)
         value = new.log_normaliser() + whole.log_scale
         skipped = jnp.sum(~proper & (problem.shard.weights > 0))
-        outcome = jnp.where(moved <= self.tolerance, Outcome.CONVERGED, Outcome.RUNNING)
+        outcome = jnp.where(within(moved, self.tolerance), Outcome.CONVERGED, Outcome.RUNNING)
         taken = Progress(new, value, outcome, Memory(sites, rest, damping, moved, moved, skipped))
         if not self.in_turn:
             return taken

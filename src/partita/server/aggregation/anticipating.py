@@ -9,6 +9,7 @@ from jaxtyping import Bool, PyTree
 
 from partita.families import Family
 from partita.families.factor import Factor
+from partita.inputs import check_kind
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, multiplied
 from partita.server.aggregation.product import Damped
 
@@ -40,9 +41,16 @@ class Anticipating(Aggregation):
 
     aggregation: Aggregation = Damped()
 
+    def __check_init__(self) -> None:
+        check_kind("aggregation", self.aggregation, Aggregation, "use one such as Damped()")
+
     @property
     def keeps_product(self) -> bool:
         return self.aggregation.keeps_product
+
+    @property
+    def settles_evidence(self) -> bool:
+        return self.aggregation.settles_evidence
 
     def init(self, prior: Family, clients: int) -> Iterate:
         iterate = self.aggregation.init(prior, clients)

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from partita.errors import SettingsError, check_fraction, unknown
 from partita.families import Family
+from partita.families.base import check_start
 from partita.families.factor import Factor
+from partita.inputs import check_choice, check_finite_number, check_fraction
 from partita.numerics.compiled import Compiled, Scalar, Whole
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, begin, multiplied, refused
 from partita.server.refusal import Reason
@@ -37,12 +38,12 @@ class Averaging(Aggregation):
     """The initial posterior; the prior if None."""
 
     def __check_init__(self) -> None:
-        if not self.penalty > 0 or not self.step > 0:
-            raise SettingsError(f"Penalty and step must be above 0, not {self.penalty} and {self.step}.")
+        check_finite_number("penalty", self.penalty, above=0)
+        check_finite_number("step", self.step, above=0)
         if self.mixing is not None:
             check_fraction("mixing", self.mixing)
-        if self.over not in ("all", "answered"):
-            raise unknown("mean", self.over, ("all", "answered"))
+        check_choice("mean", self.over, ("all", "answered"))
+        check_start(self.start)
 
     def init(self, prior: Family, clients: int) -> Iterate:
         posterior, part = begin(prior, self.start, clients)

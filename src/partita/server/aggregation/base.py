@@ -56,6 +56,11 @@ class Aggregation(eqx.Module):
         """
         return False
 
+    @property
+    def settles_evidence(self) -> bool:
+        """Whether `log_evidence` has settled where q has, so that it may be told of a run that has converged."""
+        return True
+
     def init(self, prior: Family, clients: int) -> Iterate:
         """The iterate before the first answer: t_m = 1 for every client and q = p."""
         return Iterate(prior, dict.fromkeys(range(clients), Factor.one(prior)))

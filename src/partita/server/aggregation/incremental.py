@@ -9,12 +9,13 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from partita.errors import SettingsError
 from partita.families import Family
+from partita.families.base import check_start
 from partita.families.factor import Factor
+from partita.inputs import check_finite_number, check_number, check_optimiser
 from partita.numerics.compiled import Compiled, Scalar
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, begin, multiplied, refused
-from partita.server.aggregation.server_optimiser import IMPROPER, check_rate, optimiser_step
+from partita.server.aggregation.server_optimiser import IMPROPER, optimiser_step
 from partita.server.refusal import Reason
 
 __all__ = ["Incremental", "agile_adam", "track"]
@@ -45,9 +46,10 @@ class Incremental(Aggregation):
     """The initial posterior; the prior if None."""
 
     def __check_init__(self) -> None:
-        check_rate(self.learning_rate)
-        if not 0 <= self.gain <= 1:
-            raise SettingsError(f"The gain must be from 0 to 1, not {self.gain}.")
+        check_optimiser(self.optimiser)
+        check_finite_number("learning rate", self.learning_rate, above=0)
+        check_number("gain", self.gain, lambda gain: 0 <= gain <= 1, "from 0 to 1")
+        check_start(self.start)
 
     def init(self, prior: Family, clients: int) -> Iterate:
         posterior, _ = begin(prior, self.start, clients)

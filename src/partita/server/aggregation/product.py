@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from partita.errors import check_fraction
 from partita.families import Family
 from partita.families.factor import Factor
+from partita.inputs import check_flag, check_fraction, check_whole
 from partita.numerics.compiled import Compiled, Scalar
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, refused
 from partita.server.refusal import Reason, Refusal
@@ -58,6 +58,10 @@ class Backtracking(ProductRule):
     damping: float | None = 1.0
     monitor_free_energy: bool = eqx.field(static=True, default=False)
     halvings: int = eqx.field(static=True, default=10)
+
+    def __check_init__(self) -> None:
+        check_flag("setting monitor_free_energy", self.monitor_free_energy)
+        check_whole("number of halvings", self.halvings, 0, 1_000)
 
     def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
         damping = self.first_damping(iterate)

@@ -8,22 +8,17 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from partita.errors import SettingsError
 from partita.families import Family
+from partita.families.base import check_start
 from partita.families.factor import Factor
+from partita.inputs import check_finite_number, check_optimiser
 from partita.numerics.compiled import Compiled
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, begin, multiplied, refused
 from partita.server.refusal import Reason
 
-__all__ = ["IMPROPER", "ServerOptimiser", "check_rate", "optimiser_step"]
+__all__ = ["IMPROPER", "ServerOptimiser", "optimiser_step"]
 
 IMPROPER = "would make the posterior improper at this learning rate"
-
-
-def check_rate(learning_rate: float) -> None:
-    """Raises an `InputError` unless the learning rate is positive."""
-    if not learning_rate > 0:
-        raise SettingsError(f"The learning rate must be above 0, not {learning_rate}.")
 
 
 class ServerOptimiser(Aggregation):
@@ -39,7 +34,9 @@ class ServerOptimiser(Aggregation):
     """The initial posterior; the prior if None."""
 
     def __check_init__(self) -> None:
-        check_rate(self.learning_rate)
+        check_optimiser(self.optimiser)
+        check_finite_number("learning rate", self.learning_rate, above=0)
+        check_start(self.start)
 
     def init(self, prior: Family, clients: int) -> Iterate:
         posterior, part = begin(prior, self.start, clients)

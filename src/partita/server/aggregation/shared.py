@@ -24,6 +24,11 @@ class Shared(Aggregation):
     def __check_init__(self) -> None:
         check_damping(self.damping)
 
+    @property
+    def settles_evidence(self) -> bool:
+        """No: clients whose answers agree in q may differ in mass, and the mass of t is of those who answered last."""
+        return False
+
     def init(self, prior: Family, clients: int) -> Iterate:
         return super().init(prior, clients)._replace(memory=Common(prior, Factor.one(prior)))
 
@@ -40,10 +45,10 @@ class Shared(Aggregation):
         return taken._replace(iterate=after, damping=damping if taken.damping else 0.0)
 
     def log_evidence(self, prior: Family, iterate: Iterate) -> float:
-        """log ∫ p(θ) t(θ)^M dθ: power EP's estimate at a fixed point with homogeneous clients.
+        """log ∫ p(θ) t(θ)^M dθ: what power EP's estimate tends to with homogeneous clients.
 
-        Otherwise t is a geometric moving average of recent answers: the estimate is noisy, and biased if clients'
-        sizes differ, since all are visited equally often.
+        t is a geometric moving average of recent answers: the estimate lags behind q by (1 − ρ)ⁿ, is of the clients
+        that answered last, and biased if clients' sizes differ, since all are visited equally often.
         """
         scale = len(iterate.factors) * float(iterate.memory.factor.log_scale)
         return float(log_mass(iterate.posterior) - log_mass(prior)) + scale

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from partita.errors import check_fraction
 from partita.families import Family, inner
 from partita.families.factor import Factor
+from partita.inputs import check_fraction
 from partita.numerics.compiled import Compiled
 from partita.server.aggregation import double_loop as loop
 from partita.server.aggregation.base import Aggregated, FreeEnergy, Iterate
