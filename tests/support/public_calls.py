@@ -118,6 +118,20 @@ CALLS = {
         pt.federate,
         {"clients": [TABLE, TABLE], "weights": [np.ones(12)] * 2, "names": ["a", "b"], "buckets": 1},
     ),
+    "fit": (
+        pt.fit,
+        {
+            "formula": "died ~ age",
+            "data": {"died": Y, "age": X[:, 0], "site": np.array(["a", "b"] * 6), "weight": np.ones(12)},
+            "family": "bernoulli",
+            "sites": "site",
+            "prior": "normal(0, 1)",
+            "covariance": "full",
+            "weights": "weight",
+            "positive": None,
+            "rounds": 1,
+        },
+    ),
     "run": (
         pt.run,
         {
@@ -306,7 +320,7 @@ REASONS = {
         "families.Gaussian families.Transformed learning.Learning models.GeneralisedLinear models.Network"
     ),
     "made by a run or from files, not by users": (
-        "History Partition Result Status aggregation.Aggregated aggregation.Iterate data.Frames data.Shard "
+        "Fit History Partition Result Status aggregation.Aggregated aggregation.Iterate data.Frames data.Shard "
         "engines.Answer engines.EventLog engines.Failure engines.Task expectations.Derivatives learning.LearningStep "
         "learning.LearningView learning.RpropState schedules.ScheduleView solvers.Outcome solvers.Solution "
         "datasets.Dataset datasets.encoded"

@@ -8,7 +8,7 @@ import pytest
 from partita.errors import DataError, SettingsError
 from partita.tables.design import agree
 from partita.tables.formula import parsed
-from partita.tables.reading import frame_of, sites_of
+from partita.tables.reading import Site, frame_of, sites_of
 
 
 def rows(size=120, seed=0):
@@ -30,7 +30,7 @@ FRAME = rows()
 def agreed(text, frame=FRAME, sites="site"):
     formula = parsed(text)
     found = sites_of(frame_of(frame), formula.columns, sites)
-    return agree(formula, [site.columns for site in found]), found
+    return agree(formula, found), found
 
 
 @pytest.mark.parametrize(
@@ -58,15 +58,15 @@ def test_it_is_formulaics_on_pooled_rows(text):
         spline = design.splines["bs(bmi, knots=[22, 28], degree=2)"]
         given = text.replace("degree=2", f"degree=2, lower_bound={spline.low!r}, upper_bound={spline.high!r}")
     expected = formulaic.model_matrix(given, ordered)
-    pooled = np.concatenate([design.matrix(site.columns) for site in sites])
+    pooled = np.concatenate([design.matrix(site) for site in sites])
     order = np.concatenate([np.flatnonzero(FRAME.site == site.name) for site in sites])
     np.testing.assert_allclose(pooled, expected.to_numpy(float)[order], atol=1e-12)
 
 
 def test_standardised_columns_have_mean_0_and_sd_1_over_all_sites_and_coefficients_are_turned_back():
     design, sites = agreed("y ~ age*sex + ward")
-    plain = np.concatenate([design.matrix(site.columns) for site in sites])
-    standard = np.concatenate([design.standardised(site.columns) for site in sites])
+    plain = np.concatenate([design.matrix(site) for site in sites])
+    standard = np.concatenate([design.standardised(site) for site in sites])
     np.testing.assert_allclose(standard[:, 1:].mean(0), 0, atol=1e-12)
     np.testing.assert_allclose(standard[:, 1:].std(0), 1, atol=1e-12)
     coefficients = np.random.default_rng(1).normal(size=len(design.names))
@@ -76,7 +76,7 @@ def test_standardised_columns_have_mean_0_and_sd_1_over_all_sites_and_coefficien
 def test_without_an_intercept_columns_are_only_scaled():
     design, sites = agreed("y ~ 0 + age")
     assert design.mean == 0
-    np.testing.assert_allclose(design.standardised(sites[0].columns) * design.sd, design.matrix(sites[0].columns))
+    np.testing.assert_allclose(design.standardised(sites[0]) * design.sd, design.matrix(sites[0]))
 
 
 def test_the_reference_is_the_most_frequent_level_or_the_one_that_is_named():
@@ -137,4 +137,4 @@ def test_columns_that_cannot_be_used_are_named(text):
 def test_a_level_that_the_fit_did_not_have_is_refused():
     design, _ = agreed("y ~ ward")
     with pytest.raises(DataError, match="'d'"):
-        design.matrix({"ward": np.array(["a", "d"])})
+        design.matrix(Site("new", {"ward": np.array(["a", "d"])}, 2, 0))

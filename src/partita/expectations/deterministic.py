@@ -1,6 +1,7 @@
 """Deterministic expectations: closed forms, bounds, and quadrature over the predictor or over θ."""
 
 import functools
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -79,6 +80,11 @@ class GaussHermite(Expectation):
     def at_predictor(self, model: Density, mean: Rows, variance: Rows, data: PyTree) -> Rows:
         grid, _, masses = self._grid(mean, variance)
         return jnp.sum(_linear(model).log_density_at(grid, data) * masses, axis=1)
+
+    def average(self, function: Callable[[Array], Array], mean: Rows, variance: Rows) -> Rows:
+        """The expectation of an elementwise function of the predictor."""
+        grid, _, masses = self._grid(mean, variance)
+        return jnp.sum(function(grid) * masses, axis=1)
 
     def derivatives(self, model: Density, mean: Rows, variance: Rows, data: PyTree) -> Derivatives:
         """From the derivatives of log p(y | f) at the nodes, which is cheaper than differentiating the sum twice."""

@@ -31,7 +31,10 @@ __all__ = [
 
 
 class GeneralisedLinear(Model):
-    """A likelihood p(y | f) with f = xᵀθ, plus the table's offset; a subclass gives log p(y | f), E[y | f] and allowed y."""
+    """A likelihood p(y | f) with f = xᵀθ, plus the table's offset if it has one.
+
+    A subclass gives log p(y | f), the mean response and the allowed y.
+    """
 
     @abc.abstractmethod
     def log_link_density(self, f: Float[Array, "*#k"], y: Real[Array, "*#k"]) -> Float[Array, "*#k"]:
@@ -77,6 +80,15 @@ class GeneralisedLinear(Model):
     def response(self, theta: Float[Array, " d"], x: Float[Array, "n d"]) -> Rows:
         return self.mean_response(x @ theta)
 
+    def expected_response(self, q: Family, x: Float[Array, "n d"], offset: Rows | Scalar = 0.0) -> Rows:
+        """E_q[y], row by row."""
+        mean, variance = gaussian(q).project(x)
+        return self.averaged_response(mean + offset, variance)
+
+    def averaged_response(self, mean: Rows, variance: Rows) -> Rows:
+        """E[y] where the predictor is Gaussian: by quadrature, unless a subclass knows better."""
+        return GaussHermite().average(self.mean_response, mean, variance)
+
 
 def _slope(slope: Any) -> Any:
     """A slope as it is given; a whole number as a floating-point one."""
@@ -113,10 +125,9 @@ class LogisticRegression(BinaryRegression):
     def mean_response(self, f: Float[Array, "*k"]) -> Float[Array, "*k"]:
         return jax.nn.sigmoid(self.steep(f))
 
-    def expected_response(self, q: Family, x: Float[Array, "n d"], offset: Rows | Scalar = 0.0) -> Rows:
+    def averaged_response(self, mean: Rows, variance: Rows) -> Rows:
         """The probit approximation σ(m / √(1 + πv/8)) (Spiegelhalter and Lauritzen); the paper prints π for π/8."""
-        mean, variance = gaussian(q).project(x)
-        return jax.nn.sigmoid(self.steep(mean + offset) / jnp.sqrt(1 + jnp.pi * self.steep(self.steep(variance)) / 8))
+        return jax.nn.sigmoid(self.steep(mean) / jnp.sqrt(1 + jnp.pi * self.steep(self.steep(variance)) / 8))
 
 
 class ProbitRegression(BinaryRegression):
@@ -128,9 +139,8 @@ class ProbitRegression(BinaryRegression):
     def mean_response(self, f: Float[Array, "*k"]) -> Float[Array, "*k"]:
         return jsp.special.ndtr(self.steep(f))
 
-    def expected_response(self, q: Family, x: Float[Array, "n d"], offset: Rows | Scalar = 0.0) -> Rows:
-        mean, variance = gaussian(q).project(x)
-        return jsp.special.ndtr(self.steep(mean + offset) / jnp.sqrt(1 + self.steep(self.steep(variance))))
+    def averaged_response(self, mean: Rows, variance: Rows) -> Rows:
+        return jsp.special.ndtr(self.steep(mean) / jnp.sqrt(1 + self.steep(self.steep(variance))))
 
 
 class PoissonRegression(GeneralisedLinear):
@@ -157,9 +167,8 @@ class PoissonRegression(GeneralisedLinear):
     def mean_response(self, f: Float[Array, "*k"]) -> Float[Array, "*k"]:
         return jnp.exp(f)
 
-    def expected_response(self, q: Family, x: Float[Array, "n d"], offset: Rows | Scalar = 0.0) -> Rows:
-        mean, variance = gaussian(q).project(x)
-        return jnp.exp(mean + offset + variance / 2)
+    def averaged_response(self, mean: Rows, variance: Rows) -> Rows:
+        return jnp.exp(mean + variance / 2)
 
 
 class LinearRegression(GeneralisedLinear):
@@ -184,8 +193,8 @@ class LinearRegression(GeneralisedLinear):
     def mean_response(self, f: Float[Array, "*k"]) -> Float[Array, "*k"]:
         return f
 
-    def expected_response(self, q: Family, x: Float[Array, "n d"], offset: Rows | Scalar = 0.0) -> Rows:
-        return gaussian(q).project(x)[0] + offset
+    def averaged_response(self, mean: Rows, variance: Rows) -> Rows:
+        return mean
 
 
 @jax.custom_jvp

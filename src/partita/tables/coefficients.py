@@ -21,7 +21,7 @@ class Coefficient:
     high: float
     standardised: float
     """The mean for the standardised column."""
-    ratio: tuple[float, float, float] | None
+    ratio: tuple[float, ...] | None
     """exp(mean) and the ends of its interval, where it has a meaning."""
 
 

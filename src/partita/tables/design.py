@@ -22,11 +22,10 @@ from partita.data.columns import Column, Counts, Moments
 from partita.data.preprocess import Summary, merge
 from partita.errors import DataError, SettingsError
 from partita.tables.formula import Factor, Formula, evaluated
+from partita.tables.reading import Columns, Site
 
-__all__ = ["INTERCEPT", "Columns", "Design", "agree"]
+__all__ = ["INTERCEPT", "Design", "agree"]
 
-Columns = Mapping[str, np.ndarray]
-"""A site's columns by name: floats, or texts."""
 _BINS = np.linspace(-4, 4, 81)
 """Edges of the bins in which values are counted to place knots, in standard deviations from the mean."""
 _MOST_LEVELS = 1000
@@ -79,19 +78,18 @@ class Design:
             )
         return (str(reference), *(level for level in found if level != str(reference)))
 
-    def matrix(self, columns: Columns) -> Float[np.ndarray, "n d"]:
+    def matrix(self, site: Site) -> Float[np.ndarray, "n d"]:
         """The design matrix of a site's rows, in the columns' own units."""
-        values = {factor.text: self._values(factor, columns) for factor in self.formula.factors}
-        rows = len(next(iter(columns.values()))) if columns else 0
-        return self._materialised(values, rows).to_numpy(dtype=float)
+        values = {factor.text: self._values(factor, site.columns) for factor in self.formula.factors}
+        return self._materialised(values, site.rows).to_numpy(dtype=float)
 
-    def standardised(self, columns: Columns) -> Float[np.ndarray, "n d"]:
+    def standardised(self, site: Site) -> Float[np.ndarray, "n d"]:
         """The same with columns of mean 0 and sd 1 over all sites' rows, but for the intercept."""
-        return (self.matrix(columns) - self.mean) / self.sd
+        return (self.matrix(site) - self.mean) / self.sd
 
-    def offset(self, columns: Columns) -> Float[np.ndarray, " n"]:
+    def offset(self, site: Site) -> Float[np.ndarray, " n"]:
         """The sum of the formula's offsets."""
-        return np.sum([_numbers(factor, columns) for factor in self.formula.offsets], axis=0)
+        return np.sum([_numbers(factor, site.columns) for factor in self.formula.offsets], axis=0)
 
     def in_own_units(self) -> Float[np.ndarray, "d d"]:
         """The matrix that turns coefficients of standardised columns into those of the columns as they are."""
@@ -156,9 +154,9 @@ class Design:
         return pandas.Series(values)
 
 
-def agree(formula: Formula, sites: Sequence[Columns]) -> Design:
+def agree(formula: Formula, sites: Sequence[Site]) -> Design:
     """The design that all sites use: round 0 of a fit."""
-    summary = merge(_summary(formula, columns) for columns in sites)
+    summary = merge(_summary(formula, site.columns) for site in sites)
     for factor in formula.factors:
         _check(factor, summary.columns[factor.text])
     design = Design(formula, summary, {})
@@ -167,10 +165,10 @@ def agree(formula: Formula, sites: Sequence[Columns]) -> Design:
         if factor.function == "bs":
             about = summary.columns[factor.text]
             assert isinstance(about, Moments)
-            counts = np.sum([_binned(factor, about, columns) for columns in sites], axis=0)
+            counts = np.sum([_binned(factor, about, site.columns) for site in sites], axis=0)
             splines[factor.text] = _spline(factor, about, counts)
     design = dataclasses.replace(design, splines=splines).named()
-    merged = [_column_moments(design.matrix(columns)) for columns in sites]
+    merged = [_column_moments(design.matrix(site)) for site in sites]
     return _scaled(design, merged)
 
 
@@ -245,7 +243,7 @@ def _check(factor: Factor, about: Column) -> None:
             raise DataError(f"{factor.text} has one level, {about.levels[0]!r}, in all rows: leave it out.")
         if len(about.levels) > _MOST_LEVELS:
             raise DataError(
-                f"{factor.text} has {len(about.levels)} levels, more than {_MOST_LEVELS}: is it a number or an identifier?"
+                f"{factor.text} has {len(about.levels)} levels, more than {_MOST_LEVELS}: is it an identifier?"
             )
 
 

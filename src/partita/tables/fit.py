@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
+import jax.numpy as jnp
 import numpy as np
 from jax import enable_x64
 from jaxtyping import Float
@@ -15,7 +16,9 @@ from partita.data.shard import Partition, federate
 from partita.data.table import Table
 from partita.errors import DataError, SettingsError, unknown
 from partita.families import Family, FullGaussian, MeanFieldGaussian
+from partita.inputs import check_choice, check_kind, check_whole
 from partita.models import Model
+from partita.models.glm import GeneralisedLinear
 from partita.server.membership import retire
 from partita.server.method import Method
 from partita.server.monitor import Monitor
@@ -24,7 +27,7 @@ from partita.server.stopping import Status
 from partita.tables.coefficients import Coefficient, printed
 from partita.tables.design import INTERCEPT, Design, agree
 from partita.tables.formula import parsed
-from partita.tables.likelihoods import Likelihood, likelihood
+from partita.tables.likelihoods import LIKELIHOODS, Likelihood
 from partita.tables.reading import Site, columns_of, complete, frame_of, sites_of
 from partita.tables.response import Response
 
@@ -61,7 +64,7 @@ class Fit:
     @property
     def likelihood(self) -> Likelihood:
         """The likelihood."""
-        return likelihood(self.family)
+        return LIKELIHOODS[self.family]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -104,11 +107,15 @@ class Fit:
         sd = np.sqrt(np.diag(covariance))
         reach = float(stats.norm.ppf((1 + mass) / 2)) * sd
         rows = zip(self.names, mean, sd, mean - reach, mean + reach, standardised, strict=True)
-        told = self.likelihood.ratio is not None
         return [
-            Coefficient(name, *map(float, own), tuple(np.exp([own[0], *own[2:4]]).tolist()) if told else None)
-            for name, *own in rows
+            Coefficient(
+                name, float(own), float(wide), float(low), float(high), float(scaled), self._ratio(own, low, high)
+            )
+            for name, own, wide, low, high, scaled in rows
         ]
+
+    def _ratio(self, *numbers: float) -> tuple[float, ...] | None:
+        return tuple(np.exp(numbers).tolist()) if self.likelihood.ratio else None
 
     def by_site(self, name: str) -> dict[str, dict[str, tuple[float, float]]]:
         """Mean and sd of one coefficient from each site alone, from all, and from all without that site.
@@ -134,13 +141,16 @@ class Fit:
         """The posterior mean of the response for the rows of a table, NaN where a value is missing."""
         formula = self.design.formula
         frame = frame_of(frame)
-        (site,) = sites_of(frame, formula.columns, None) if formula.columns else ()
+        (site,) = sites_of(frame, formula.columns, None)
         with enable_x64(True):
-            x, offset = self.design.standardised(site.columns), _offset(self.design, site, self.response.sd)
-            posterior = self.result.posterior
-            found = np.asarray(posterior.model.expected_response(posterior.q, x, 0.0 if offset is None else offset))
+            x, offset = self.design.standardised(site), _offset(self.design, site, self.response.sd)
+            model, q = self.result.posterior.model, self.result.posterior.q
+            assert isinstance(model, GeneralisedLinear)
+            found = np.asarray(
+                model.expected_response(q, jnp.asarray(x), 0.0 if offset is None else jnp.asarray(offset))
+            )
         told = np.full(len(frame), np.nan)
-        told[complete(columns_of(frame, formula.columns))] = self.response.restored(found)
+        told[complete(columns_of(frame, formula.columns), len(frame))] = self.response.restored(found)
         return told
 
     def without(self, site: str) -> Self:
@@ -221,34 +231,42 @@ def fit(
         The fit: print it, or ask for `coefficients`, `by_site`, `predict`, `without`.
 
     """
-    asked, chosen = parsed(formula), likelihood(family)
+    check_choice("family", family, LIKELIHOODS)
+    check_choice("covariance", covariance or "full", _FAMILIES)
+    check_whole("number of rounds", rounds)
+    for what, text in (("column of sites", sites), ("column of weights", weights), ("positive label", positive)):
+        if text is not None:
+            check_kind(what, text, str, "give a name", name="a text")
+    asked, chosen = parsed(formula), LIKELIHOODS[family]
     frame = frame_of(data)
     names = dict.fromkeys((*asked.response.columns, *asked.columns, *((weights,) if weights else ())))
     rows = tuple(sites_of(frame, tuple(names), sites))
-    design = agree(asked, [site.columns for site in rows])
+    design = agree(asked, rows)
     response = Response.agreed(asked.response, chosen, [site.columns for site in rows], positive)
     if covariance is None:
         covariance = "full" if len(design.names) <= _MOST_FULL else "mean-field"
-    if covariance not in _FAMILIES:
-        raise unknown("covariance", covariance, _FAMILIES)
     with enable_x64(True):
-        tables = [
-            Table(design.standardised(site.columns), response.numbers(site.columns), _offset(design, site, response.sd))
-            for site in rows
-        ]
+        tables = [_table(design, response, site) for site in rows]
         weighted = [_weights(site, weights) for site in rows]
         lengths = 1 if sum(site.rows for site in rows) < _MANY_ROWS else 4
         partition = federate(tables, weights=weighted, names=[site.name for site in rows], buckets=lengths)
-        model = chosen.model
+        model = chosen.model()
         start = _prior(prior, _FAMILIES[covariance], len(design.names))
-        method = methods.sequential(**({"learn": chosen.learned} if chosen.learned else {}))
+        method = methods.sequential(learn=chosen.learned)
         result = run(method, model, start, partition, rounds=rounds, monitor=_QUIET)
     return Fit(design, response, family, rows, start, model, method, partition, result)
 
 
+def _table(design: Design, response: Response, site: Site) -> Table:
+    """A site's rows as numbers."""
+    offset = _offset(design, site, response.sd)
+    known = None if offset is None else jnp.asarray(offset)
+    return Table(jnp.asarray(design.standardised(site)), jnp.asarray(response.numbers(site.columns)), known)
+
+
 def _offset(design: Design, site: Site, unit: float) -> np.ndarray | None:
     """The formula's offset, if it has one, in units of the response."""
-    return design.offset(site.columns) / unit if design.formula.offsets else None
+    return design.offset(site) / unit if design.formula.offsets else None
 
 
 def _weights(site: Site, name: str | None) -> np.ndarray:

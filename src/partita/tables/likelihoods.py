@@ -1,22 +1,25 @@
 """Likelihoods by the names that statisticians know, with what a table of results says of them."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-import numpy as np
+from partita.models.glm import (
+    GeneralisedLinear,
+    LinearRegression,
+    LogisticRegression,
+    PoissonRegression,
+    ProbitRegression,
+)
 
-from partita.errors import DataError, unknown
-from partita.models import Model
-from partita.models.glm import LinearRegression, LogisticRegression, PoissonRegression, ProbitRegression
-
-__all__ = ["LIKELIHOODS", "Likelihood", "likelihood"]
+__all__ = ["LIKELIHOODS", "Likelihood"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Likelihood:
     """A likelihood, and how its results are told."""
 
-    model: Model
+    model: Callable[[], GeneralisedLinear]
+    """Makes the model, in the precision that is set then."""
     ratio: str | None = None
     """What exp(coefficient) is called, if it has a meaning."""
     binary: bool = False
@@ -26,22 +29,11 @@ class Likelihood:
     learned: tuple[str, ...] = ()
     """The parameters besides coefficients, which are learned."""
 
-    def check(self, name: str, response: np.ndarray) -> None:
-        """Raises a `DataError` where a response cannot be of this kind."""
-        if response.dtype.kind != "f":
-            raise DataError(f"The response {name!r} holds texts where numbers are needed: recode it, or use bernoulli.")
-
 
 LIKELIHOODS: Mapping[str, Likelihood] = {
-    "gaussian": Likelihood(LinearRegression(), scaled=True, learned=("noise",)),
-    "bernoulli": Likelihood(LogisticRegression(), "odds ratio", binary=True),
-    "probit": Likelihood(ProbitRegression(), binary=True),
-    "poisson": Likelihood(PoissonRegression(), "rate ratio"),
+    "gaussian": Likelihood(LinearRegression, scaled=True, learned=("noise",)),
+    "bernoulli": Likelihood(LogisticRegression, "odds ratio", binary=True),
+    "probit": Likelihood(ProbitRegression, binary=True),
+    "poisson": Likelihood(PoissonRegression, "rate ratio"),
 }
-
-
-def likelihood(name: str) -> Likelihood:
-    """The likelihood with this name."""
-    if name not in LIKELIHOODS:
-        raise unknown("family", name, LIKELIHOODS)
-    return LIKELIHOODS[name]
+"""Likelihoods by name."""

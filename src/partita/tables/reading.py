@@ -11,18 +11,22 @@ import pandas
 
 from partita.errors import DataError
 
-__all__ = ["Site", "columns_of", "complete", "frame_of", "sites_of"]
+__all__ = ["Columns", "Site", "columns_of", "complete", "frame_of", "sites_of"]
 
 _READERS = {".csv": pandas.read_csv, ".parquet": pandas.read_parquet}
 _ALL = "all rows"
 """The name of the only site, where no column names sites."""
 
 
+Columns = Mapping[str, np.ndarray]
+"""A site's columns by name: floats, or texts."""
+
+
 class Site(NamedTuple):
     """The rows of one site that have every value."""
 
     name: str
-    columns: Mapping[str, np.ndarray]
+    columns: Columns
     rows: int
     dropped: int
     """How many rows were left out since a value was missing."""
@@ -46,7 +50,10 @@ def frame_of(source: Any) -> Any:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise DataError(f"{path} cannot be read ({reason:.100}): check that it is a table.") from None
     if isinstance(source, Mapping):
-        source = pandas.DataFrame({name: np.asarray(values) for name, values in source.items()})
+        try:
+            source = pandas.DataFrame({str(name): np.asarray(values) for name, values in source.items()})
+        except (TypeError, ValueError):
+            raise DataError("The columns of the mapping differ in length or shape: give one value a row.") from None
     try:
         frame = narwhals.from_native(source)
     except TypeError:
@@ -81,7 +88,7 @@ def sites_of(frame: Any, names: Sequence[str], sites: str | None) -> list[Site]:
             raise DataError(
                 f"Column {sites!r}, which names sites, is missing in some rows: fill it, or leave them out."
             )
-    usable, found = complete(columns), []
+    usable, found = complete(columns, rows), []
     for name in sorted(set(whose.tolist())):
         mine = whose == name
         kept = mine & usable
@@ -92,9 +99,9 @@ def sites_of(frame: Any, names: Sequence[str], sites: str | None) -> list[Site]:
     return found
 
 
-def complete(columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Which rows have a value in every column."""
-    return ~np.any([_missing(values) for values in columns.values()], axis=0)
+def complete(columns: Columns, rows: int) -> np.ndarray:
+    """Which of so many rows have a value in every column."""
+    return ~np.any([np.zeros(rows, bool), *(_missing(values) for values in columns.values())], axis=0)
 
 
 def _array(name: str, series: Any) -> np.ndarray:
