@@ -14,7 +14,7 @@ os.environ.setdefault(
 import jax
 import pytest
 
-from support.siblings import SLOW_CASES
+from support.slow_cases import SLOW_CASES
 
 jax.config.update("jax_enable_x64", True)
 
@@ -34,7 +34,7 @@ def _forget_programs():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Marks siblings as slow; one that is no longer there is an error, where its whole file was collected."""
+    """Marks the slow cases; one that is no longer there is an error, where its whole file was collected."""
     found = {item.nodeid: item for item in items}
     files = {nodeid.partition("::")[0] for nodeid in found}
     for file in files & SLOW_CASES.keys():
@@ -42,4 +42,4 @@ def pytest_collection_modifyitems(config, items):
             if item := found.get(f"{file}::{name}"):
                 item.add_marker(pytest.mark.slow)
             elif not any("::" in argument for argument in config.args):
-                raise pytest.UsageError(f"There is no {name} in {file}: mend tests/support/siblings.py.")
+                raise pytest.UsageError(f"There is no {name} in {file}: mend tests/support.slow_cases.py.")

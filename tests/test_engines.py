@@ -167,7 +167,7 @@ def test_a_digest_depends_on_values_and_not_on_their_representation():
     different = [
         pt.LinearRegression(1.0),
         pt.LinearRegression(2.0),
-        pt.LogisticRegression(1.0),
+        pt.LogisticRegression(),
         pt.LogDensity(scaled(1.0)),
         pt.LogDensity(scaled(2.0)),
         pt.Gradient(optax.adam),

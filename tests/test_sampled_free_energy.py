@@ -95,7 +95,7 @@ def test_draws_that_a_solver_climbed_on_lie_above_the_evidence_and_fresh_ones_do
     assert 0 < error < EVIDENCE - value
 
 
-SOLVER = pt.solvers.FixedPoint(0.3, max_steps=5, tolerance=-1.0)
+SOLVER = pt.solvers.FixedPoint(0.3, max_steps=5, tolerance=None)
 ABOVE = 7
 """A seed with which ten draws, fewer than for an error, gave a "bound" 0.49 above log p(y)."""
 

@@ -22,4 +22,5 @@ class HalfWay(Solver):
             return q ** (1 - share) * target**share
 
         found = line_search(problem, q, progress.free_energy, candidate, self.halvings, key)
-        return Progress(found.q, found.free_energy, after(found, found.q.distance(q), self.tolerance))
+        moved = found.q.distance(q)
+        return Progress(found.q, found.free_energy, after(found, moved, moved, self.tolerance))

@@ -6,6 +6,7 @@ import partita as pt
 import partita_experiments as experiments
 from partita import InputError
 from partita.methods import named, settings_of
+from partita_experiments.problem import optimiser
 from partita_experiments.problem import solver as make
 
 QUICK = 'problems = [{ name = "q", data = "made up", solver = "newton", split = { kind = "given" } }]'
@@ -87,7 +88,9 @@ def test_the_experiments_on_images_have_the_papers_settings(name):
         solver = make(experiment, run.solver or problem.solver)
         assert isinstance(solver, pt.Gradient)
         own = {"solver": solver} if "solver" in settings_of(run.named) else {}
-        assert named(run.named, **run.settings, start=pt.MeanFieldGaussian.standard_normal(1), **own)
+        if "optimiser" in run.settings:
+            own["optimiser"] = optimiser(run.settings["optimiser"])
+        assert named(run.named, **run.settings | own, start=pt.MeanFieldGaussian.standard_normal(1))
     assert {problem.data for problem in experiment.quick.problems} == {"digits"}
 
 

@@ -301,7 +301,7 @@ def test_a_join_request_for_an_absent_client_does_not_stop_the_server(clinics, t
         ("site = []", "site = [1]", "levels of 'site'"),
         ("[run]", '[method]\nname = "pooled"\n[run]', "no method in federation.toml named 'pooled'"),
         ("[run]", '[method]\nname = "sequential"\ndampening = 1\n[run]', "setting of sequential named 'dampening'"),
-        ("[run]", "[admission]\nchange = -1.0\n[run]", "not be negative"),
+        ("[run]", "[admission]\nchange = -1.0\n[run]", "bound on change must be above 0"),
         ("[run]", "[run", "not a TOML file"),
         ("[run]", "[run]\ntimeout = inf", "invalid run.timeout: it must be a number above 0"),
         ('kind = "logistic"', 'kind = "classifier"', 'a network, which needs a solver of kind "adam"'),

@@ -88,8 +88,8 @@ def test_too_large_a_learning_rate_returns_the_best_iterate():
 
 
 def test_a_step_to_an_improper_member_is_not_taken():
-    solver = Gradient(optimiser=optax.sgd, coordinates="natural", learning_rate=-30.0)  # downhill: precision falls
-    solution = solve(solver, problem(PRIOR), KEY)
+    downhill = Gradient(optimiser=lambda rate: optax.sgd(-rate), coordinates="natural", learning_rate=30.0)
+    solution = solve(downhill, problem(PRIOR), KEY)  # its precision falls
     assert Outcome(int(solution.outcome)) == Outcome.IMPROPER
     assert solution.q.is_proper()
 

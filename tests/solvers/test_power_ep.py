@@ -251,7 +251,7 @@ def test_alpha_out_of_range_is_refused(alpha):
 
 @pytest.mark.parametrize("settings", [{"damping": 0.0}, {"damping": 2.0}, {"max_steps": 0}])
 def test_invalid_damping_and_passes_are_refused(settings):
-    with pytest.raises(InputError, match=r"above 0 and at most 1|at least one"):
+    with pytest.raises(InputError, match=r"above 0 and at most 1|1 or more"):
         PowerEP(**settings)
 
 
