@@ -33,7 +33,7 @@ from partita.tables.response import Response
 
 __all__ = ["Fit", "fit"]
 
-Covariance = Literal["full", "mean-field"]
+_Covariance = Literal["full", "mean-field"]
 _FAMILIES: Mapping[str, type[FullGaussian] | type[MeanFieldGaussian]] = {
     "full": FullGaussian,
     "mean-field": MeanFieldGaussian,
@@ -207,7 +207,7 @@ def fit(
     family: str = "gaussian",
     sites: str | None = None,
     prior: str = "normal(0, 2.5)",
-    covariance: Covariance | None = None,
+    covariance: _Covariance | None = None,
     weights: str | None = None,
     positive: str | None = None,
     rounds: int = 100,
