@@ -16,7 +16,7 @@ from partita.data.shard import Partition, federate
 from partita.data.table import Table
 from partita.errors import DataError, SettingsError, unknown
 from partita.families import Family, FullGaussian, MeanFieldGaussian
-from partita.inputs import check_choice, check_kind, check_whole
+from partita.inputs import check_choice, check_kind, check_whole, described
 from partita.models import Model
 from partita.models.glm import GeneralisedLinear
 from partita.server.membership import retire
@@ -232,7 +232,7 @@ def fit(
 
     """
     check_choice("family", family, LIKELIHOODS)
-    check_choice("covariance", covariance or "full", _FAMILIES)
+    check_choice("covariance", "full" if covariance is None else covariance, _FAMILIES)
     check_whole("number of rounds", rounds)
     for what, text in (("column of sites", sites), ("column of weights", weights), ("positive label", positive)):
         if text is not None:
@@ -282,7 +282,7 @@ def _prior(text: str, family: type[FullGaussian] | type[MeanFieldGaussian], colu
     number = r"\s*([-+]?[\d.]+(?:e[-+]?\d+)?)\s*"
     found = re.fullmatch(rf"\s*normal\({number},{number}\)\s*", text) if isinstance(text, str) else None
     if not found or not float(found[2]) > 0:
-        raise SettingsError(f'Write the prior as "normal(mean, sd)" with a positive sd, not {text!r}.')
+        raise SettingsError(f'Write the prior as "normal(mean, sd)" with a positive sd, not {described(text)}.')
     mean, sd = map(float, found.groups())
     means = np.full(columns, mean)
     if family is FullGaussian:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from partita.errors import MissingExtraError, SettingsError
+from partita.inputs import described
 
 try:
     import formulaic
@@ -91,7 +92,7 @@ class Formula(NamedTuple):
 def parsed(text: str) -> Formula:
     """The formula with this text; raises a `SettingsError` where something else stands in it."""
     if not isinstance(text, str) or text.count("~") != 1:
-        raise SettingsError(f"Write the formula as 'response ~ predictors', not {text!r:.100}.")
+        raise SettingsError(f"Write the formula as 'response ~ predictors', not {described(text)}.")
     _check_tokens(text)
     try:
         found = formulaic.Formula(text)
