@@ -63,8 +63,8 @@ MISTAKES = {
         lambda: run_on(GOOD, pt.models.NetworkClassifier((4, 2))),
         "Ayr: x has 3 columns where the",
     ),
-    "a prior too wide": (lambda: run(prior=pt.MeanFieldGaussian.standard_normal(4)), "The prior does not fit the data"),
-    "a full prior too wide": (lambda: run(prior=pt.FullGaussian.standard_normal(2)), "The prior does not fit the data"),
+    "a prior too wide": (lambda: run(prior=pt.MeanFieldGaussian.standard_normal(4)), "one parameter a column"),
+    "a full prior too wide": (lambda: run(prior=pt.FullGaussian.standard_normal(2)), "one parameter a column"),
     "a prior over a pytree": (lambda: run(prior=PYTREE), "needs a family over one vector"),
     "a prior that is not Gaussian": (
         lambda: run(prior=pt.families.Product(a=PRIOR)),

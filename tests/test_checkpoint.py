@@ -258,6 +258,15 @@ def test_a_posterior_is_loaded_without_a_template(name, tmp_path):
     assert loaded.q.kl(q) == 0
 
 
+def test_a_posterior_keeps_the_names_of_its_parameters(tmp_path):
+    posterior = pt.Posterior(pt.LogisticRegression(), pt.MeanFieldGaussian.standard_normal(2))
+    posterior.save(tmp_path / "posterior.npz", ["age", "dose"])
+    loaded = pt.Posterior.load(tmp_path / "posterior.npz", pt.LogisticRegression())
+    assert [row["name"] for row in loaded.summary()] == ["age", "dose"]
+    loaded.save(tmp_path / "again.npz")
+    assert pt.Posterior.load(tmp_path / "again.npz", pt.LogisticRegression()).names == ("age", "dose")
+
+
 def test_a_file_that_describes_no_family_is_refused(tmp_path):
     for family in ({}, {"family": "Method", "fields": {}}, {"family": "Gamma"}, {"shape": [3], "dtype": "<f8"}):
         write(tmp_path / "posterior", {"x": np.zeros(3)}, {"family": family})

@@ -95,7 +95,7 @@ CALLS = {
     "NoDeletion": (pt.NoDeletion, {}),
     "Partition.only": (PARTS.only, {"name": "client 0"}),
     "PoissonRegression": (pt.PoissonRegression, {"expectation": pt.expectations.Analytic()}),
-    "Posterior": (pt.Posterior, {"model": MODEL, "q": PRIOR, "hyper": {}, "mean_field": MeanFieldCheck()}),
+    "Posterior": (pt.Posterior, {"model": MODEL, "q": PRIOR, "hyper": {}, "mean_field": MeanFieldCheck(), "names": ()}),
     "Posterior.interval": (POSTERIOR.interval, {"mass": 0.9}),
     "Posterior.log_predictive_density": (
         lambda x, y, draws, seed: POSTERIOR.log_predictive_density(pt.Table(x, y), draws, seed),

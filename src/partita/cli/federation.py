@@ -103,6 +103,7 @@ def _request(folder: Path, name: str, change: Literal["leave", "retire", "join"]
         raise unknown("client", name, known)
     Ledger(folder / LEDGER_FILE).request(name, change)
     typer.echo(f"Requested: {change} {name}. The server applies it at its next step.")
+    typer.echo(f"If the run has ended, `partita resume {folder}` goes on with it.")
 
 
 def server(folder: _Folder) -> None:

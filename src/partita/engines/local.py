@@ -19,7 +19,7 @@ from partita.data.shard import Partition, Shard
 from partita.engines.base import Answer, Engine, Task
 from partita.errors import DataError, InputError, SettingsError
 from partita.expectations import Estimate
-from partita.expectations.capabilities import CurvedInTable
+from partita.expectations.capabilities import CurvedInTable, LinearInTable
 from partita.expectations.curvature import shard_curvature
 from partita.families import Family
 from partita.hyper.values import Hyper, model_given
@@ -178,6 +178,10 @@ def _check_rows(model: Model, prior: Family, partition: Partition) -> None:
     for failure in sorted(failures, key=lambda failure: not isinstance(failure, InputError)):
         if isinstance(failure, InputError):
             raise failure
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(prior.moments()[0]))
+        if isinstance(model, LinearInTable) and shard.data.x.shape[1] != parameters:
+            given = f"x has {shard.data.x.shape[1]} columns and the prior {parameters} parameters"
+            raise SettingsError(f"{given}: give one parameter a column, the intercept's included.") from failure
         why = (str(failure) or repr(failure)).splitlines()[0]
         raise SettingsError(f"The prior does not fit the data, or the log density fails: {why:.200}") from failure
 

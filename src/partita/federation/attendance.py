@@ -44,7 +44,8 @@ class Attendance:
         if not self.rows:
             return self.sentences[0]
         dropped = f"{self.skipped:,} dropped, as they have no proper site" if self.skipped else "none dropped"
-        parts = [f"{self.rows - self.skipped:,} rows used, {dropped}", f"{self.answers:,} answers accepted"]
+        used = f"{self.rows - self.skipped:,} rows used, {dropped}" if self.took_part else f"{self.rows:,} rows"
+        parts = [used, f"{self.answers:,} answers accepted"]
         if self.imputed:
             missing = ", ".join(f"{count:,} of {column}" for column, count in self.imputed.items())
             parts.append(f"missing numbers, set to the mean: {missing}")

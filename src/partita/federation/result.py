@@ -53,7 +53,8 @@ def fitted(folder: str | os.PathLike[str]) -> FederationResult:
     model = federation.built_model(len(agreed.names))
     q, about = load_posterior(place / "posterior.npz", federation.built_prior(model, len(agreed.names)))
     hyper = {name: jnp.asarray(value) for name, value in about.get("hyper", {}).items()}
-    return FederationResult(Posterior(model_given(model, hyper), q, hyper), agreed, federation.data)
+    named = Posterior(model_given(model, hyper), q, hyper, names=tuple(map(str, about.get("names", ()))))
+    return FederationResult(named, agreed, federation.data)
 
 
 def summary(folder: Path) -> list[dict[str, Any]]:

@@ -52,11 +52,14 @@ class Posterior:
     """The learned hyperparameters; those of the likelihood are already set in the model."""
     mean_field: MeanFieldCheck = dataclasses.field(default_factory=MeanFieldCheck, repr=False, compare=False)
     """The check of its standard deviations where coefficients are independent under q; of a run in this process."""
+    names: tuple[str, ...] = ()
+    """A name for each parameter, where they are known, as from a file."""
 
     def __post_init__(self) -> None:
         check_kind("model", self.model, Model, "use one of partita.models")
         check_kind("posterior's q", self.q, Family, "give one, such as a result's", name="a member of a family")
         check_kind("hyperparameters", self.hyper, Mapping, "give them by name", name="a dict")
+        check_texts("names", self.names)
 
     @property
     def mean(self) -> Theta:
@@ -138,34 +141,36 @@ class Posterior:
             return np.asarray(_log_mean_density(self.model, self.sample(draws, seed), arrays))
 
     def save(self, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:
-        """Writes the natural parameters, the names of the coefficients if given, and hyperparameters learned."""
+        """Writes the natural parameters, the names of the coefficients if known, and hyperparameters learned."""
         learned = {name: np.asarray(value).tolist() for name, value in self.hyper.items()}
-        save_posterior(path, self.q, {"names": list(names or ()), "hyper": learned})
+        save_posterior(path, self.q, {"names": list(self.names if names is None else names), "hyper": learned})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Model) -> "Posterior":
-        """The posterior that `save` wrote, of the model given; hyperparameters learned are put in their places.
+        """The posterior that `save` wrote, with its names, of the model given; learned hyperparameters are set in it.
 
         Raises a `DamagedFileError` where there is no such file, or it is corrupt, or in another precision than JAX is.
         """
         q, about = load_posterior(path)
         with understood(path):
             hyper = {name: jnp.asarray(value) for name, value in about.get("hyper", {}).items()}
-            return cls(model_given(model, hyper), q, hyper)
+            return cls(model_given(model, hyper), q, hyper, names=tuple(map(str, about.get("names", ()))))
 
     def summary(self, names: Sequence[str] | None = None, mass: float = 0.95) -> Summary:
         """A row per parameter: name, mean, sd, and the ends of its interval; printed, a table with the `caveat`.
 
+        Without `names` those that are known are used, or places in θ.
         Then a row per learned hyperparameter: a point estimate as the mean, and NaN for the rest. Prior scales are
         multiples of the given standard deviations and labelled as such.
         """
-        labels, paths = ("mean", "sd", "low", "high"), self._paths()
+        labels = ("mean", "sd", "low", "high")
         columns = [np.asarray(ravel_pytree(tree)[0]) for tree in (self.mean, self.sd, *self.interval(mass))]
         if names is not None:
             check_texts("names", names)
-        if names is not None and len(names) != len(paths):
-            raise SettingsError(f"There are {len(paths)} parameters and {len(names)} names: give one name each.")
-        rows = list(zip(paths if names is None else names, *columns, strict=True))
+        named = self._named(names)
+        if len(named) != len(columns[0]):
+            raise SettingsError(f"There are {len(columns[0])} parameters and {len(named)} names: give one name each.")
+        rows = list(zip(named, *columns, strict=True))
         for learned, leaf in self.hyper.items():
             unit = " (× the prior's sd)" if learned in PRIOR_SCALES else ""
             estimates = zip(_elements(learned, leaf), np.ravel(leaf), strict=True)
@@ -182,10 +187,12 @@ class Posterior:
         coefficients = independent(self.model, self.q)
         if coefficients is None or len(coefficients.precision) < 2:
             return ""
-        return self.mean_field.sentence(self._paths() if names is None else names, remedy)
+        return self.mean_field.sentence(self._named(names), remedy)
 
-    def _paths(self) -> list[str]:
-        """A name for every parameter, from its place in θ."""
+    def _named(self, names: Sequence[str] | None) -> Sequence[str]:
+        """The names that are given or known, or else a name for every parameter from its place in θ."""
+        if names is not None or self.names:
+            return self.names if names is None else names
         leaves = jax.tree_util.tree_leaves_with_path(self.mean)
         return [name for path, leaf in leaves for name in _elements(jax.tree_util.keystr(path) or "theta", leaf)]
 
