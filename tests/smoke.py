@@ -27,6 +27,7 @@ CLIMBING = {
     "fixed point": pt.solvers.FixedPoint(),
     "blockwise": pt.solvers.Blockwise(pt.solvers.LBFGS(), (("precision_mean",), ("precision",))),
 }
+QUIET = pt.Monitor(progress=False)
 MATCHING = {
     "power EP": pt.solvers.PowerEP(),
     "moments": pt.solvers.MomentMatching(),
@@ -55,15 +56,15 @@ def main() -> None:
     best = pt.methods.fit("sequential", model, prior, clients.pooled(), rounds=2).free_energy
 
     for name, solver in CLIMBING.items():
-        result = pt.run(pt.methods.sequential(solver), model, prior, clients, rounds=10, progress=False)
+        result = pt.run(pt.methods.sequential(solver), model, prior, clients, rounds=10, monitor=QUIET)
         assert abs(result.free_energy - best) < TOLERANCE, (name, result.free_energy, best)
     for name, solver in MATCHING.items():
-        result = pt.run(pt.methods.sequential(solver), model, prior, clients, rounds=10, progress=False)
+        result = pt.run(pt.methods.sequential(solver), model, prior, clients, rounds=10, monitor=QUIET)
         assert best < result.log_evidence < best + 1, (name, result.log_evidence, best)
     for name in ("synchronous", "asynchronous", "global_vi", "bayesian_admm", "double_loop"):
-        result = pt.methods.fit(name, model, prior, clients, rounds=5, progress=False)
+        result = pt.methods.fit(name, model, prior, clients, rounds=5, monitor=QUIET)
         assert np.isfinite(result.free_energy), name
-    learned = pt.methods.fit("sequential", model, prior, clients, learn=["prior_scale"], rounds=10, progress=False)
+    learned = pt.methods.fit("sequential", model, prior, clients, learn=["prior_scale"], rounds=10, monitor=QUIET)
     assert learned.free_energy > best - TOLERANCE, (learned.free_energy, best)
 
     exact = pt.run(pt.methods.sequential(pt.Conjugate()), pt.LinearRegression(), prior, clients, rounds=2)
@@ -74,7 +75,7 @@ def main() -> None:
     network = pt.models.NetworkClassifier((2, 4, 2), expectation=pt.expectations.LocalReparameterisation(4))
     gaussian = pt.MeanFieldGaussian.standard_normal(network.template())
     adam = pt.Gradient(optax.adam, max_steps=50, batch_size=10)
-    result = pt.run(pt.methods.sequential(adam), network, gaussian, clients, rounds=1, progress=False)
+    result = pt.run(pt.methods.sequential(adam), network, gaussian, clients, rounds=1, monitor=QUIET)
     assert result.posterior.predict_proba(table.x[:3], how="monte_carlo").shape == (3, 2)
 
     with tempfile.TemporaryDirectory() as folder:
