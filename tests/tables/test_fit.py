@@ -149,6 +149,22 @@ def test_separation_is_told():
     )
 
 
+def test_a_rare_outcome_is_not_pulled_towards_one_half():
+    """Three deaths among 3,000: a prior of sd 2.5 for the intercept would move it by half its sd."""
+    frame = {"died": (np.arange(3000) < 3).astype(float)}
+    default, vague = (pt.fit("died ~ 1", frame, family="bernoulli", prior=prior) for prior in ("normal(0, 2.5)", VAGUE))
+    assert abs(default.mean[0] - vague.mean[0]) < 0.1 * vague.coefficients()[0].sd
+
+
+def test_mean_field_is_told_where_it_misleads():
+    frame = FRAME.assign(years=FRAME.age + np.random.default_rng(1).normal(0, 3, len(FRAME)))
+    formula = "pressure ~ age + years"
+    told = pt.fit(formula, frame, covariance="mean-field").notes[-1]
+    assert "age" in told
+    assert 'covariance="full"' in told
+    assert "full covariance" not in " ".join(pt.fit(formula, frame).notes)
+
+
 def test_double_precision_is_used_and_the_callers_is_kept():
     assert jax.config.read("jax_enable_x64")
     with jax.enable_x64(False):
@@ -177,6 +193,7 @@ BAD = (
     ({"prior": "normal(0)"}, "normal"),
     ({"prior": "normal(0, -1)"}, "positive"),
     ({"prior": 3}, "normal"),
+    ({"prior": "normal(1.2.3, 1)"}, "normal"),
     ({"sites": "town"}, "town"),
     ({"weights": "sex"}, "weights"),
     ({"covariance": "diagonal"}, "diagonal"),

@@ -40,6 +40,8 @@ _FAMILIES: Mapping[str, type[FullGaussian] | type[MeanFieldGaussian]] = {
 }
 _MOST_FULL = 500
 """The largest number of columns for which a full covariance is the default."""
+_INTERCEPT_SD = 10.0
+"""The least sd of the intercept's prior."""
 _UNINFORMED = 0.3
 """A coefficient whose sd is at least so much of its prior's is said to depend on the prior."""
 _MANY_ROWS = 50_000
@@ -96,6 +98,8 @@ class Fit:
         if vague := self._vague():
             few = ", ".join(vague[:5]) + (", …" if len(vague) > 5 else "")
             notes.append(f"The prior shapes {few}: the data tell little, as with separation or few rows.")
+        if caveat := self.result.posterior.caveat(self.names, 'use covariance="full"'):
+            notes.append(caveat)
         return tuple(notes)
 
     def coefficients(self, mass: float = 0.95) -> list[Coefficient]:
@@ -219,8 +223,8 @@ def fit(
         data: a data frame (pandas, polars, pyarrow, DuckDB), a mapping of columns, or the path of a file.
         family: the likelihood, one of `LIKELIHOODS`.
         sites: the column that says whose each row is; without it all rows are one site.
-        prior: of the coefficients of standardised columns, "normal(mean, sd)". For a Gaussian response in units of its
-            sd.
+        prior: of the coefficients of standardised columns, "normal(mean, sd)"; the intercept's is normal(0, 10), or
+            wider if this one is. For a Gaussian response in units of its sd.
         covariance: "full", the default up to 500 columns, or "mean-field", whose sds are too small where columns are
             correlated.
         weights: a column of row weights.
@@ -251,7 +255,7 @@ def fit(
         lengths = 1 if sum(site.rows for site in rows) < _MANY_ROWS else 4
         partition = federate(tables, weights=weighted, names=[site.name for site in rows], buckets=lengths)
         model = chosen.model()
-        start = _prior(prior, _FAMILIES[covariance], len(design.names))
+        start = _prior(prior, _FAMILIES[covariance], design.names)
         method = methods.sequential(learn=chosen.learned)
         result = run(method, model, start, partition, rounds=rounds, monitor=_QUIET)
     return Fit(design, response, family, rows, start, model, method, partition, result)
@@ -278,16 +282,18 @@ def _weights(site: Site, name: str | None) -> np.ndarray:
     return found
 
 
-def _prior(text: str, family: type[FullGaussian] | type[MeanFieldGaussian], columns: int) -> Family:
-    number = r"\s*([-+]?[\d.]+(?:e[-+]?\d+)?)\s*"
+def _prior(text: str, family: type[FullGaussian] | type[MeanFieldGaussian], names: Sequence[str]) -> Family:
+    """The prior of the coefficients of standardised columns; the intercept's is wide, as a base rate may be small."""
+    number = r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*"
     found = re.fullmatch(rf"\s*normal\({number},{number}\)\s*", text) if isinstance(text, str) else None
     if not found or not float(found[2]) > 0:
         raise SettingsError(f'Write the prior as "normal(mean, sd)" with a positive sd, not {described(text)}.')
     mean, sd = map(float, found.groups())
-    means = np.full(columns, mean)
+    own = np.array([name == INTERCEPT for name in names])
+    means, sds = np.where(own, 0.0, mean), np.where(own, max(sd, _INTERCEPT_SD), sd)
     if family is FullGaussian:
-        return FullGaussian.from_mean_covariance(means, sd**2 * np.eye(columns))
-    return MeanFieldGaussian.from_mean_sd(means, np.full(columns, sd))
+        return FullGaussian.from_mean_covariance(means, np.diag(sds**2))
+    return MeanFieldGaussian.from_mean_sd(means, sds)
 
 
 def _columns(partition: Partition) -> Sequence[tuple[Any, ...]]:
