@@ -66,7 +66,8 @@ def test_the_listed_files_have_the_reported_contents(demo):
         (["demo", "--damping", "0"], "damping"),
         (["demo", "--output", "/proc/nowhere/partita"], "choose another place"),
         (["demo", "--split", "C"], "'A', 'B'"),
-        (["fit"], "No such command"),
+        (["fits"], "No such command"),
+        (["fit"], "Missing argument"),
     ],
 )
 def test_invalid_arguments_print_an_error_message_without_traceback(arguments, words):
