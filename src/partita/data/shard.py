@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree, Shaped
 
-from partita.data.table import Table
+from partita.data.table import OffsetTable, Table
 from partita.errors import DataError
 from partita.inputs import check_choice, check_kind, check_texts, check_whole, described, real_array
 from partita.io.digest import number_digest
@@ -160,7 +160,7 @@ def _float_type(data: PyTree) -> np.dtype:
 
 def _floating(data: PyTree) -> PyTree:
     """Converts a table's integers and booleans to floating point; other data are unchanged."""
-    if not isinstance(data, Table):
+    if not isinstance(data, Table | OffsetTable):
         return data
     kind = _float_type(data)
     return jax.tree.map(lambda leaf: np.asarray(leaf, kind), data)

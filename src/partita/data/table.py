@@ -8,7 +8,7 @@ from jaxtyping import Array, ArrayLike, Float, Real
 from partita.errors import DataError
 from partita.inputs import real_array
 
-__all__ = ["Table", "with_intercept"]
+__all__ = ["OffsetTable", "Table", "with_intercept"]
 
 
 class Table(NamedTuple):
@@ -16,12 +16,22 @@ class Table(NamedTuple):
 
     x: Float[Array, "n d"]
     y: Float[Array, " n"]
-    offset: Float[Array, " n"] | None = None
-    """A known part of a generalised linear model's predictor, such as log exposure."""
 
-    def shifted(self, linear: Float[Array, "n ..."]) -> Float[Array, "n ..."]:
-        """The predictor with this linear part, which may have more axes behind: the offset is added."""
-        return linear if self.offset is None else linear + self.offset.reshape(-1, *(1,) * (linear.ndim - 1))
+    def shifted(self, linear: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The predictor of a generalised linear model whose linear part is this, row by row."""
+        return linear
+
+
+class OffsetTable(NamedTuple):
+    """A table with a known part of a generalised linear model's predictor, such as log exposure."""
+
+    x: Float[Array, "n d"]
+    y: Float[Array, " n"]
+    offset: Float[Array, " n"]
+
+    def shifted(self, linear: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The same with the offset added; `linear` may have more axes behind."""
+        return linear + self.offset.reshape(self.offset.shape + (1,) * (linear.ndim - self.offset.ndim))
 
 
 def with_intercept(x: Real[ArrayLike, "n d"]) -> Real[Array, "n d+1"]:

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -72,9 +72,9 @@ def check_finite(data: PyTree) -> None:
             raise DataError(f"row {int(np.argmax(bad))} holds a value that is not finite: drop or impute it")
 
 
-def check_table(table: PyTree) -> None:
-    """Raises an `InputError` unless `table` is a finite matrix x and a vector y with as many rows."""
-    if not isinstance(table, Table):
+def check_table(table: PyTree, kinds: type[Any] | tuple[type[Any], ...] = Table) -> None:
+    """Raises an `InputError` unless `table` is a finite matrix x and a vector y with as many rows, of these kinds."""
+    if not isinstance(table, kinds):
         raise DataError("the data are not a Table(x, y): pass partita.Table(x, y)")
     x, y = _shape(table.x), _shape(table.y)
     if len(x) != 2 or len(y) != 1 or x[0] != y[0]:

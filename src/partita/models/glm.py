@@ -10,7 +10,7 @@ import jax.scipy as jsp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Real
 
-from partita.data.table import Table
+from partita.data.table import OffsetTable, Table
 from partita.expectations import Analytic, Expectation, GaussHermite, root
 from partita.expectations.capabilities import Rows
 from partita.families import Family
@@ -45,11 +45,10 @@ class GeneralisedLinear(Model):
         """E[y | f], elementwise."""
 
     def check(self, data: Table) -> None:
-        check_table(data)
+        check_table(data, (Table, OffsetTable))
 
     def log_density(self, theta: Float[Array, " d"], datum: Table) -> Float[Array, ""]:
-        linear = datum.x @ theta
-        return self.log_link_density(linear if datum.offset is None else linear + datum.offset, datum.y)
+        return self.log_link_density(datum.shifted(datum.x @ theta), datum.y)
 
     def log_density_at(self, predictor: Float[Array, "n ..."], data: Table) -> Float[Array, "n ..."]:
         return self.log_link_density(data.shifted(predictor), data.y.reshape(-1, *(1,) * (predictor.ndim - 1)))

@@ -13,7 +13,7 @@ from scipy import stats
 
 from partita import methods
 from partita.data.shard import Partition, federate
-from partita.data.table import Table
+from partita.data.table import OffsetTable, Table
 from partita.errors import DataError, SettingsError, unknown
 from partita.families import Family, FullGaussian, MeanFieldGaussian
 from partita.inputs import check_choice, check_kind, check_whole, described
@@ -261,11 +261,11 @@ def fit(
     return Fit(design, response, family, rows, start, model, method, partition, result)
 
 
-def _table(design: Design, response: Response, site: Site) -> Table:
+def _table(design: Design, response: Response, site: Site) -> Table | OffsetTable:
     """A site's rows as numbers."""
+    x, y = jnp.asarray(design.standardised(site)), jnp.asarray(response.numbers(site.columns))
     offset = _offset(design, site, response.sd)
-    known = None if offset is None else jnp.asarray(offset)
-    return Table(jnp.asarray(design.standardised(site)), jnp.asarray(response.numbers(site.columns)), known)
+    return Table(x, y) if offset is None else OffsetTable(x, y, jnp.asarray(offset))
 
 
 def _offset(design: Design, site: Site, unit: float) -> np.ndarray | None:
