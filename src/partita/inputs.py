@@ -122,7 +122,7 @@ def check_optimiser(value: Any) -> None:
     check_function("optimiser", value)
     try:
         made = value(1e-3)
-    except Exception as error:
+    except Exception as error:  # a user's function may raise anything
         made = error
     if not (hasattr(made, "init") and hasattr(made, "update")):
         raise SettingsError("The optimiser must be a function of a learning rate: give one such as optax.adam.")

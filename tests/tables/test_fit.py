@@ -11,6 +11,7 @@ import statsmodels.api as sm
 from typer.testing import CliRunner
 
 import partita as pt
+from docs.pages import ROOT, blocks
 from partita.cli import app
 from partita.errors import InputError
 
@@ -229,3 +230,9 @@ def test_the_command_prints_the_table_or_json(tmp_path, fitted):
     assert found["status"] == "converged"
     assert found["coefficients"][1]["mean"] == pytest.approx(fitted["pressure ~ age + sex"].mean[1])
     assert found["sites"]["Hull"]["rows"] == int((FRAME.hospital == "Hull").sum())
+
+
+def test_the_page_shows_what_is_printed(capsys):
+    program, shown = (block.text for block in blocks(ROOT / "docs" / "fit.md") if block.language in ("python", "text"))
+    exec(program, {})
+    assert shown.rstrip() in capsys.readouterr().out

@@ -104,6 +104,11 @@ class Moments(Column):
         """The mean as a rational number."""
         return Fraction(self.mean) + Fraction(self.rest)
 
+    @property
+    def sd(self) -> float:
+        """The standard deviation of the values that are present (divided by their number)."""
+        return (self.squares / max(self.present, 1)) ** 0.5
+
     def missing(self, rows: int) -> int:
         return max(rows - self.present, 0)
 
@@ -141,7 +146,7 @@ class Moments(Column):
         return cls._rounded(present, mean, float(sum(spreads, Fraction(0))))
 
     def scales(self) -> list[Scale]:
-        return [(self.mean, self.rest, (self.squares / max(self.present, 1)) ** 0.5)]
+        return [(self.mean, self.rest, self.sd)]
 
     @classmethod
     def encode(cls, name: str, values: np.ndarray, levels: tuple[str, ...]) -> list[Feature]:

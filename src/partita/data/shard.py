@@ -61,8 +61,21 @@ class Partition(eqx.Module):
     def only(self, name: str) -> "Partition":
         """The partition that consists of one client, which talks to nobody."""
         check_choice("client", name, self.names)
-        index = self.names.index(name)
-        return Partition((self.shards[index],), (self.names[index],), (self.sizes[index],))
+        return self._of([self.names.index(name)])
+
+    def without(self, name: str) -> "Partition":
+        """The partition of all clients but one."""
+        check_choice("client", name, self.names)
+        if len(self) == 1:
+            raise DataError(f"{name} is the only client: without it there are no rows.")
+        return self._of([place for place, other in enumerate(self.names) if other != name])
+
+    def _of(self, places: Sequence[int]) -> "Partition":
+        return Partition(
+            tuple(self.shards[place] for place in places),
+            tuple(self.names[place] for place in places),
+            tuple(self.sizes[place] for place in places),
+        )
 
 
 def federate(
@@ -76,7 +89,7 @@ def federate(
 
     Shards are padded to at most `buckets` different lengths, chosen to minimise padding; None disables padding.
     """
-    if not isinstance(clients, Sequence) or isinstance(clients, str | Table):
+    if not isinstance(clients, Sequence) or isinstance(clients, str | Table | OffsetTable):
         raise DataError(f"Give a list with the data of each client, not {described(clients)}.")
     if not len(clients):
         raise DataError("There are no clients: give the data of at least one.")

@@ -136,9 +136,9 @@ class Design:
         """A numeric factor's columns, given the values of what it is of."""
         about = self.summary.columns[factor.text]
         assert isinstance(about, Moments)
-        sd = (about.squares / max(about.present, 1)) ** 0.5
         if factor.function in ("center", "scale"):
-            values = ((values - about.mean) - about.rest) / (sd if factor.function == "scale" and sd > 0 else 1.0)
+            unit = about.sd if factor.function == "scale" and about.sd > 0 else 1.0
+            values = ((values - about.mean) - about.rest) / unit
         if factor.function == "bs":
             spline = self.splines[factor.text]
             degree = factor.options.get("degree", 3)
@@ -176,7 +176,7 @@ def _scaled(design: Design, sites: Iterable[Sequence[Moments]]) -> Design:
     """The design with the scales of its columns."""
     merged = [Moments.merge("", column) for column in zip(*sites, strict=True)]
     mean = np.array([column.mean for column in merged])
-    sd = np.array([(column.squares / max(column.present, 1)) ** 0.5 for column in merged])
+    sd = np.array([column.sd for column in merged])
     for name, spread in zip(design.names, sd, strict=True):
         if name != INTERCEPT and not spread > 0:
             raise DataError(f"{name} is the same in every row: leave it out of the formula.")
@@ -249,15 +249,13 @@ def _check(factor: Factor, about: Column) -> None:
 
 def _binned(factor: Factor, about: Moments, columns: Columns) -> np.ndarray:
     """How many of a site's values lie in each bin."""
-    sd = (about.squares / max(about.present, 1)) ** 0.5 or 1.0
-    scores = np.clip((_numbers(factor, columns) - about.mean) / sd, _BINS[0], np.nextafter(_BINS[-1], 0))
+    scores = np.clip((_numbers(factor, columns) - about.mean) / (about.sd or 1.0), _BINS[0], np.nextafter(_BINS[-1], 0))
     return np.histogram(scores, _BINS)[0]
 
 
 def _spline(factor: Factor, about: Moments, counts: np.ndarray) -> _Spline:
     """Knots at quantiles, which are told from counts to within a tenth of a standard deviation; or those given."""
-    sd = (about.squares / max(about.present, 1)) ** 0.5 or 1.0
-    edges = about.mean + sd * _BINS
+    edges = about.mean + (about.sd or 1.0) * _BINS
     used = np.flatnonzero(counts)
     low, high = float(edges[used[0]]), float(edges[used[-1] + 1])
     degree, df, knots = (

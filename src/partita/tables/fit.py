@@ -159,11 +159,8 @@ class Fit:
 
     def without(self, site: str) -> Self:
         """The fit without one site: its factor is divided out, and the others settle."""
-        if site not in self.partition.names or len(self.partition.names) == 1:
-            raise unknown("site", site, self.partition.names)
+        parts = self.partition.without(site)
         with enable_x64(True):
-            left = [place for place, name in enumerate(self.partition.names) if name != site]
-            parts = Partition(*(tuple(column[place] for place in left) for column in _columns(self.partition)))
             state = retire(self.result.state, site, self.method.aggregation)
             result = run(self.method, self.model, self.prior, parts, state=state, monitor=_QUIET)
         sites = tuple(each for each in self.sites if each.name != site)
@@ -294,7 +291,3 @@ def _prior(text: str, family: type[FullGaussian] | type[MeanFieldGaussian], name
     if family is FullGaussian:
         return FullGaussian.from_mean_covariance(means, np.diag(sds**2))
     return MeanFieldGaussian.from_mean_sd(means, sds)
-
-
-def _columns(partition: Partition) -> Sequence[tuple[Any, ...]]:
-    return partition.shards, partition.names, partition.sizes

@@ -48,10 +48,9 @@ class Response:
         if not likelihood.scaled:
             return cls(factor)
         moments = Moments.merge("", [Moments.summarise(factor.text, _numbers(factor, columns)) for columns in sites])
-        sd = (moments.squares / max(moments.present, 1)) ** 0.5
-        if not sd > 0:
+        if not moments.sd > 0:
             raise DataError(f"The response {factor.text!r} is the same in every row: there is nothing to explain.")
-        return cls(factor, mean=moments.mean, sd=sd)
+        return cls(factor, mean=moments.mean, sd=moments.sd)
 
     @classmethod
     def _labelled(cls, factor: Factor, labels: list[str], positive: str | None) -> Self:
