@@ -6,6 +6,7 @@ import pandas
 import pytest
 
 from partita.errors import DataError, SettingsError
+from partita.tables.agreement import Agreement
 from partita.tables.agreement import agreed as agreement
 from partita.tables.formula import parsed
 from partita.tables.reading import Site, frame_of, sites_of
@@ -31,7 +32,7 @@ FRAME = rows()
 def agreed(text, frame=FRAME, sites="site"):
     formula = parsed(text)
     found = sites_of(frame_of(frame), (*formula.response.columns, *formula.columns), sites)
-    return agreement(text, found).design, found
+    return agreement(Agreement.of(text), found).design, found
 
 
 @pytest.mark.parametrize(

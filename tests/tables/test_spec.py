@@ -25,7 +25,7 @@ def sites():
 
 @pytest.fixture(scope="module")
 def spec(sites):
-    return Spec(Settings(FORMULA, prior="normal(0, 1)"), agreed(FORMULA, sites))
+    return Spec(Settings(FORMULA, prior="normal(0, 1)"), agreed(Agreement.of(FORMULA), sites))
 
 
 def test_it_goes_through_json(spec, sites):

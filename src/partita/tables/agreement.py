@@ -16,7 +16,7 @@ from jaxtyping import Int
 from partita.data.columns import Column, Counts, Moments
 from partita.data.preprocess import Summary, merge
 from partita.errors import DataError, SettingsError
-from partita.tables.design import Design, Spline, categories, numbers
+from partita.tables.design import Design, Spline, absent, categories, numbers
 from partita.tables.formula import Factor, parsed
 from partita.tables.reading import Columns, Site
 
@@ -38,9 +38,9 @@ class Agreement:
     """Of the response."""
 
     @classmethod
-    def of(cls, formula: str) -> Self:
-        """The beginning: a formula."""
-        return cls(Design(parsed(formula)))
+    def of(cls, formula: str, indicated: bool = False) -> Self:
+        """The beginning: a formula, and whether missing numbers are replaced by means and marked."""
+        return cls(Design(parsed(formula), indicated))
 
     @property
     def complete(self) -> bool:
@@ -70,9 +70,9 @@ class Agreement:
         return [stage for stage in _STAGES if stage.needed(self)]
 
 
-def agreed(formula: str, sites: Sequence[Site]) -> Agreement:
+def agreed(begun: Agreement, sites: Sequence[Site]) -> Agreement:
     """All of round 0, where the sites are in this process."""
-    found = Agreement.of(formula)
+    found = begun
     while not found.complete:
         found = found.taken([found.answer(site) for site in sites])
     return found
@@ -101,18 +101,20 @@ class _Factors(_Stage):
         return not known.response.columns
 
     def answer(self, known: Agreement, site: Site) -> Answer:
-        formula = known.design.formula
-        return Summary(
-            {factor.text: _summarised(factor, site.columns) for factor in (formula.response, *formula.factors)}
-        ).to_dict()
+        return Summary({factor.text: _summarised(factor, site.columns) for factor in self._all(known)}).to_dict()
 
     def taken(self, known: Agreement, answers: Sequence[Answer]) -> Agreement:
         formula = known.design.formula
-        found = _merged(answers, [factor.text for factor in (formula.response, *formula.factors)])
+        found = _merged(answers, [factor.text for factor in self._all(known)])
         for factor in formula.factors:
             _check(factor, found[factor.text])
         response = {formula.response.text: found.pop(formula.response.text)}
         return Agreement(dataclasses.replace(known.design, summary=Summary(found)), Summary(response))
+
+    @staticmethod
+    def _all(known: Agreement) -> list[Factor]:
+        formula = known.design.formula
+        return [formula.response, *formula.factors, *known.design.indicators]
 
 
 class _Knots(_Stage):
@@ -166,6 +168,8 @@ def _merged(answers: Sequence[Answer], names: Sequence[str]) -> dict[str, Column
 
 def _summarised(factor: Factor, columns: Columns) -> Column:
     """What a site sends of a factor: counts of levels where it is a category, else moments."""
+    if factor.function == "missing":
+        return Moments.summarise(factor.text, absent(factor, columns))
     name = factor.columns[0] if factor.columns else factor.text
     is_text = columns[name].dtype.kind == Counts.dtype.kind and len(factor.columns) == 1
     if factor.function == "C" or (is_text and not factor.function and factor.text == name):
@@ -193,8 +197,8 @@ def _splines(design: Design) -> list[Factor]:
 
 def _binned(factor: Factor, about: Moments, columns: Columns) -> Int[np.ndarray, " b"]:
     """How many of a site's values lie in each bin."""
-    scores = np.clip((numbers(factor, columns) - about.mean) / (about.sd or 1.0), _BINS[0], np.nextafter(_BINS[-1], 0))
-    return np.histogram(scores, _BINS)[0]
+    scores = (numbers(factor, columns) - about.mean) / (about.sd or 1.0)
+    return np.histogram(np.clip(scores[~np.isnan(scores)], _BINS[0], np.nextafter(_BINS[-1], 0)), _BINS)[0]
 
 
 def _counts(contents: Any) -> Int[np.ndarray, " b"]:

@@ -16,10 +16,10 @@ from jaxtyping import Float
 from partita.data.columns import Counts, Moments
 from partita.data.preprocess import Summary
 from partita.errors import DataError
-from partita.tables.formula import Factor, Formula, evaluated, parsed
-from partita.tables.reading import Columns, Site
+from partita.tables.formula import Factor, Formula, column, evaluated, parsed
+from partita.tables.reading import MISSING, Columns, Site
 
-__all__ = ["INTERCEPT", "Design", "Spline", "categories", "numbers"]
+__all__ = ["INTERCEPT", "Design", "Spline", "absent", "categories", "numbers"]
 
 _DAMAGED = (KeyError, TypeError, ValueError, AttributeError)
 INTERCEPT = "Intercept"
@@ -39,8 +39,10 @@ class Design:
     """How every site makes its design matrix. It begins with the formula alone; `agreement` adds the rest."""
 
     formula: Formula
+    indicated: bool = False
+    """Whether a missing number is replaced by its column's mean, and marked in a column of its own."""
     summary: Summary = Summary({})
-    """Of all sites' factors."""
+    """Of all sites' factors and indicators."""
     splines: Mapping[str, Spline] = dataclasses.field(default_factory=dict)
     names: tuple[str, ...] = ()
     """The columns of the matrix."""
@@ -53,9 +55,35 @@ class Design:
         """The reference level of every category."""
         return {factor.text: self.levels(factor)[0] for factor in self.formula.factors if self.is_category(factor)}
 
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know."""
+        said = [f"Reference of {name}: {level}." for name, level in self.references.items()]
+        for factor in self.marked:
+            about = self.moments(factor)
+            rows = round(about.mean * about.present)
+            said.append(
+                f"{factor.columns[0]} is missing in {rows} rows: its mean stands there, marked by {factor.text}."
+            )
+        return said
+
     def is_category(self, factor: Factor) -> bool:
         """Whether a factor has levels."""
         return isinstance(self.summary.columns[factor.text], Counts)
+
+    @property
+    def indicators(self) -> tuple[Factor, ...]:
+        """For every column that may be missing, the indicator of where it is."""
+        names = dict.fromkeys(name for factor in self.formula.factors for name in factor.columns)
+        return tuple(
+            Factor(f"missing({name})", "missing", column(name), {}, (name,)) for name in names if self.indicated
+        )
+
+    @property
+    def marked(self) -> tuple[Factor, ...]:
+        """The indicators of columns of numbers that are missing somewhere; a category has a level for that."""
+        used = {name for factor in self.formula.factors if not self.is_category(factor) for name in factor.columns}
+        return tuple(each for each in self.indicators if self.moments(each).mean > 0 and used & set(each.columns))
 
     def moments(self, factor: Factor) -> Moments:
         """The moments of a factor without levels."""
@@ -80,7 +108,8 @@ class Design:
     def matrix(self, site: Site) -> Float[np.ndarray, "n d"]:
         """The design matrix of a site's rows, in the columns' own units."""
         values = {factor.text: self._values(factor, site.columns) for factor in self.formula.factors}
-        return self._materialised(values, site.rows).to_numpy(dtype=float)
+        found = self._materialised(values, site.rows).to_numpy(dtype=float)
+        return np.column_stack([found, *(absent(factor, site.columns) for factor in self.marked)])
 
     def standardised(self, site: Site) -> Float[np.ndarray, "n d"]:
         """The same with columns of mean 0 and sd 1 over all sites' rows, but for the intercept."""
@@ -106,7 +135,8 @@ class Design:
             for factor in self.formula.factors
         }
         found = self._materialised(values, 1)
-        return dataclasses.replace(self, names=tuple(map(str, found.columns)))
+        marked = (factor.text for factor in self.marked)
+        return dataclasses.replace(self, names=(*map(str, found.columns), *marked))
 
     def scaled(self, columns: Sequence[Moments]) -> Self:
         """The same with the scales of its columns, given the moments of each."""
@@ -125,6 +155,7 @@ class Design:
         """The design as lists, texts and numbers, for JSON."""
         return {
             "formula": self.formula.text,
+            "indicated": self.indicated,
             "summary": self.summary.to_dict(),
             "splines": {text: spline._asdict() for text, spline in self.splines.items()},
             "names": list(self.names),
@@ -142,7 +173,8 @@ class Design:
             }
             mean, sd = (np.array(contents[name], dtype=float) for name in ("mean", "sd"))
             names = tuple(map(str, contents["names"]))
-            found = cls(parsed(contents["formula"]), Summary.from_dict(contents["summary"]), splines, names, mean, sd)
+            formula, indicated = parsed(contents["formula"]), contents["indicated"] is True
+            found = cls(formula, indicated, Summary.from_dict(contents["summary"]), splines, names, mean, sd)
             right = mean.shape == sd.shape == (len(names),) and bool(np.isfinite(mean).all() and (sd > 0).all())
             if not right or (names and found.named().names != names):
                 raise ValueError("its names and scales do not match its formula")
@@ -176,6 +208,7 @@ class Design:
     def _encoded(self, factor: Factor, values: np.ndarray) -> Any:
         """A numeric factor's columns, given the values of what it is of."""
         about = self.moments(factor)
+        values = np.where(np.isnan(values), about.mean, values)
         if factor.function in ("center", "scale"):
             unit = about.sd if factor.function == "scale" and about.sd > 0 else 1.0
             values = ((values - about.mean) - about.rest) / unit
@@ -197,7 +230,7 @@ class Design:
 def categories(factor: Factor, columns: Columns, levels: Sequence[str] = ()) -> list[str]:
     """A category's values as texts; where levels were agreed on, another one is an error."""
     values = [
-        f"{value:g}" if isinstance(value, float) else str(value)
+        (f"{value:g}" if value == value else MISSING) if isinstance(value, float) else str(value)
         for value in evaluated(factor.argument, columns).tolist()
     ]
     new = sorted(set(values) - set(levels)) if levels else []
@@ -209,7 +242,7 @@ def categories(factor: Factor, columns: Columns, levels: Sequence[str] = ()) -> 
 
 
 def numbers(factor: Factor, columns: Columns) -> Float[np.ndarray, " n"]:
-    """The values of what a numeric factor is of."""
+    """The values of what a numeric factor is of; NaN where a column is missing."""
     for name in factor.columns:
         if columns[name].dtype.kind == Counts.dtype.kind:
             raise DataError(
@@ -217,10 +250,20 @@ def numbers(factor: Factor, columns: Columns) -> Float[np.ndarray, " n"]:
             )
     with np.errstate(all="ignore"):
         values = np.asarray(evaluated(factor.argument, columns), dtype=float)
-    wrong = ~np.isfinite(values)
+    wrong = ~np.isfinite(values) & (absent(factor, columns) == 0)
     if wrong.any():
         raise DataError(f"{factor.text} is not finite in {wrong.sum()} rows: leave them out, or use another function.")
     return np.broadcast_to(values, (len(columns[factor.columns[0]]),)) if factor.columns else values
+
+
+def absent(factor: Factor, columns: Columns) -> Float[np.ndarray, " n"]:
+    """1 where a column of a factor is missing, else 0; texts have a level for that."""
+    found = [np.isnan(columns[name]) for name in factor.columns if columns[name].dtype.kind == "f"]
+    return (
+        np.any(found, axis=0).astype(float)
+        if found
+        else np.zeros(len(columns[factor.columns[0]]) if factor.columns else 1)
+    )
 
 
 def _few(levels: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from scipy import stats
 from partita.data.shard import Partition, federate
 from partita.errors import SettingsError, unknown
 from partita.families import Family, FullGaussian
-from partita.inputs import check_kind, check_whole
+from partita.inputs import check_choice, check_kind, check_whole
 from partita.models.glm import GeneralisedLinear
 from partita.server.membership import retire
 from partita.server.monitor import Monitor
@@ -23,7 +23,7 @@ from partita.tables.coefficients import Coefficient, printed
 from partita.tables.design import INTERCEPT
 from partita.tables.likelihoods import Likelihood
 from partita.tables.reading import Site, columns_of, complete, frame_of, sites_of
-from partita.tables.spec import Settings, Spec
+from partita.tables.spec import POLICIES, Settings, Spec
 
 __all__ = ["Fit", "fit", "fitted"]
 
@@ -77,8 +77,7 @@ class Fit:
             [f"{dropped} rows with missing values dropped"] if dropped else []
         )
         notes = [", ".join(said) + "."]
-        notes += [f"Reference of {name}: {level}." for name, level in self.spec.design.references.items()]
-        notes += self.spec.response.notes
+        notes += self.spec.design.notes + self.spec.response.notes
         if self.result.status is not Status.CONVERGED:
             notes.append(f"The run has not converged ({self.result.message})")
         if vague := self._vague():
@@ -128,16 +127,17 @@ class Fit:
         return found
 
     def predict(self, frame: Any) -> Float[np.ndarray, " n"]:
-        """The posterior mean of the response for the rows of a table, NaN where a value is missing."""
-        columns, frame = self.spec.formula.columns, frame_of(frame)
-        (site,) = sites_of(frame, columns, None)
+        """The posterior mean of the response for the rows of a table, NaN where a value that is needed is missing."""
+        columns, optional, frame = self.spec.formula.columns, self.spec.settings.optional, frame_of(frame)
+        (site,) = sites_of(frame, columns, None, optional)
         with enable_x64(True):
             x, offset = self.spec.design.standardised(site), self.spec.offset(site)
             model, q = self.result.posterior.model, self.result.posterior.q
             assert isinstance(model, GeneralisedLinear)
             found = np.asarray(model.expected_response(q, jnp.asarray(x), jnp.asarray(offset)))
         told = np.full(len(frame), np.nan)
-        told[complete(columns_of(frame, columns), len(frame))] = self.spec.response.restored(found)
+        needed = [name for name in columns if name not in optional]
+        told[complete(columns_of(frame, needed), len(frame))] = self.spec.response.restored(found)
         return told
 
     def without(self, site: str) -> Self:
@@ -195,6 +195,7 @@ def fit(
     covariance: str | None = None,
     weights: str | None = None,
     positive: str | None = None,
+    missing: str = "drop",
     rounds: int = 100,
 ) -> Fit:
     """Fits a formula to a table, the rows of each site kept apart.
@@ -210,6 +211,8 @@ def fit(
             correlated.
         weights: a column of row weights.
         positive: the label of a binary response that counts as 1.
+        missing: what is done about missing predictors, one of `POLICIES`; a row without response, offset or weight is
+            dropped in any case.
         rounds: how many visits of each site at most.
 
     Returns:
@@ -217,14 +220,15 @@ def fit(
 
     """
     check_whole("number of rounds", rounds)
+    check_choice("policy on missing values", missing, POLICIES)
     texts = (("covariance", covariance), ("column of weights", weights), ("positive label", positive))
     for what, text in (*texts, ("column of sites", sites)):
         if text is not None:
             check_kind(what, text, str, "give a name", name="a text")
     given = {what: text for what, text in zip(_OPTIONAL, (covariance, weights, positive), strict=True) if text}
-    settings = Settings(formula, family, prior, **given)
-    rows = tuple(sites_of(frame_of(data), settings.columns, sites))
-    return fitted(Spec(settings, agreed(formula, rows)), rows, rounds)
+    settings = Settings(formula, family, prior, missing=missing, **given)
+    rows = tuple(sites_of(frame_of(data), settings.columns, sites, settings.optional))
+    return fitted(Spec(settings, agreed(settings.begun, rows)), rows, rounds)
 
 
 def fitted(spec: Spec, rows: tuple[Site, ...], rounds: int) -> Fit:

@@ -28,7 +28,10 @@ from partita.tables.likelihoods import LIKELIHOODS, Likelihood
 from partita.tables.reading import Site
 from partita.tables.response import Response
 
-__all__ = ["Settings", "Spec"]
+__all__ = ["POLICIES", "Settings", "Spec"]
+
+POLICIES = ("drop", "mean")
+"""What may be done about missing predictors: drop their rows, or take the mean, and mark it in a column."""
 
 _FAMILIES: Mapping[str, type[FullGaussian] | type[MeanFieldGaussian]] = {
     "full": FullGaussian,
@@ -53,10 +56,13 @@ class Settings:
     """The column of row weights; empty for none."""
     positive: str = ""
     """The label of a binary response that counts as 1; empty for the last in the alphabet."""
+    missing: str = "drop"
+    """What is done about missing predictors: one of `POLICIES`."""
 
     def __post_init__(self) -> None:
         check_choice("family", self.family, LIKELIHOODS)
         check_choice("covariance", self.covariance, (_AUTOMATIC, *_FAMILIES))
+        check_choice("policy on missing values", self.missing, POLICIES)
         for what, text in (("column of weights", self.weights), ("positive label", self.positive)):
             check_kind(what, text, str, "give a name", name="a text")
         _normal(self.prior)
@@ -74,6 +80,18 @@ class Settings:
         weights = (self.weights,) if self.weights else ()
         return tuple(dict.fromkeys((*formula.response.columns, *formula.columns, *weights)))
 
+    @property
+    def optional(self) -> frozenset[str]:
+        """The columns that may be missing in a row that is used."""
+        formula = parsed(self.formula)
+        needed = {name for factor in (formula.response, *formula.offsets) for name in factor.columns} | {self.weights}
+        return frozenset() if self.missing == "drop" else frozenset(formula.columns) - needed
+
+    @property
+    def begun(self) -> Agreement:
+        """What sites begin to agree on."""
+        return Agreement.of(self.formula, self.missing == "mean")
+
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
@@ -83,7 +101,9 @@ class Spec:
     agreement: Agreement
 
     def __post_init__(self) -> None:
-        if not self.agreement.complete or self.agreement.design.formula.text != self.settings.formula:
+        begun, design = self.settings.begun.design, self.agreement.design
+        same = design.formula.text == begun.formula.text and design.indicated == begun.indicated
+        if not (same and self.agreement.complete):
             raise DataError("Sites have not agreed on a design of this formula: go through round 0 with it.")
         _ = self.response  # which refuses what does not fit the likelihood
 
