@@ -78,6 +78,15 @@ def fit(
     weights: Annotated[str | None, typer.Option(help="A column of row weights.")] = None,
     positive: Annotated[str | None, typer.Option(help="The label of the response that counts as 1.")] = None,
     mass: Annotated[float, typer.Option(help="The mass of the intervals.")] = 0.95,
+    forest: Annotated[
+        str | None, typer.Option(help="A coefficient or category to draw by site, into --output or forest.png.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder for fit.json, coefficients.csv, report.html and forest.png; with --forest a picture."
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Fit a formula to a table, the rows of each site kept apart."""
@@ -88,6 +97,8 @@ def fit(
         file,
         mass,
         json,
+        forest,
+        output,
         family=family,
         sites=sites,
         prior=prior,

@@ -12,14 +12,22 @@ from partita.errors import SettingsError
 __all__ = ["run_fit"]
 
 
-def run_fit(formula: str, file: Path, mass: float, as_json: bool, **options: Any) -> None:
-    """Fits and prints."""
+_PICTURES = (".png", ".svg", ".pdf")
+
+
+def run_fit(
+    formula: str, file: Path, mass: float, as_json: bool, forest: str | None, output: Path | None, **options: Any
+) -> None:
+    """Fits, prints, and writes what was asked for."""
     from partita.tables.fit import fit
 
     if not 0 < mass < 1:
         raise SettingsError(f"--mass is between 0 and 1, not {mass}.")
     jax.config.update("jax_enable_x64", True)
     found = fit(formula, file, **options)
+    if forest is not None:
+        picture = output if output is not None and output.suffix.lower() in _PICTURES else Path("forest.png")
+        found.forest(forest, picture, mass)
     if not as_json:
         print(found.table(mass))
         return

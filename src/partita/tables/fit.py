@@ -1,9 +1,10 @@
 """`fit`: a formula and a table in, a posterior in the table's own units out."""
 
 import dataclasses
+import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,10 +27,15 @@ from partita.server.run import Result, run
 from partita.server.stopping import Status
 from partita.tables.coefficients import Coefficient, printed
 from partita.tables.design import INTERCEPT, Design, agree
+from partita.tables.forest import draw_forest, saved
 from partita.tables.formula import parsed
+from partita.tables.heterogeneity import Heterogeneity, heterogeneity_of
 from partita.tables.likelihoods import LIKELIHOODS, Likelihood
 from partita.tables.reading import Site, columns_of, complete, frame_of, sites_of
 from partita.tables.response import Response
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["Fit", "fit"]
 
@@ -107,7 +113,7 @@ class Fit:
         if not 0 < mass < 1:
             raise SettingsError(f"The mass of an interval must be between 0 and 1, not {mass}.")
         mean, covariance = self._own(self.result.posterior.q)
-        standardised = self._vector(self.result.posterior.q)[0]
+        standardised = self.vector(self.result.posterior.q)[0]
         sd = np.sqrt(np.diag(covariance))
         reach = float(stats.norm.ppf((1 + mass) / 2)) * sd
         rows = zip(self.names, mean, sd, mean - reach, mean + reach, standardised, strict=True)
@@ -132,14 +138,51 @@ class Fit:
         place, found = self.names.index(name), {}
         with enable_x64(True):
             q, state = self.result.posterior.q, self.result.state
+            without = self.leaving_out()
             for site, factor in zip(state.names, state.factors, strict=True):
-                alone, without = state.current_prior * factor.natural, q / factor.natural
+                alone = state.current_prior * factor.natural
                 found[site] = {
                     label: self._one(member, place)
-                    for label, member in (("alone", alone), ("without", without))
+                    for label, member in (("alone", alone), ("without", without[site]))
                     if bool(member.is_proper())
                 } | {"all": self._one(q, place)}
         return found
+
+    def leaving_out(self) -> dict[str, Family]:
+        """The posterior of all sites but one, by the name of that one: its factor is divided out."""
+        state = self.result.state
+        return {
+            site: self.result.posterior.q / factor.natural
+            for site, factor in zip(state.names, state.factors, strict=True)
+        }
+
+    def forest(self, name: str, path: str | os.PathLike[str] | None = None, mass: float = 0.95) -> "Figure":
+        """A picture of one coefficient at every site: the site alone, all without it, and all.
+
+        All follow from the factors that the server holds, without another message. A site whose factor with the prior
+        is no distribution, such as one without information, is said to be improper.
+
+        Args:
+            name: a coefficient, or a category, of which all levels are drawn.
+            path: a file for the picture, .png, .svg or .pdf.
+            mass: of the intervals.
+
+        Returns:
+            The figure of matplotlib; with ratios on a logarithmic scale where the likelihood has them.
+
+        """
+        return saved(draw_forest(self, name, mass), path)
+
+    def heterogeneity(self) -> Heterogeneity:
+        """How far each site lies from the others, in nats, from the factors that the server holds.
+
+        `nats` is half the squared distance between what a site says and what all others predict of it, in units of
+        their joint uncertainty. Where sites agree twice of it has a chi-square distribution with as many degrees of
+        freedom as the site tells directions of, d for d coefficients: d/2 nats are typical, and `p` is the probability
+        of so many or more. That is exact for Gaussian factors, and approximate where the posterior is nearly Gaussian;
+        with mean-field covariance correlations are missing, and `p` is not to be trusted.
+        """
+        return heterogeneity_of(self)
 
     def predict(self, frame: Any) -> Float[np.ndarray, " n"]:
         """The posterior mean of the response for the rows of a table, NaN where a value is missing."""
@@ -174,16 +217,24 @@ class Fit:
         title = f"{self.design.formula.text}   ({self.family}, {self.result.status.value})"
         return printed(title, self.coefficients(mass), self.likelihood.ratio, self.notes, mass)
 
-    def _own(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
-        mean, covariance = self._vector(q)
-        turn = self.design.in_own_units()
-        shift = np.zeros(len(mean))
-        scale = self.response.sd
+    def in_own_units(self, draws: Float[np.ndarray, "s d"]) -> Float[np.ndarray, "s d"]:
+        """Draws of the standardised columns' coefficients as those of the columns as they are."""
+        shift = np.zeros(len(self.names))
         if INTERCEPT in self.names:
             shift[self.names.index(INTERCEPT)] = self.response.mean
-        return scale * turn @ mean + shift, scale**2 * turn @ covariance @ turn.T
+        return self.response.sd * draws @ self.design.in_own_units().T + shift
 
-    def _vector(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
+    def table_of(self, site: Site) -> Table | OffsetTable:
+        """A site's rows as the model takes them."""
+        return _table(self.design, self.response, site)
+
+    def _own(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
+        mean, covariance = self.vector(q)
+        turn = self.response.sd * self.design.in_own_units()
+        return self.in_own_units(mean[None])[0], turn @ covariance @ turn.T
+
+    def vector(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and covariance of the standardised columns' coefficients."""
         with enable_x64(True):
             covariance = q.covariance if isinstance(q, FullGaussian) else np.diag(np.asarray(q.moments()[1]) ** 2)
             return np.asarray(q.moments()[0]), np.asarray(covariance)
