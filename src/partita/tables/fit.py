@@ -31,6 +31,7 @@ from partita.tables.forest import draw_forest, saved
 from partita.tables.formula import parsed
 from partita.tables.heterogeneity import Heterogeneity, heterogeneity_of
 from partita.tables.likelihoods import LIKELIHOODS, Likelihood
+from partita.tables.loo import Loo, loo_of
 from partita.tables.reading import Site, columns_of, complete, frame_of, sites_of
 from partita.tables.response import Response
 
@@ -183,6 +184,23 @@ class Fit:
         with mean-field covariance correlations are missing, and `p` is not to be trusted.
         """
         return heterogeneity_of(self)
+
+    def loo(self, draws: int = 1000, seed: int = 0) -> Loo:
+        """Leave-one-out cross-validation, and how good q is, by Pareto smoothed importance sampling.
+
+        Sites share draws of θ; each sends the sum of its rows' log densities at every draw, and then sums over rows
+        that were left out one at a time. The weights correct for q not being the exact posterior; what was learned
+        beside the coefficients, such as noise, stays as it is. A row with a weight is left out as a whole.
+
+        Args:
+            draws: how many draws of θ.
+            seed: of the draws.
+
+        Returns:
+            `elpd`, its standard error `se`, `shape` (k of q against the joint density) and more; it can be printed.
+
+        """
+        return loo_of(self, draws, seed)
 
     def predict(self, frame: Any) -> Float[np.ndarray, " n"]:
         """The posterior mean of the response for the rows of a table, NaN where a value is missing."""

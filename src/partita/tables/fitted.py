@@ -17,7 +17,7 @@ from partita.tables.likelihoods import Likelihood
 from partita.tables.reading import Site
 from partita.tables.response import Response
 
-__all__ = ["FEW", "Fitted", "Rows", "at_sites", "few"]
+__all__ = ["FEW", "Fitted", "Rows", "at_sites", "few", "rows_of"]
 
 FEW = 5
 """A cell with fewer rows than this does not leave its site."""
@@ -29,7 +29,9 @@ class Rows(NamedTuple):
     data: PyTree[np.ndarray]
     weights: Float[np.ndarray, " n"]
 
-    def __len__(self) -> int:
+    @property
+    def count(self) -> int:
+        """The number of rows."""
         return len(self.weights)
 
 
@@ -68,19 +70,21 @@ class Fitted(Protocol):
     def table_of(self, site: Site) -> PyTree[Array]: ...
 
 
+def rows_of(fit: Fitted) -> dict[str, Rows]:
+    """Every site's rows, for what the site itself computes."""
+    parts = zip(fit.partition.names, fit.partition.shards, fit.partition.sizes, strict=True)
+    return {
+        name: Rows(*jax.tree.map(lambda leaf, size=size: np.asarray(leaf)[:size], (shard.data, shard.weights)))
+        for name, shard, size in parts
+    }
+
+
 def at_sites(fit: Fitted, question: Callable[[Model, Rows], Any]) -> dict[str, Any]:
     """What every site answers to a question about its rows; nothing but the answers leaves it.
 
     The model has the hyperparameters that were learned.
     """
-    parts = zip(fit.partition.names, fit.partition.shards, fit.partition.sizes, strict=True)
-    model = fit.result.posterior.model
-    return {
-        name: question(
-            model, Rows(*jax.tree.map(lambda leaf, size=size: np.asarray(leaf)[:size], (shard.data, shard.weights)))
-        )
-        for name, shard, size in parts
-    }
+    return {name: question(fit.result.posterior.model, rows) for name, rows in rows_of(fit).items()}
 
 
 def few(count: float, rows: float) -> bool:
