@@ -25,13 +25,16 @@ from partita.server.method import Method
 from partita.server.monitor import Monitor
 from partita.server.run import Result, run
 from partita.server.stopping import Status
+from partita.tables.check import Check, check_of
 from partita.tables.coefficients import Coefficient, printed
+from partita.tables.contrast import Effect, contrast_of
 from partita.tables.design import INTERCEPT, Design, agree
 from partita.tables.forest import draw_forest, saved
 from partita.tables.formula import parsed
 from partita.tables.heterogeneity import Heterogeneity, heterogeneity_of
 from partita.tables.likelihoods import LIKELIHOODS, Likelihood
 from partita.tables.loo import Loo, loo_of
+from partita.tables.marginal import marginal_effects
 from partita.tables.reading import Site, columns_of, complete, frame_of, sites_of
 from partita.tables.response import Response
 
@@ -201,6 +204,46 @@ class Fit:
 
         """
         return loo_of(self, draws, seed)
+
+    def check(self, draws: int = 200, seed: int = 0) -> Check:
+        """Whether responses that the fit simulates look like those observed, site by site.
+
+        Test quantities are the mean, sd, share of zeros and maximum, or the share of a class, with the share of
+        simulations above what was observed. Calibration compares expected with observed shares in groups of rows; of
+        other responses it is told how often central predictive intervals hold them, and in which tenth of its
+        predictive distribution each row lies. Rows were seen by the fit, so that it looks a little better than it
+        would on others; see `loo`. Each site computes with its own rows; a number that would point at fewer than five
+        of them does not leave it, nor does a maximum, which is one row's value.
+
+        Args:
+            draws: how many draws of θ, each with simulated responses.
+            seed: of everything random.
+
+        Returns:
+            The check: print it, or call its `draw`.
+
+        """
+        return check_of(self, draws, seed)
+
+    def contrast(self, what: Mapping[str, float] | str, mass: float = 0.95) -> Effect:
+        """A weighted sum of coefficients, with its interval, and its ratio where the likelihood has one.
+
+        Args:
+            what: weights by name, as {"sex[T.m]": 1, "age": -10}, or a text, as "ward[T.b] - 2 * ward[T.c]"; a
+                reference level may be named, and is 0.
+            mass: of the interval.
+
+        """
+        return contrast_of(self, what, mass)
+
+    def marginal_effect(self, name: str, mass: float = 0.95, draws: int = 1000, seed: int = 0) -> dict[str, Effect]:
+        """How the expected response changes with a column, averaged over all rows, with intervals by draws of θ.
+
+        Of numbers it is the derivative, through every term that holds the column; of a category the difference of
+        predictions between each level and the reference, all other columns as they are. Each site sends a sum over
+        its rows for each draw.
+        """
+        return marginal_effects(self, name, mass, draws, seed)
 
     def predict(self, frame: Any) -> Float[np.ndarray, " n"]:
         """The posterior mean of the response for the rows of a table, NaN where a value is missing."""
