@@ -17,7 +17,8 @@ from partita.inputs import check_seed, check_whole
 from partita.models import Model
 from partita.numerics.compiled import Compiled
 from partita.tables.check_picture import draw_check
-from partita.tables.coefficients import short, text_table
+from partita.tables.checked import Group, Quantity, SiteCheck
+from partita.tables.coefficients import Grid, short, text_table
 from partita.tables.draws import blocks, draws_of, log_densities
 from partita.tables.fitted import FEW, Fitted, Rows, at_sites, few
 from partita.tables.forest import saved
@@ -26,52 +27,11 @@ from partita.tables.response import Response
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Check", "Group", "Quantity", "SiteCheck", "check_of"]
+__all__ = ["Check", "check_of"]
 
 _MOST_GROUPS = 10
 _COVERED = (0.5, 0.9)
 _BINS = np.linspace(0, 1, 11)
-
-
-@dataclasses.dataclass(frozen=True)
-class Quantity:
-    """A quantity of a site's responses, and of responses that the fit simulates for the same rows."""
-
-    name: str
-    observed: float | None
-    """None where it is one row's value, as a maximum is, or so few rows that it would point at them."""
-    low: float
-    expected: float
-    high: float
-    """The mean and the ends of the central 95% of what is simulated."""
-    p: float | None
-    """The share of simulations in which it is larger, ties counting half; near 0 or 1 the fit does not explain it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Rows of a site that are alike: as many as `rows`, of which the fit expects a share and finds one."""
-
-    rows: int
-    expected: float
-    observed: float | None
-    """None where so few rows are of one kind that it would point at them."""
-
-
-@dataclasses.dataclass(frozen=True)
-class SiteCheck:
-    """What a site sends; nothing but their number if it has fewer than five rows."""
-
-    rows: int
-    score: float | None = None
-    """The mean log predictive density of its rows."""
-    quantities: tuple[Quantity, ...] = ()
-    calibration: tuple[Group, ...] = ()
-    """Where the response is a class: groups of rows with like probabilities."""
-    coverage: tuple[Group, ...] = ()
-    """Otherwise: the share of rows inside central predictive intervals of these masses."""
-    ranks: tuple[int | None, ...] = ()
-    """And how many rows lie in each tenth of their predictive distribution."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +58,9 @@ class Check:
             said.append(f"Sites with fewer than {FEW} rows tell nothing of them.")
         return tuple(said)
 
-    def __repr__(self) -> str:
-        heads = ("", "rows", "log score", "quantity", "observed", "simulated", "p")
-        rows = []
+    def grid(self) -> Grid:
+        """Its numbers as a table."""
+        rows: list[tuple[str, ...]] = []
         for name, site in self.sites.items():
             start = (name, str(site.rows) if site.rows >= FEW else f"< {FEW}", _cell(site.score))
             lines = [
@@ -110,10 +70,12 @@ class Check:
                 (f"in {each.expected:.0%} intervals", _cell(each.observed), short(each.expected), "")
                 for each in site.coverage
             ]
-            rows += [(*(start if not place else ("", "", "")), *line) for place, line in enumerate(lines)] or [
-                (*start, "", "", "", "")
-            ]
-        return text_table("Checks of the fit, by site", heads, rows, self.notes)
+            for place, line in enumerate(lines or [("", "", "", "")]):
+                rows.append((*(("", "", "") if place else start), *line))
+        return ("", "rows", "log score", "quantity", "observed", "simulated", "p"), rows
+
+    def __repr__(self) -> str:
+        return text_table("Checks of the fit, by site", *self.grid(), self.notes)
 
     def draw(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """A picture: calibration by site, or where rows lie in their predictive distributions."""

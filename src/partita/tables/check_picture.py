@@ -1,10 +1,11 @@
 """The picture of a check."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from partita.tables.checked import Group, SiteCheck
 from partita.tables.forest import literal
 
 if TYPE_CHECKING:
@@ -14,25 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["draw_check"]
 
 
-class _Group(Protocol):
-    @property
-    def rows(self) -> int: ...
-    @property
-    def expected(self) -> float: ...
-    @property
-    def observed(self) -> float | None: ...
-
-
-class _Checked(Protocol):
-    @property
-    def rows(self) -> int: ...
-    @property
-    def calibration(self) -> tuple[_Group, ...]: ...
-    @property
-    def ranks(self) -> tuple[int | None, ...]: ...
-
-
-def draw_check(sites: Mapping[str, _Checked]) -> "Figure":
+def draw_check(sites: Mapping[str, SiteCheck]) -> "Figure":
     """A panel a site: observed shares against expected ones, or ranks in predictive distributions."""
     from matplotlib.figure import Figure
 
@@ -55,7 +38,7 @@ def draw_check(sites: Mapping[str, _Checked]) -> "Figure":
     return figure
 
 
-def _calibration(axes: "Axes", groups: tuple[_Group, ...]) -> None:
+def _calibration(axes: "Axes", groups: tuple[Group, ...]) -> None:
     """Each group's share with the 95% range that the expected share allows; none where it is not told."""
     told = [(group.rows, group.expected, group.observed) for group in groups if group.observed is not None]
     axes.plot([0, 1], [0, 1], color="0.5", linewidth=0.8)
@@ -73,7 +56,7 @@ def _calibration(axes: "Axes", groups: tuple[_Group, ...]) -> None:
     axes.set(xlabel="expected share", ylabel="observed share")
 
 
-def _ranks(axes: "Axes", site: _Checked) -> None:
+def _ranks(axes: "Axes", site: SiteCheck) -> None:
     """Rows in each tenth of their predictive distribution, and the 95% range of even counts."""
     share = 1 / len(site.ranks)
     middle = (np.arange(len(site.ranks)) + 0.5) * share

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Coefficient", "printed", "short", "text_table"]
+__all__ = ["Coefficient", "Grid", "coefficient_grid", "short", "text_table"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +25,12 @@ class Coefficient:
     """exp(mean) and the ends of its interval, where it has a meaning."""
 
 
-def printed(title: str, rows: Sequence[Coefficient], ratio: str | None, notes: Sequence[str], mass: float) -> str:
-    """A title, a table and what a reader should know of it; `ratio` is what exp(coefficient) is called."""
+Grid = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""The heads of a table, and its rows, of which the first cell is a name."""
+
+
+def coefficient_grid(rows: Sequence[Coefficient], ratio: str | None, mass: float) -> Grid:
+    """Coefficients as a table; `ratio` is what exp(coefficient) is called."""
     heads = ["", "mean", "sd", f"{mass:.0%} interval", *([ratio, "its interval"] if ratio else []), "standardised"]
     cells = []
     for row in rows:
@@ -34,7 +38,7 @@ def printed(title: str, rows: Sequence[Coefficient], ratio: str | None, notes: S
         if row.ratio is not None:
             told += [short(row.ratio[0]), f"{short(row.ratio[1])} to {short(row.ratio[2])}"]
         cells.append([*told, short(row.standardised)])
-    return text_table(title, heads, cells, notes)
+    return heads, cells
 
 
 def text_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:

@@ -26,9 +26,10 @@ from partita.server.monitor import Monitor
 from partita.server.run import Result, run
 from partita.server.stopping import Status
 from partita.tables.check import Check, check_of
-from partita.tables.coefficients import Coefficient, printed
+from partita.tables.coefficients import Coefficient, coefficient_grid, text_table
 from partita.tables.contrast import Effect, contrast_of
 from partita.tables.design import INTERCEPT, Design, agree
+from partita.tables.export import fit_to_arviz, fit_to_csv, fit_to_json
 from partita.tables.forest import draw_forest, saved
 from partita.tables.formula import parsed
 from partita.tables.heterogeneity import Heterogeneity, heterogeneity_of
@@ -36,10 +37,12 @@ from partita.tables.likelihoods import LIKELIHOODS, Likelihood
 from partita.tables.loo import Loo, loo_of
 from partita.tables.marginal import marginal_effects
 from partita.tables.reading import Site, columns_of, complete, frame_of, sites_of
+from partita.tables.report import write_report
 from partita.tables.response import Response
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from xarray import DataTree
 
 __all__ = ["Fit", "fit"]
 
@@ -245,6 +248,29 @@ class Fit:
         """
         return marginal_effects(self, name, mass, draws, seed)
 
+    def to_arviz(self, draws: int = 4000, rows: bool = False, seed: int = 0) -> "DataTree":
+        """Draws of the coefficients, in their own units, as ArviZ's DataTree; needs the extra `arviz`.
+
+        Args:
+            draws: how many, in four chains of independent draws.
+            rows: whether to add each row's log density and response, which are then no longer at the sites alone.
+            seed: of the draws.
+
+        """
+        return fit_to_arviz(self, draws, rows, seed)
+
+    def to_csv(self, path: str | os.PathLike[str], mass: float = 0.95) -> None:
+        """Writes a row per coefficient."""
+        fit_to_csv(self, path, mass)
+
+    def to_json(self, path: str | os.PathLike[str], mass: float = 0.95) -> None:
+        """Writes the posterior and all that is told of it as one JSON file, which another program reads by itself."""
+        fit_to_json(self, path, mass)
+
+    def report(self, path: str | os.PathLike[str], mass: float = 0.95) -> None:
+        """Writes all that is told of the fit as one HTML file, with its pictures and nothing else to load."""
+        write_report(self, path, mass)
+
     def predict(self, frame: Any) -> Float[np.ndarray, " n"]:
         """The posterior mean of the response for the rows of a table, NaN where a value is missing."""
         formula = self.design.formula
@@ -276,7 +302,7 @@ class Fit:
     def table(self, mass: float = 0.95) -> str:
         """The coefficients as a text, with central intervals of this mass."""
         title = f"{self.design.formula.text}   ({self.family}, {self.result.status.value})"
-        return printed(title, self.coefficients(mass), self.likelihood.ratio, self.notes, mass)
+        return text_table(title, *coefficient_grid(self.coefficients(mass), self.likelihood.ratio, mass), self.notes)
 
     def in_own_units(self, draws: Float[np.ndarray, "s d"]) -> Float[np.ndarray, "s d"]:
         """Draws of the standardised columns' coefficients as those of the columns as they are."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_forest", "literal", "panels_of", "saved"]
+__all__ = ["draw_forest", "literal", "saved"]
 
 _SITE_HEIGHT = 0.44
 _MOST_PANELS = 24
@@ -29,7 +29,7 @@ def draw_forest(fit: Fitted, name: str, mass: float = 0.95) -> "Figure":
         raise SettingsError("The fit has one site, of which a forest tells nothing: name the column of sites.")
     from matplotlib.figure import Figure
 
-    panels = panels_of(fit, name)
+    panels = _panels(fit, name)
     columns = min(2, len(panels))
     lines = -(-len(panels) // columns)
     height = _SITE_HEIGHT * (len(fit.sites) + 1) + 1.1
@@ -44,7 +44,7 @@ def draw_forest(fit: Fitted, name: str, mass: float = 0.95) -> "Figure":
     return figure
 
 
-def panels_of(fit: Fitted, name: str) -> list[str]:
+def _panels(fit: Fitted, name: str) -> list[str]:
     """The coefficients that a name stands for: one, or those of all levels of a category or parts of a spline."""
     check_kind("coefficient", name, str, "give its name", name="a text")
     found = [each for each in fit.names if each == name or each.startswith(f"{name}[")]

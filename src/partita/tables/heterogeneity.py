@@ -8,7 +8,7 @@ from jax import enable_x64
 from jaxtyping import Float
 from scipy import stats
 
-from partita.tables.coefficients import short, text_table
+from partita.tables.coefficients import Grid, short, text_table
 from partita.tables.fitted import Fitted
 
 __all__ = ["Heterogeneity", "SiteHeterogeneity", "compared", "heterogeneity_of"]
@@ -48,14 +48,17 @@ class Heterogeneity:
     expected: float
     p: float | None
 
-    def __repr__(self) -> str:
+    def grid(self) -> Grid:
+        """Its numbers as a table."""
         rows = [
             (each.name, *map(_cell, (each.nats, each.expected, each.p, each.kl, each.moved))) for each in self.sites
         ]
         if self.nats is not None:
             rows.append(("all together", _cell(self.nats), _cell(self.expected), _cell(self.p), "", ""))
-        heads = ("", "nats", "if they agree", "p", "KL to the others", "moves all by")
-        return text_table("Heterogeneity between sites, in nats", heads, rows, [])
+        return ("", "nats", "if they agree", "p", "KL to the others", "moves all by"), rows
+
+    def __repr__(self) -> str:
+        return text_table("Heterogeneity between sites, in nats", *self.grid(), [])
 
 
 def heterogeneity_of(fit: Fitted) -> Heterogeneity:

@@ -18,7 +18,7 @@ from partita.families.base import Theta
 from partita.inputs import check_seed, check_whole
 from partita.models import Model
 from partita.results.pareto import TOO_HEAVY, smoothed
-from partita.tables.coefficients import short, text_table
+from partita.tables.coefficients import Grid, short, text_table
 from partita.tables.draws import draws_of, log_densities
 from partita.tables.fitted import FEW, Fitted, Rows, at_sites
 
@@ -91,8 +91,8 @@ class Loo:
             f"{self.heavy} of {self.rows} rows have k above {TOO_HEAVY}, by {self.draws} draws.",
         )
 
-    def __repr__(self) -> str:
-        heads = ("", "rows", "elpd", "elpd a row", "largest k", f"rows with k > {TOO_HEAVY}")
+    def grid(self) -> Grid:
+        """Its numbers as a table."""
         rows = [
             (
                 name,
@@ -103,10 +103,13 @@ class Loo:
                 str(site.heavy),
             )
             if site.rows >= FEW
-            else (name, f"fewer than {FEW}", *[""] * 4)
+            else (name, f"< {FEW}", *[""] * 4)
             for name, site in self.sites.items()
         ]
-        return text_table("Leave-one-out cross-validation, in nats", heads, rows, self.notes)
+        return ("", "rows", "elpd", "elpd a row", "largest k", f"rows with k > {TOO_HEAVY}"), rows
+
+    def __repr__(self) -> str:
+        return text_table("Leave-one-out cross-validation, in nats", *self.grid(), self.notes)
 
 
 def spread(rows: int, total: float, squares: float) -> float:
