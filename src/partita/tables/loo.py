@@ -48,7 +48,7 @@ class Loo:
 
     sites: Mapping[str, SiteLoo]
     shape: float
-    """k of the weights that turn q into the exact posterior: below 0.5 q is good, above 0.7 it is not."""
+    """k of the weights that turn q into the exact posterior: up to 0.7 q is good, above it is not."""
     evidence: float
     """log p(y) by the same weights, in the units of the response."""
     free_energy: float
@@ -83,7 +83,7 @@ class Loo:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader should know."""
-        judged = "good" if self.shape <= 0.5 else "usable" if self.shape <= TOO_HEAVY else "not to be trusted"
+        judged = "good" if self.shape <= TOO_HEAVY else "not to be trusted"
         return (
             f"Leave-one-out: elpd {self.elpd:.1f} ± {self.se:.1f}, {self.effective:.1f} effective parameters.",
             f"k of q against the joint density: {self.shape:.2f} ({judged}); "

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from importlib import metadata, resources
 from typing import TYPE_CHECKING
 
+from jax import enable_x64
+
 from partita.errors import InputError
 from partita.inputs import check_path
 from partita.io.atomic import write_text
@@ -42,7 +44,7 @@ def write_report(fit: Fitted, path: str | os.PathLike[str], mass: float = 0.95) 
         *_section("Checks", lambda: _check(fit)),
         *_section("Rows that were left out", lambda: _loo(fit)),
         *_section("How it was computed", lambda: _computed(fit)),
-        *_section("What left the sites", lambda: _privacy()),
+        *_section("What left the sites", _privacy),
     )
     write_text(path, page.substitute(title=_escaped(title), body="\n".join(parts)))
 
@@ -85,15 +87,19 @@ def _forests(fit: Fitted, mass: float) -> list[str]:
 
 def _heterogeneity(fit: Fitted) -> list[str]:
     said = (
-        "Nats are half the squared distance between what a site says and what the others predict of it. Where sites agree "
-        "twice of it has a chi-square distribution, whose mean is beside it, and p is the probability of so many nats or more."
+        "Nats are half the squared distance between what a site says and what the others predict of it. Where sites "
+        "agree, twice of it has a chi-square distribution; its mean is beside it, and p is the probability of so many "
+        "nats or more."
     )
     return [_table(heterogeneity_of(fit).grid()), _said(said, "small")]
 
 
 def _check(fit: Fitted) -> list[str]:
     found = check_of(fit)
-    said = "p is the share of simulations above what was observed. In the picture grey marks are 95% ranges of what is expected."
+    said = (
+        "p is the share of simulations above what was observed. In the picture grey marks are 95% ranges of what is "
+        "expected."
+    )
     return [
         _table(found.grid()),
         *map(_said, found.notes),
@@ -110,12 +116,13 @@ def _loo(fit: Fitted) -> list[str]:
 def _computed(fit: Fitted) -> list[str]:
     result = fit.result
     family = type(result.posterior.q).__name__
-    start = fit.result.state.current_prior.moments()
-    sds = sorted({f"{float(sd):g}" for sd in start[1]})
+    with enable_x64(True):
+        sds = sorted({f"{float(sd):g}" for sd in result.state.current_prior.moments()[1]})
     return [
         _said(
-            "Partitioned variational inference: each site fits its own factor to its rows, given those of the others, until "
-            "none moves. Columns were standardised with the sites' sums, and coefficients turned back into their own units."
+            "Partitioned variational inference: each site fits its own factor to its rows, given those of the others, "
+            "until none moves. Columns were standardised with the sites' sums, and coefficients turned back into their "
+            "own units."
         ),
         _said(
             f"q is a {family} of {len(fit.names)} coefficients; the priors of standardised coefficients have the sds "
@@ -128,13 +135,13 @@ def _computed(fit: Fitted) -> list[str]:
 def _privacy() -> list[str]:
     return [
         _said(
-            "No row left its site. Sites sent counts of levels, sums and sums of squares of columns, counts in bins where there "
-            "are splines, and a Gaussian factor at each visit. For this report each sent sums of log densities at shared draws "
-            "of the coefficients, and summaries of its checks."
+            "No row left its site. Sites sent counts of levels, sums and sums of squares of columns, counts in bins "
+            "where there are splines, and a Gaussian factor at each visit. For this report each sent sums of log "
+            "densities at shared draws of the coefficients, and summaries of its checks."
         ),
         _said(
-            f"Summaries of fewer than {FEW} rows were withheld, and so were maxima. Factors and sums are not differentially "
-            "private: of a site with few rows they tell much."
+            f"Summaries of fewer than {FEW} rows were withheld, and so were maxima. Factors and sums are not "
+            "differentially private: of a site with few rows they tell much."
         ),
     ]
 
