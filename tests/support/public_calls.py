@@ -15,6 +15,7 @@ PARTS = pt.split(TABLE, THIRDS)
 PRIOR, MODEL, METHOD = pt.MeanFieldGaussian.standard_normal(2), pt.LogisticRegression(), pt.methods.sequential()
 FRAME = {"columns": {"age": X[:, 0], "sex": np.array(["f", "m"] * 6)}, "y": Y, "levels": {"sex": ("f", "m")}}
 POSTERIOR = pt.Posterior(MODEL, PRIOR)
+FIT = pt.fit("died ~ age", {"died": Y, "age": X[:, 1]}, family="bernoulli", rounds=1)
 START = pt.MeanFieldGaussian.standard_normal(2, 0.5)
 COMMON = {"temperature": 1.0, "restart": False, "trust_region": 1.0, "learn": (), "how": "coordinate"}
 COMMON |= {"learning": None}
@@ -115,6 +116,7 @@ CALLS = {
     "SplitPrior": (pt.SplitPrior, {}),
     "Synchronous": (pt.Synchronous, {}),
     "Table": (fitted, {"x": X, "y": Y, "weights": np.ones(12)}),
+    "compare": (lambda **given: pt.compare(**given), {"fits": {"a": FIT, "b": FIT}, "draws": 60, "seed": 0}),
     "federate": (
         pt.federate,
         {"clients": [TABLE, TABLE], "weights": [np.ones(12)] * 2, "names": ["a", "b"], "buckets": 1},

@@ -79,6 +79,15 @@ def fit(
     positive: Annotated[str | None, typer.Option(help="The label of the response that counts as 1.")] = None,
     missing: Annotated[str, typer.Option(help="What to do about missing predictors: drop or mean.")] = "drop",
     mass: Annotated[float, typer.Option(help="The mass of the intervals.")] = 0.95,
+    forest: Annotated[
+        str | None, typer.Option(help="A coefficient or category to draw by site, into --output or forest.png.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder for fit.json, coefficients.csv, report.html and forest.png; with --forest a picture."
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Fit a formula to a table, the rows of each site kept apart."""
@@ -89,6 +98,8 @@ def fit(
         file,
         mass,
         json,
+        forest,
+        output,
         family=family,
         sites=sites,
         prior=prior,

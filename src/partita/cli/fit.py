@@ -1,6 +1,5 @@
 """`partita fit`: a formula and a file in, a table of coefficients out."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -8,31 +7,37 @@ from typing import Any
 import jax
 
 from partita.errors import SettingsError
+from partita.tables.export import described_fit
+from partita.tables.fit import Fit, fit
+from partita.tables.report import forest_names
 
 __all__ = ["run_fit"]
 
+_PICTURES = (".png", ".svg", ".pdf")
 
-def run_fit(formula: str, file: Path, mass: float, as_json: bool, **options: Any) -> None:
-    """Fits and prints."""
-    from partita.tables.fit import fit
 
+def run_fit(
+    formula: str, file: Path, mass: float, as_json: bool, forest: str | None, output: Path | None, **options: Any
+) -> None:
+    """Fits, prints, and writes what was asked for."""
     if not 0 < mass < 1:
         raise SettingsError(f"--mass is between 0 and 1, not {mass}.")
+    picture = output if output is not None and output.suffix.lower() in _PICTURES else None
+    if picture is not None and forest is None:
+        raise SettingsError(f"{picture} is a picture: say by --forest of which coefficient, or give a folder.")
     jax.config.update("jax_enable_x64", True)
     found = fit(formula, file, **options)
-    if not as_json:
-        print(found.table(mass))
-        return
-    print(
-        json.dumps(
-            {
-                "formula": formula,
-                "family": found.spec.settings.family,
-                "status": found.result.status.value,
-                "coefficients": [dataclasses.asdict(row) for row in found.coefficients(mass)],
-                "free_energy": found.result.free_energy,
-                "sites": {site.name: {"rows": site.rows, "dropped": site.dropped} for site in found.sites},
-                "notes": list(found.notes),
-            }
-        )
-    )
+    if forest is not None:
+        found.forest(forest, picture or (output or Path()) / "forest.png", mass)
+    if output is not None and picture is None:
+        _write(found, output, mass, forest)
+    print(json.dumps(described_fit(found, mass)) if as_json else found.table(mass))
+
+
+def _write(found: Fit, folder: Path, mass: float, forest: str | None) -> None:
+    """Writes the folder of results; the forest is of the first coefficient, unless one was named."""
+    found.to_json(folder / "fit.json", mass)
+    found.to_csv(folder / "coefficients.csv", mass)
+    found.report(folder / "report.html", mass)
+    if forest is None and (names := forest_names(found)):
+        found.forest(names[0], folder / "forest.png", mass)

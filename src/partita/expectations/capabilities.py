@@ -5,7 +5,7 @@ A model offers a capability by having its methods; there is nothing to register,
 
 from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 
 from partita.errors import SettingsError
 from partita.families import Family
@@ -24,7 +24,9 @@ __all__ = [
     "LocalResponse",
     "Predictor",
     "Response",
+    "ResponseOfRows",
     "Rows",
+    "Simulated",
     "Template",
     "offered",
 ]
@@ -122,6 +124,22 @@ class Response(Protocol):
 
     def response(self, theta: Theta, x: Float[Array, "n d"]) -> Rows | Float[Array, "n c"]:
         """E[y | θ, x] of each row; class probabilities where y is a class."""
+
+
+@runtime_checkable
+class ResponseOfRows(Protocol):
+    """A response to predict of rows that may have more than inputs, such as an offset."""
+
+    def response_of(self, theta: Theta, data: PyTree) -> Rows | Float[Array, "n c"]:
+        """E[y | θ] of each row, whatever its y is; class probabilities where y is a class."""
+
+
+@runtime_checkable
+class Simulated(Protocol):
+    """Responses that can be drawn."""
+
+    def simulated(self, theta: Theta, data: PyTree, key: Key[Array, ""]) -> Rows:
+        """A draw of each row's response given θ, whatever its y is."""
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Real
+from jaxtyping import Array, ArrayLike, Float, Key, Real
 
 from partita.data.table import OffsetTable, Table
 from partita.expectations import Analytic, Expectation, GaussHermite, root
@@ -79,6 +79,9 @@ class GeneralisedLinear(Model):
     def response(self, theta: Float[Array, " d"], x: Float[Array, "n d"]) -> Rows:
         return self.mean_response(x @ theta)
 
+    def response_of(self, theta: Float[Array, " d"], data: Table) -> Rows:
+        return self.mean_response(data.shifted(data.x @ theta))
+
     def expected_response(self, q: Family, x: Float[Array, "n d"], offset: Rows | Scalar = 0.0) -> Rows:
         """E_q[y], row by row."""
         mean, variance = gaussian(q).project(x)
@@ -109,6 +112,10 @@ class BinaryRegression(GeneralisedLinear):
         super().check(data)
         y = np.asarray(data.y)
         check_values(y, (y == 0) | (y == 1), "labels are 0 or 1")
+
+    def simulated(self, theta: Float[Array, " d"], data: Table, key: Key[Array, ""]) -> Rows:
+        chance = self.response_of(theta, data)
+        return jax.random.bernoulli(key, chance).astype(chance.dtype)
 
     def steep(self, f: Float[Array, "*k"]) -> Float[Array, "*k"]:
         """slope · f."""
@@ -166,6 +173,10 @@ class PoissonRegression(GeneralisedLinear):
     def mean_response(self, f: Float[Array, "*k"]) -> Float[Array, "*k"]:
         return jnp.exp(f)
 
+    def simulated(self, theta: Float[Array, " d"], data: Table, key: Key[Array, ""]) -> Rows:
+        rate = self.response_of(theta, data)
+        return jax.random.poisson(key, rate).astype(rate.dtype)
+
     def averaged_response(self, mean: Rows, variance: Rows) -> Rows:
         return jnp.exp(mean + variance / 2)
 
@@ -191,6 +202,10 @@ class LinearRegression(GeneralisedLinear):
 
     def mean_response(self, f: Float[Array, "*k"]) -> Float[Array, "*k"]:
         return f
+
+    def simulated(self, theta: Float[Array, " d"], data: Table, key: Key[Array, ""]) -> Rows:
+        middle = self.response_of(theta, data)
+        return middle + self.noise.astype(middle.dtype) * jax.random.normal(key, middle.shape, middle.dtype)
 
     def averaged_response(self, mean: Rows, variance: Rows) -> Rows:
         return mean

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Coefficient", "printed"]
+__all__ = ["Coefficient", "Grid", "coefficient_grid", "short", "text_table"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,18 +25,30 @@ class Coefficient:
     """exp(mean) and the ends of its interval, where it has a meaning."""
 
 
-def printed(title: str, rows: Sequence[Coefficient], ratio: str | None, notes: Sequence[str], mass: float) -> str:
-    """A title, a table and what a reader should know of it; `ratio` is what exp(coefficient) is called."""
+Grid = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""The heads of a table, and its rows, of which the first cell is a name."""
+
+
+def coefficient_grid(rows: Sequence[Coefficient], ratio: str | None, mass: float) -> Grid:
+    """Coefficients as a table; `ratio` is what exp(coefficient) is called."""
+    heads = ["", "mean", "sd", f"{mass:.0%} interval", *([ratio, "its interval"] if ratio else []), "standardised"]
+    cells = []
+    for row in rows:
+        told = [row.name, short(row.mean), short(row.sd), f"{short(row.low)} to {short(row.high)}"]
+        if row.ratio is not None:
+            told += [short(row.ratio[0]), f"{short(row.ratio[1])} to {short(row.ratio[2])}"]
+        cells.append([*told, short(row.standardised)])
+    return heads, cells
+
+
+def text_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
+    """A title, a table whose first column has names, and sentences below it."""
     table = Table(box=None, pad_edge=False)
-    heads = ["mean", "sd", f"{mass:.0%} interval", *([ratio, "its interval"] if ratio else []), "standardised"]
-    table.add_column("", overflow="fold")
-    for head in heads:
+    table.add_column(heads[0], overflow="fold")
+    for head in heads[1:]:
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
-        cells = [row.name, _short(row.mean), _short(row.sd), f"{_short(row.low)} to {_short(row.high)}"]
-        if row.ratio is not None:
-            cells += [_short(row.ratio[0]), f"{_short(row.ratio[1])} to {_short(row.ratio[2])}"]
-        table.add_row(*cells, _short(row.standardised))
+        table.add_row(*row)
     out = io.StringIO()
     console = Console(file=out, width=120, color_system=None, highlight=False, markup=False)
     console.print(title, "\n")
@@ -47,7 +59,8 @@ def printed(title: str, rows: Sequence[Coefficient], ratio: str | None, notes: S
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
 
 
-def _short(number: float) -> str:
+def short(number: float) -> str:
+    """A number with three digits behind the point, or in powers of ten."""
     if number == 0 or 1e-2 <= abs(number) < 1e4:
         return f"{number:.3f}"
     return f"{number:.2e}" if abs(number) < 1e-4 else f"{number:.3g}"

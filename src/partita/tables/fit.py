@@ -1,12 +1,14 @@
 """`fit`: a formula and a table in, a posterior in the table's own units out."""
 
 import dataclasses
-from typing import Any, Self
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
 
 import jax.numpy as jnp
 import numpy as np
 from jax import enable_x64
-from jaxtyping import Float
+from jaxtyping import Array, Float, PyTree
 from scipy import stats
 
 from partita.data.shard import Partition, federate
@@ -19,11 +21,24 @@ from partita.server.monitor import Monitor
 from partita.server.run import Result, run
 from partita.server.stopping import Status
 from partita.tables.agreement import agreed
-from partita.tables.coefficients import Coefficient, printed
-from partita.tables.design import INTERCEPT
+from partita.tables.check import Check, check_of
+from partita.tables.coefficients import Coefficient, coefficient_grid, text_table
+from partita.tables.contrast import Effect, contrast_of
+from partita.tables.design import INTERCEPT, Design
+from partita.tables.export import fit_to_arviz, fit_to_csv, fit_to_json
+from partita.tables.forest import draw_forest, saved
+from partita.tables.heterogeneity import Heterogeneity, heterogeneity_of
 from partita.tables.likelihoods import Likelihood
+from partita.tables.loo import Loo, loo_of
+from partita.tables.marginal import marginal_effects
 from partita.tables.reading import Site, columns_of, complete, frame_of, sites_of
+from partita.tables.report import write_report
+from partita.tables.response import Response
 from partita.tables.spec import POLICIES, Settings, Spec
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from xarray import DataTree
 
 __all__ = ["Fit", "fit", "fitted"]
 
@@ -48,6 +63,21 @@ class Fit:
         """The prior of the coefficients of standardised columns."""
         with enable_x64(True):
             return self.spec.prior()
+
+    @property
+    def design(self) -> Design:
+        """How rows become a design matrix."""
+        return self.spec.design
+
+    @property
+    def response(self) -> Response:
+        """How the response becomes numbers."""
+        return self.spec.response
+
+    @property
+    def family(self) -> str:
+        """The name of the likelihood."""
+        return self.spec.settings.family
 
     @property
     def likelihood(self) -> Likelihood:
@@ -77,7 +107,7 @@ class Fit:
             [f"{dropped} rows with missing values dropped"] if dropped else []
         )
         notes = [", ".join(said) + "."]
-        notes += self.spec.design.notes + self.spec.response.notes
+        notes += self.design.notes + self.response.notes
         if self.result.status is not Status.CONVERGED:
             notes.append(f"The run has not converged ({self.result.message})")
         if vague := self._vague():
@@ -92,7 +122,7 @@ class Fit:
         if not 0 < mass < 1:
             raise SettingsError(f"The mass of an interval must be between 0 and 1, not {mass}.")
         mean, covariance = self._own(self.result.posterior.q)
-        standardised = self._vector(self.result.posterior.q)[0]
+        standardised = self.vector(self.result.posterior.q)[0]
         sd = np.sqrt(np.diag(covariance))
         reach = float(stats.norm.ppf((1 + mass) / 2)) * sd
         rows = zip(self.names, mean, sd, mean - reach, mean + reach, standardised, strict=True)
@@ -117,14 +147,131 @@ class Fit:
         place, found = self.names.index(name), {}
         with enable_x64(True):
             q, state = self.result.posterior.q, self.result.state
+            without = self.leaving_out()
             for site, factor in zip(state.names, state.factors, strict=True):
-                alone, without = state.current_prior * factor.natural, q / factor.natural
+                alone = state.current_prior * factor.natural
                 found[site] = {
                     label: self._one(member, place)
-                    for label, member in (("alone", alone), ("without", without))
+                    for label, member in (("alone", alone), ("without", without[site]))
                     if bool(member.is_proper())
                 } | {"all": self._one(q, place)}
         return found
+
+    def leaving_out(self) -> dict[str, Family]:
+        """The posterior of all sites but one, by the name of that one: its factor is divided out."""
+        state = self.result.state
+        return {
+            site: self.result.posterior.q / factor.natural
+            for site, factor in zip(state.names, state.factors, strict=True)
+        }
+
+    def forest(self, name: str, path: str | os.PathLike[str] | None = None, mass: float = 0.95) -> "Figure":
+        """A picture of one coefficient at every site: the site alone, all without it, and all.
+
+        All follow from the factors that the server holds, without another message. A site whose factor with the prior
+        is no distribution, such as one without information, is said to be improper.
+
+        Args:
+            name: a coefficient, or a category, of which all levels are drawn.
+            path: a file for the picture, .png, .svg or .pdf.
+            mass: of the intervals.
+
+        Returns:
+            The figure of matplotlib; with ratios on a logarithmic scale where the likelihood has them.
+
+        """
+        return saved(draw_forest(self, name, mass), path)
+
+    def heterogeneity(self) -> Heterogeneity:
+        """How far each site lies from the others, in nats, from the factors that the server holds.
+
+        `nats` is half the squared distance between what a site says and what all others predict of it, in units of
+        their joint uncertainty. Where sites agree twice of it has a chi-square distribution with as many degrees of
+        freedom as the site tells directions of, d for d coefficients: d/2 nats are typical, and `p` is the probability
+        of so many or more. That is exact for Gaussian factors, and approximate where the posterior is nearly Gaussian;
+        with mean-field covariance correlations are missing, and `p` is not to be trusted.
+        """
+        return heterogeneity_of(self)
+
+    def loo(self, draws: int = 1000, seed: int = 0) -> Loo:
+        """Leave-one-out cross-validation, and how good q is, by Pareto smoothed importance sampling.
+
+        Sites share draws of θ; each sends the sum of its rows' log densities at every draw, and then sums over rows
+        that were left out one at a time. The weights correct for q not being the exact posterior; what was learned
+        beside the coefficients, such as noise, stays as it is. A row with a weight is left out as a whole.
+
+        Args:
+            draws: how many draws of θ.
+            seed: of the draws.
+
+        Returns:
+            `elpd`, its standard error `se`, `shape` (k of q against the joint density) and more; it can be printed.
+
+        """
+        return loo_of(self, draws, seed)
+
+    def check(self, draws: int = 200, seed: int = 0) -> Check:
+        """Whether responses that the fit simulates look like those observed, site by site.
+
+        Test quantities are the mean, sd, share of zeros and maximum, or the share of a class, with the share of
+        simulations above what was observed. Calibration compares expected with observed shares in groups of rows; of
+        other responses it is told how often central predictive intervals hold them, and in which tenth of its
+        predictive distribution each row lies. Rows were seen by the fit, so that it looks a little better than it
+        would on others; see `loo`. Each site computes with its own rows; a number that would point at fewer than five
+        of them does not leave it, nor does a maximum, which is one row's value.
+
+        Args:
+            draws: how many draws of θ, each with simulated responses.
+            seed: of everything random.
+
+        Returns:
+            The check: print it, or call its `draw`.
+
+        """
+        return check_of(self, draws, seed)
+
+    def contrast(self, what: Mapping[str, float] | str, mass: float = 0.95) -> Effect:
+        """A weighted sum of coefficients, with its interval, and its ratio where the likelihood has one.
+
+        Args:
+            what: weights by name, as {"sex[T.m]": 1, "age": -10}, or a text, as "ward[T.b] - 2 * ward[T.c]"; a
+                reference level may be named, and is 0.
+            mass: of the interval.
+
+        """
+        return contrast_of(self, what, mass)
+
+    def marginal_effect(self, name: str, mass: float = 0.95, draws: int = 1000, seed: int = 0) -> dict[str, Effect]:
+        """How the expected response changes with a column, averaged over all rows, with intervals by draws of θ.
+
+        Of numbers it is the derivative, through every term that holds the column; of a category the difference of
+        predictions between each level and the reference, all other columns as they are. Each site sends a sum over
+        its rows for each draw.
+        """
+        return marginal_effects(self, name, mass, draws, seed)
+
+    def to_arviz(self, draws: int = 4000, rows: bool = False, seed: int = 0) -> "DataTree":
+        """Draws of the coefficients, in their own units, as ArviZ's DataTree; needs the extra `arviz`.
+
+        Args:
+            draws: how many, in four chains of independent draws.
+            rows: whether to add each row's log density and response, which are then no longer at the sites alone.
+            seed: of the draws.
+
+        """
+        return fit_to_arviz(self, draws, rows, seed)
+
+    def to_csv(self, path: str | os.PathLike[str], mass: float = 0.95) -> None:
+        """Writes a row per coefficient."""
+        fit_to_csv(self, path, mass)
+
+    def to_json(self, path: str | os.PathLike[str], mass: float = 0.95) -> None:
+        """Writes the posterior and all that is told of it as one JSON file, which another program reads by itself."""
+        fit_to_json(self, path, mass)
+
+    def report(self, path: str | os.PathLike[str], mass: float = 0.95) -> None:
+        """Writes all that is told of the fit as one HTML file, with its pictures and nothing else to load."""
+        write_report(self, path, mass)
 
     def predict(self, frame: Any) -> Float[np.ndarray, " n"]:
         """The posterior mean of the response for the rows of a table, NaN where a value that is needed is missing."""
@@ -155,19 +302,27 @@ class Fit:
 
     def table(self, mass: float = 0.95) -> str:
         """The coefficients as a text, with central intervals of this mass."""
-        title = f"{self.spec.formula.text}   ({self.spec.settings.family}, {self.result.status.value})"
-        return printed(title, self.coefficients(mass), self.likelihood.ratio, self.notes, mass)
+        title = f"{self.design.formula.text}   ({self.family}, {self.result.status.value})"
+        return text_table(title, *coefficient_grid(self.coefficients(mass), self.likelihood.ratio, mass), self.notes)
+
+    def in_own_units(self, draws: Float[np.ndarray, "s d"]) -> Float[np.ndarray, "s d"]:
+        """Draws of the standardised columns' coefficients as those of the columns as they are."""
+        shift = np.zeros(len(self.names))
+        if INTERCEPT in self.names:
+            shift[self.names.index(INTERCEPT)] = self.response.mean
+        return self.response.sd * draws @ self.design.in_own_units().T + shift
+
+    def table_of(self, site: Site) -> PyTree[Array]:
+        """A site's rows as the model takes them."""
+        return self.spec.table(site)
 
     def _own(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
-        mean, covariance = self._vector(q)
-        turn = self.spec.design.in_own_units()
-        shift = np.zeros(len(mean))
-        scale = self.spec.response.sd
-        if INTERCEPT in self.names:
-            shift[self.names.index(INTERCEPT)] = self.spec.response.mean
-        return scale * turn @ mean + shift, scale**2 * turn @ covariance @ turn.T
+        mean, covariance = self.vector(q)
+        turn = self.response.sd * self.design.in_own_units()
+        return self.in_own_units(mean[None])[0], turn @ covariance @ turn.T
 
-    def _vector(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
+    def vector(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and covariance of the standardised columns' coefficients."""
         with enable_x64(True):
             covariance = q.covariance if isinstance(q, FullGaussian) else np.diag(np.asarray(q.moments()[1]) ** 2)
             return np.asarray(q.moments()[0]), np.asarray(covariance)

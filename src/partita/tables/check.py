@@ -1,0 +1,221 @@
+"""Posterior predictive checks, calibration and log scores: computed at each site, which sends summaries with counts."""
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+from jax import enable_x64
+from jaxtyping import Array, Float, PyTree
+from scipy.special import logsumexp
+
+from partita.expectations.capabilities import ResponseOfRows, Simulated, offered
+from partita.families.base import Theta
+from partita.inputs import check_seed, check_whole
+from partita.models import Model
+from partita.numerics.compiled import Compiled
+from partita.tables.check_picture import draw_check
+from partita.tables.checked import Group, Quantity, SiteCheck
+from partita.tables.coefficients import Grid, short, text_table
+from partita.tables.draws import blocks, draws_of, log_densities
+from partita.tables.fitted import FEW, Fitted, Rows, at_sites, few
+from partita.tables.forest import saved
+from partita.tables.response import Response
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Check", "check_of"]
+
+_MOST_GROUPS = 10
+_COVERED = (0.5, 0.9)
+_BINS = np.linspace(0, 1, 11)
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """How well a fit describes the rows that it was made from; print it, draw it, or ask for its numbers."""
+
+    sites: Mapping[str, SiteCheck]
+
+    @property
+    def score(self) -> float:
+        """The mean log predictive density of all rows that were told."""
+        told = [(site.rows, site.score) for site in self.sites.values() if site.score is not None]
+        return sum(rows * score for rows, score in told) / sum(rows for rows, _ in told) if told else float("nan")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know."""
+        told = [(name, each) for name, site in self.sites.items() for each in site.quantities if each.p is not None]
+        odd = [f"{each.name} at {name}" for name, each in told if each.p is not None and not 0.01 <= each.p <= 0.99]
+        said = [f"Mean log predictive density of a row: {self.score:.4g} nats."]
+        if odd:
+            said.append(f"The fit does not explain: {', '.join(odd[:6])}{', …' if len(odd) > 6 else ''}.")
+        if any(site.score is None for site in self.sites.values()):
+            said.append(f"Sites with fewer than {FEW} rows tell nothing of them.")
+        return tuple(said)
+
+    def grid(self) -> Grid:
+        """Its numbers as a table."""
+        rows: list[tuple[str, ...]] = []
+        for name, site in self.sites.items():
+            start = (name, str(site.rows) if site.rows >= FEW else f"< {FEW}", _cell(site.score))
+            lines = [
+                (each.name, _cell(each.observed), f"{short(each.low)} to {short(each.high)}", _cell(each.p))
+                for each in site.quantities
+            ] + [
+                (f"in {each.expected:.0%} intervals", _cell(each.observed), short(each.expected), "")
+                for each in site.coverage
+            ]
+            for place, line in enumerate(lines or [("", "", "", "")]):
+                rows.append((*(("", "", "") if place else start), *line))
+        return ("", "rows", "log score", "quantity", "observed", "simulated", "p"), rows
+
+    def __repr__(self) -> str:
+        return text_table("Checks of the fit, by site", *self.grid(), self.notes)
+
+    def draw(self, path: str | os.PathLike[str] | None = None) -> "Figure":
+        """A picture: calibration by site, or where rows lie in their predictive distributions."""
+        return saved(draw_check(self.sites), path)
+
+
+def check_of(fit: Fitted, draws: int = 200, seed: int = 0) -> Check:
+    """Simulates responses and compares them; see `Fit.check`."""
+    check_whole("number of draws", draws, least=20)
+    check_seed(seed)
+    with enable_x64(True):
+        theta = draws_of(fit.result.posterior.q, draws, seed)
+        return Check(at_sites(fit, lambda model, rows: _site(model, rows, theta, fit.response, seed)))
+
+
+def _site(model: Model, rows: Rows, theta: Theta, response: Response, seed: int) -> SiteCheck:
+    """What a site sends of its rows."""
+    kept = Rows(*jax.tree.map(lambda leaf: leaf[rows.weights > 0], tuple(rows)))
+    if kept.count < FEW:
+        return SiteCheck(kept.count)
+    scores = [logsumexp(found, axis=1) - np.log(found.shape[1]) for found, _ in log_densities(model, kept, theta)]
+    score = float(np.concatenate(scores).mean() - np.log(response.sd))
+    if model.predicts_classes:
+        chances = _chances(model, kept, theta)
+        observed = np.eye(chances.shape[1])[np.asarray(kept.data.y).astype(int)]
+        counts = [_counted(*pair, chances.shape[1]) for pair in _simulations(model, kept, theta, seed)]
+        return SiteCheck(kept.count, score, _shares(np.sum(counts, axis=0), kept.count), _groups(chances, observed))
+    ranks = []
+    totals = _Totals()
+    places = np.random.default_rng(seed)
+    for drawn, own in _simulations(model, kept, theta, seed):
+        totals.add(response.restored(drawn), response.restored(own))
+        below, ties = (drawn < own[:, None]).sum(axis=1), (drawn == own[:, None]).sum(axis=1)
+        ranks.append((below + places.uniform(size=len(own)) * (ties + 1)) / (drawn.shape[1] + 1))
+    rank = np.concatenate(ranks)
+    inside = [(mass, int((np.abs(rank - 0.5) <= mass / 2).sum())) for mass in _COVERED]
+    covered = [
+        Group(kept.count, mass, None if few(count, kept.count) else count / kept.count) for mass, count in inside
+    ]
+    told = tuple(None if 0 < count < FEW else int(count) for count in np.histogram(rank, _BINS)[0])
+    return SiteCheck(kept.count, score, totals.quantities(), (), tuple(covered), told)
+
+
+class _Totals:
+    """Sums over rows of responses, and of simulations of them, some rows at a time."""
+
+    def __init__(self) -> None:
+        self.rows, self.whole = 0, True
+        self.sums: list[np.ndarray] = []
+        self.most: list[np.ndarray] = []
+
+    def add(self, drawn: Float[np.ndarray, "n s"], own: Float[np.ndarray, " n"]) -> None:
+        """Adds rows; the first column is what was observed."""
+        both = np.concatenate([own[:, None], drawn], axis=1)
+        self.rows += len(own)
+        self.whole &= bool((drawn == np.round(drawn)).all())
+        self.sums.append(np.stack([both.sum(axis=0), (both**2).sum(axis=0), (both == 0).sum(axis=0)]))
+        self.most.append(both.max(axis=0))
+
+    def quantities(self) -> tuple[Quantity, ...]:
+        """Mean, sd, the share of zeros of a count, and where the maximum lies among those simulated."""
+        first, second, zeros = np.sum(self.sums, axis=0)
+        mean = first / self.rows
+        sd = np.sqrt(np.maximum(0.0, second / self.rows - mean**2) * self.rows / (self.rows - 1))
+        found = [_quantity("mean", mean), _quantity("sd", sd)]
+        if self.whole and not few(zeros[0], self.rows):
+            found.append(_quantity("share of zeros", zeros / self.rows))
+        return (*found, dataclasses.replace(_quantity("maximum", np.max(self.most, axis=0)), observed=None))
+
+
+def _quantity(name: str, values: Float[np.ndarray, " s"]) -> Quantity:
+    """From the observed value, which comes first, and those simulated."""
+    observed, drawn = float(values[0]), values[1:]
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    larger = np.mean(drawn > observed) + np.mean(drawn == observed) / 2
+    return Quantity(name, observed, float(low), float(drawn.mean()), float(high), float(larger))
+
+
+def _counted(drawn: Float[np.ndarray, "n s"], own: Float[np.ndarray, " n"], classes: int) -> np.ndarray:
+    """How many rows have each class: as observed, which comes first, and in each simulation."""
+    both = np.concatenate([own[:, None], drawn], axis=1)
+    return np.stack([(both == label).sum(axis=0) for label in range(classes)])
+
+
+def _shares(counts: np.ndarray, rows: int) -> tuple[Quantity, ...]:
+    """The share of each class; of two, that of the second."""
+    found = []
+    for label in range(1 if len(counts) == 2 else 0, len(counts)):
+        told = _quantity(f"share of {label}", counts[label] / rows)
+        found.append(dataclasses.replace(told, observed=None, p=None) if few(counts[label, 0], rows) else told)
+    return tuple(found)
+
+
+def _groups(chances: Float[np.ndarray, "n c"], observed: Float[np.ndarray, "n c"]) -> tuple[Group, ...]:
+    """Rows in the order of their probability, in groups of one size; of each class but the first, of two, or of all.
+
+    There are as many groups as the rarer kind of rows allows with ten in each, and at most ten.
+    """
+    first = 1 if chances.shape[1] == 2 else 0
+    p, y = chances[:, first:].ravel(), observed[:, first:].ravel()
+    rarer = min(y.sum(), len(y) - y.sum())
+    count = int(np.clip(rarer // 10, 1, _MOST_GROUPS))
+    return tuple(
+        Group(
+            len(places),
+            float(p[places].mean()),
+            None if few(y[places].sum(), len(places)) else float(y[places].mean()),
+        )
+        for places in np.array_split(np.argsort(p, kind="stable"), count)
+    )
+
+
+def _chances(model: Model, rows: Rows, theta: Theta) -> Float[np.ndarray, "n c"]:
+    """The probability of each class, row by row."""
+    offered(model, ResponseOfRows, "response to predict", "leave the check out")
+    found = np.concatenate(
+        [np.asarray(_mean_response(model, theta, piece.data))[:real] for piece, real in blocks(rows)]
+    )
+    return np.stack([1 - found, found], axis=1) if found.ndim == 1 else found
+
+
+def _simulations(model: Model, rows: Rows, theta: Theta, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Simulated responses of a site's rows, piece by piece, and those observed."""
+    offered(model, Simulated, "responses that can be simulated", "leave the check out")
+    for place, (piece, real) in enumerate(blocks(rows)):
+        key = jax.random.fold_in(jax.random.key(seed), place)
+        drawn = np.asarray(_simulated(model, theta, piece.data, key))
+        yield drawn[:real], np.asarray(piece.data.y)[:real]
+
+
+@Compiled
+def _mean_response(model: ResponseOfRows, theta: Theta, data: PyTree) -> Float[Array, "n ..."]:
+    return jax.vmap(lambda each: model.response_of(each, data))(theta).mean(axis=0)
+
+
+@Compiled
+def _simulated(model: Simulated, theta: Theta, data: PyTree, key: Array) -> Float[Array, "n s"]:
+    keys = jax.random.split(key, len(jax.tree.leaves(theta)[0]))
+    return jax.vmap(lambda each, own: model.simulated(each, data, own), out_axes=1)(theta, keys)
+
+
+def _cell(number: float | None) -> str:
+    return "not told" if number is None else short(number)

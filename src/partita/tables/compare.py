@@ -1,0 +1,136 @@
+"""Comparison of fits of one response: by evidence, and by how well they predict rows that they have not seen."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+from jax import enable_x64
+
+from partita.errors import DataError, SettingsError
+from partita.inputs import check_kind
+from partita.tables.coefficients import text_table
+from partita.tables.fit import Fit
+from partita.tables.fitted import rows_of
+from partita.tables.loo import Loo, SiteLoo, joint_ratios, left_out, spread, summed
+
+__all__ = ["Compared", "Comparison", "compare"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """One of the fits that are compared."""
+
+    name: str
+    elpd: float
+    """The expected log density of unseen rows."""
+    behind: float
+    """By how much it is less than the best."""
+    se: float
+    """The standard error of that difference, from how rows vary in it."""
+    free_energy: float
+    """The lower bound of the log evidence; it depends on the priors."""
+    evidence_behind: float
+    shape: float
+    """k of q against the joint density; above 0.7 its numbers are not to be trusted."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Fits in the order of their elpd, the best first; print it, or ask for its rows."""
+
+    rows: tuple[Compared, ...]
+
+    def __repr__(self) -> str:
+        heads = ("", "elpd", "behind", "± se", "free energy", "behind", "k of q")
+        cells = [
+            (
+                row.name,
+                *(f"{number:.1f}" for number in (row.elpd, row.behind, row.se)),
+                *(f"{number:.1f}" for number in (row.free_energy, row.evidence_behind)),
+                f"{row.shape:.2f}",
+            )
+            for row in self.rows
+        ]
+        notes = ["A difference of a few standard errors is one that other rows would show too."]
+        return text_table("Comparison of fits, in nats", heads, cells, notes)
+
+
+def compare(fits: Mapping[str, Fit], draws: int = 1000, seed: int = 0) -> Comparison:
+    """Compares fits of one response by leave-one-out cross-validation and by their free energies.
+
+    Each site computes its rows' log densities under all fits, and sends sums of them and of their products. The
+    evidence is that of each fit with its prior; cross-validation hardly depends on priors.
+
+    Args:
+        fits: by name, at least two; of the same rows at the same sites.
+        draws: how many draws of each posterior.
+        seed: of the draws.
+
+    Returns:
+        A row for each fit, the best first, with the standard errors of differences.
+
+    """
+    check_kind("fits", fits, Mapping, 'give them by name, as {"a": a, "b": b}', name="a dict")
+    if len(fits) < 2:
+        raise SettingsError("A comparison needs two fits at least: give them by name.")
+    for name, fit in fits.items():
+        check_kind("name", name, str, "give a text", name="a text")
+        check_kind(f"fit {name!r}", fit, Fit, "use what pt.fit returns")
+    _check_same(fits)
+    found, errors = _left_out(fits, draws, seed)
+    order = sorted(found, key=lambda name: -found[name].elpd)
+    best, highest = found[order[0]].elpd, max(told.free_energy for told in found.values())
+    return Comparison(tuple(_row(name, found[name], best, highest, errors[order[0]][name]) for name in order))
+
+
+def _row(name: str, told: Loo, best: float, highest: float, error: float) -> Compared:
+    return Compared(name, told.elpd, best - told.elpd, error, told.free_energy, highest - told.free_energy, told.shape)
+
+
+def _left_out(fits: Mapping[str, Fit], draws: int, seed: int) -> tuple[dict[str, Loo], dict[str, dict[str, float]]]:
+    """The cross-validation of every fit, and the standard errors of the differences of any two.
+
+    A site leaves its rows out under all fits, and sends sums over rows of differences and of their squares.
+    """
+    with enable_x64(True):
+        shared = {name: joint_ratios(fit, draws, seed) for name, fit in fits.items()}
+        rows = {name: rows_of(fit) for name, fit in fits.items()}
+        sites: dict[str, dict[str, SiteLoo]] = {name: {} for name in fits}
+        sums = {(one, other): np.zeros(2) for one in fits for other in fits}
+        for site in next(iter(fits.values())).partition.names:
+            own = {}
+            for name, fit in fits.items():
+                unit = np.log(fit.response.sd)
+                sites[name][site], own[name] = left_out(
+                    fit.result.posterior.model, rows[name][site], *shared[name], unit
+                )
+            for one, other in sums:
+                gap = own[one] - own[other]
+                sums[one, other] = sums[one, other] + np.array([gap.sum(), gap @ gap])
+        found = {name: summed(fit, sites[name], shared[name][1]) for name, fit in fits.items()}
+    count = next(iter(found.values())).rows
+    errors = {one: {other: spread(count, *map(float, sums[one, other])) for other in fits} for one in fits}
+    return found, errors
+
+
+def _check_same(fits: Mapping[str, Fit]) -> None:
+    """Raises where fits are not of the same responses, row by row at each site."""
+    first, *others = fits
+    expected = fits[first]
+    for name in others:
+        fit = fits[name]
+        if fit.response.factor.text != expected.response.factor.text:
+            raise DataError(
+                f"{first!r} is a fit of {expected.response.factor.text!r} and {name!r} of "
+                f"{fit.response.factor.text!r}: compare fits of one response."
+            )
+        same = fit.partition.names == expected.partition.names and all(
+            mine.rows == theirs.rows
+            and np.array_equal(fit.response.numbers(mine.columns), fit.response.numbers(theirs.columns))
+            for mine, theirs in zip(fit.sites, expected.sites, strict=True)
+        )
+        if not same:
+            raise DataError(
+                f"{first!r} and {name!r} are fits of different rows or sites: fit both to the same table, without the "
+                "rows in which a column of either is missing."
+            )

@@ -1,0 +1,132 @@
+"""Fits for other programs: ArviZ, CSV, and a JSON file that is read without partita."""
+
+import dataclasses
+import json
+import math
+import os
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax import enable_x64
+
+from partita.errors import MissingExtraError
+from partita.inputs import check_flag, check_path, check_seed, check_whole
+from partita.io.atomic import write_csv, write_text
+from partita.tables.draws import draws_of, log_densities
+from partita.tables.fitted import Fitted, at_sites
+
+if TYPE_CHECKING:
+    from xarray import DataTree
+
+__all__ = ["described_fit", "fit_to_arviz", "fit_to_csv", "fit_to_json"]
+
+_CHAINS = 4
+"""Draws are independent; programs that compare chains find four."""
+
+
+def described_fit(fit: Fitted, mass: float = 0.95) -> dict[str, Any]:
+    """Everything that a fit tells, as plain numbers and texts; numbers that are not finite are None."""
+    with enable_x64(True):
+        learned = {name: np.asarray(value).tolist() for name, value in fit.result.posterior.hyper.items()}
+        start = [np.asarray(each).tolist() for each in fit.result.state.current_prior.moments()]
+    response, design = fit.response, fit.design
+    return _plain(
+        {
+            "format": "partita fit 1",
+            "version": metadata.version("partita"),
+            "formula": design.formula.text,
+            "family": fit.family,
+            "status": fit.result.status.value,
+            "names": fit.names,
+            "mean": fit.mean,
+            "covariance": fit.covariance,
+            "mass": mass,
+            "coefficients": [dataclasses.asdict(row) for row in fit.coefficients(mass)],
+            "ratio": fit.likelihood.ratio,
+            "references": design.references,
+            "response": {
+                "name": response.factor.text,
+                "positive": response.positive,
+                "negative": response.negative,
+                "mean": response.mean,
+                "sd": response.sd,
+            },
+            "standardised": {
+                "mean": design.mean,
+                "sd": design.sd,
+                "prior": {"mean": start[0], "sd": start[1]},
+                "learned": learned,
+            },
+            "free_energy": fit.result.free_energy,
+            "sites": {site.name: {"rows": site.rows, "dropped": site.dropped} for site in fit.sites},
+            "notes": fit.notes,
+        }
+    )
+
+
+def fit_to_json(fit: Fitted, path: str | os.PathLike[str], mass: float = 0.95) -> None:
+    """Writes `described_fit`; see `Fit.to_json`."""
+    check_path(path)
+    write_text(path, json.dumps(described_fit(fit, mass), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def fit_to_csv(fit: Fitted, path: str | os.PathLike[str], mass: float = 0.95) -> None:
+    """Writes a row per coefficient; see `Fit.to_csv`."""
+    check_path(path)
+    rows = []
+    for row in fit.coefficients(mass):
+        told: dict[str, object] = {name: value for name, value in dataclasses.asdict(row).items() if name != "ratio"}
+        if row.ratio is not None:
+            told |= dict(zip(("ratio", "ratio_low", "ratio_high"), row.ratio, strict=True))
+        rows.append(told)
+    write_csv(path, rows)
+
+
+def fit_to_arviz(fit: Fitted, draws: int, rows: bool, seed: int) -> "DataTree":
+    """Draws of the coefficients in ArviZ's form; see `Fit.to_arviz`."""
+    check_whole("number of draws", draws, least=_CHAINS)
+    check_flag("choice of rows", rows)
+    check_seed(seed)
+    try:
+        from arviz_base import from_dict
+    except ImportError:
+        raise MissingExtraError("arviz-base", "arviz") from None
+    count = draws // _CHAINS
+    with enable_x64(True):
+        theta = draws_of(fit.result.posterior.q, _CHAINS * count, seed)
+        own = fit.in_own_units(np.asarray(theta))
+    groups = {"posterior": {"coefficients": own.reshape(_CHAINS, count, -1)}}
+    coords: dict[str, Any] = {"coefficient": list(fit.names)}
+    dims = {"coefficients": ["coefficient"]}
+    sites = np.repeat(list(fit.partition.names), fit.partition.sizes)
+    if rows:
+        name = fit.response.factor.text
+        with enable_x64(True):
+            found = at_sites(fit, lambda model, own: _rows(model, own, theta))
+        density = np.concatenate([each for each, _ in found.values()], axis=0) - np.log(fit.response.sd)
+        observed = fit.response.restored(np.concatenate([y for _, y in found.values()]))
+        groups["log_likelihood"] = {name: density.T.reshape(_CHAINS, count, -1)}
+        groups["observed_data"] = {name: observed}
+        coords["row"] = np.arange(len(sites))
+        dims[name] = ["row"]
+    about = {"formula": fit.design.formula.text, "family": fit.family, "creation_library": "partita"}
+    tree: DataTree = from_dict(groups, coords=coords, dims=dims, attrs={"/": about})
+    for group in ("log_likelihood", "observed_data") if rows else ():
+        tree[group].dataset = tree[group].to_dataset().assign_coords(site=("row", sites))
+    return tree
+
+
+def _rows(model: Any, rows: Any, theta: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The log density of each row at each draw, and its response; they leave the site only where it is asked for."""
+    return np.concatenate([found for found, _ in log_densities(model, rows, theta)]), np.asarray(rows.data.y)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers, texts, lists and dicts, as JSON has them."""
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, np.ndarray | jax.Array | list | tuple):
+        return [_plain(each) for each in (value.tolist() if hasattr(value, "tolist") else value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
