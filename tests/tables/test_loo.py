@@ -41,7 +41,10 @@ def test_elpd_and_k_are_those_of_arviz_on_the_same_draws(family):
     assert max(site.shape for site in found.sites.values()) == pytest.approx(shapes.max(), rel=1e-6)
     assert found.rows == len(PATIENTS)
     if np.ptp(ratios) > 1e-6:
-        assert found.shape == pytest.approx(float(array_stats.psislw(-ratios)[1]), rel=1e-6)
+        weights, shape = array_stats.psislw(-ratios)
+        assert found.shape == pytest.approx(float(shape), rel=1e-6)
+        assert found.efficiency == pytest.approx(1 / np.sum(np.exp(weights) ** 2) / DRAWS, rel=1e-6)
+    assert found.trusted
 
 
 def test_without_the_correction_it_is_plain_psis_loo():
@@ -81,6 +84,7 @@ def test_q_that_is_too_narrow_has_a_large_k():
     near = {name: PATIENTS.age + generator.normal(0, 0.5, len(PATIENTS)) for name in "abc"}
     narrow = pt.fit("pressure ~ age + a + b + c", PATIENTS.assign(**near), covariance="mean-field").loo(DRAWS)
     assert narrow.shape > 0.7
+    assert narrow.efficiency < 0.5
     assert "not to be trusted" in repr(narrow)
 
 

@@ -94,15 +94,15 @@ def check_of(fit: Fitted, draws: int = 200, seed: int = 0) -> Check:
 def _site(model: Model, rows: Rows, theta: Theta, response: Response, seed: int) -> SiteCheck:
     """What a site sends of its rows."""
     kept = Rows(*jax.tree.map(lambda leaf: leaf[rows.weights > 0], tuple(rows)))
-    if kept.count < FEW:
-        return SiteCheck(kept.count)
+    if kept.size < FEW:
+        return SiteCheck(kept.size)
     scores = [logsumexp(found, axis=1) - np.log(found.shape[1]) for found, _ in log_densities(model, kept, theta)]
     score = float(np.concatenate(scores).mean() - np.log(response.sd))
     if model.predicts_classes:
         chances = _chances(model, kept, theta)
         observed = np.eye(chances.shape[1])[np.asarray(kept.data.y).astype(int)]
         counts = [_counted(*pair, chances.shape[1]) for pair in _simulations(model, kept, theta, seed)]
-        return SiteCheck(kept.count, score, _shares(np.sum(counts, axis=0), kept.count), _groups(chances, observed))
+        return SiteCheck(kept.size, score, _shares(np.sum(counts, axis=0), kept.size), _groups(chances, observed))
     ranks = []
     totals = _Totals()
     places = np.random.default_rng(seed)
@@ -112,11 +112,9 @@ def _site(model: Model, rows: Rows, theta: Theta, response: Response, seed: int)
         ranks.append((below + places.uniform(size=len(own)) * (ties + 1)) / (drawn.shape[1] + 1))
     rank = np.concatenate(ranks)
     inside = [(mass, int((np.abs(rank - 0.5) <= mass / 2).sum())) for mass in _COVERED]
-    covered = [
-        Group(kept.count, mass, None if few(count, kept.count) else count / kept.count) for mass, count in inside
-    ]
+    covered = [Group(kept.size, mass, None if few(count, kept.size) else count / kept.size) for mass, count in inside]
     told = tuple(None if 0 < count < FEW else int(count) for count in np.histogram(rank, _BINS)[0])
-    return SiteCheck(kept.count, score, totals.quantities(), (), tuple(covered), told)
+    return SiteCheck(kept.size, score, totals.quantities(), (), tuple(covered), told)
 
 
 class _Totals:
@@ -190,19 +188,17 @@ def _groups(chances: Float[np.ndarray, "n c"], observed: Float[np.ndarray, "n c"
 
 def _chances(model: Model, rows: Rows, theta: Theta) -> Float[np.ndarray, "n c"]:
     """The probability of each class, row by row."""
-    offered(model, ResponseOfRows, "response to predict", "leave the check out")
-    found = np.concatenate(
-        [np.asarray(_mean_response(model, theta, piece.data))[:real] for piece, real in blocks(rows)]
-    )
+    able = offered(model, ResponseOfRows, "response to predict", "leave the check out")
+    found = np.concatenate([np.asarray(_mean_response(able, theta, piece.data))[:real] for piece, real in blocks(rows)])
     return np.stack([1 - found, found], axis=1) if found.ndim == 1 else found
 
 
 def _simulations(model: Model, rows: Rows, theta: Theta, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Simulated responses of a site's rows, piece by piece, and those observed."""
-    offered(model, Simulated, "responses that can be simulated", "leave the check out")
+    able = offered(model, Simulated, "responses that can be simulated", "leave the check out")
     for place, (piece, real) in enumerate(blocks(rows)):
         key = jax.random.fold_in(jax.random.key(seed), place)
-        drawn = np.asarray(_simulated(model, theta, piece.data, key))
+        drawn = np.asarray(_simulated(able, theta, piece.data, key))
         yield drawn[:real], np.asarray(piece.data.y)[:real]
 
 

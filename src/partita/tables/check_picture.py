@@ -47,8 +47,8 @@ def _calibration(axes: "Axes", groups: tuple[Group, ...]) -> None:
         reach = 1.96 * np.sqrt(expected * (1 - expected) / rows)
         axes.vlines(expected, expected - reach, expected + reach, color="0.75", linewidth=5)
         axes.plot(expected, observed, "o", color="black", markersize=5)
-        low, high = min(expected.min(), observed.min()), max(expected.max(), observed.max())
-        room = 0.12 * max(high - low, 0.2)
+        low, high = min((expected - reach).min(), observed.min()), max((expected + reach).max(), observed.max())
+        room = 0.05 * max(high - low, 0.2)
         axes.set(xlim=(max(0, low - room), min(1, high + room)), ylim=(max(0, low - room), min(1, high + room)))
     if len(told) < len(groups):
         said = f"{len(groups) - len(told)} of {len(groups)} groups not told"

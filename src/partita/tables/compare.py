@@ -31,7 +31,9 @@ class Compared:
     """The lower bound of the log evidence; it depends on the priors."""
     evidence_behind: float
     shape: float
-    """k of q against the joint density; above 0.7 its numbers are not to be trusted."""
+    """k of q against the joint density."""
+    trusted: bool
+    """Whether q is near enough to the posterior for these numbers; see `Loo.trusted`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +43,14 @@ class Comparison:
     rows: tuple[Compared, ...]
 
     def __repr__(self) -> str:
-        heads = ("", "elpd", "behind", "± se", "free energy", "behind", "k of q")
+        heads = ("", "elpd", "behind", "± se", "free energy", "behind", "k of q", "q is")
         cells = [
             (
                 row.name,
                 *(f"{number:.1f}" for number in (row.elpd, row.behind, row.se)),
                 *(f"{number:.1f}" for number in (row.free_energy, row.evidence_behind)),
                 f"{row.shape:.2f}",
+                "good" if row.trusted else "not to be trusted",
             )
             for row in self.rows
         ]
@@ -84,7 +87,9 @@ def compare(fits: Mapping[str, Fit], draws: int = 1000, seed: int = 0) -> Compar
 
 
 def _row(name: str, told: Loo, best: float, highest: float, error: float) -> Compared:
-    return Compared(name, told.elpd, best - told.elpd, error, told.free_energy, highest - told.free_energy, told.shape)
+    return Compared(
+        name, told.elpd, best - told.elpd, error, told.free_energy, highest - told.free_energy, told.shape, told.trusted
+    )
 
 
 def _left_out(fits: Mapping[str, Fit], draws: int, seed: int) -> tuple[dict[str, Loo], dict[str, dict[str, float]]]:

@@ -28,11 +28,11 @@ def blocks(rows: Rows) -> Iterator[tuple[Rows, int]]:
 
     Lengths are powers of two, so that sites share compiled programs.
     """
-    size = min(_BLOCK, 1 << (rows.count - 1).bit_length())
-    for start in range(0, rows.count, size):
-        places = np.minimum(np.arange(start, start + size), rows.count - 1)
+    size = min(_BLOCK, 1 << (rows.size - 1).bit_length())
+    for start in range(0, rows.size, size):
+        places = np.minimum(np.arange(start, start + size), rows.size - 1)
         piece = jax.tree.map(lambda leaf, places=places: np.asarray(leaf)[places], tuple(rows))
-        yield Rows(*piece), min(size, rows.count - start)
+        yield Rows(*piece), min(size, rows.size - start)
 
 
 def log_densities(model: Model, rows: Rows, theta: Theta) -> Iterator[tuple[Float[np.ndarray, "n s"], np.ndarray]]:

@@ -30,7 +30,7 @@ class Rows(NamedTuple):
     weights: Float[np.ndarray, " n"]
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """The number of rows."""
         return len(self.weights)
 

@@ -80,6 +80,7 @@ def _panel(
     shown = np.exp if ratio else np.asarray
     overall = next(iter(sites.values()))["all"]
     low, high = (float(shown(overall[0] + side * reach * overall[1])) for side in (-1, 1))
+    digits = min(6, max(0, 1 - int(np.floor(np.log10(max(high - low, 1e-12) / 5)))))
     axes.axvspan(low, high, color="0.88", zorder=0)
     axes.axvline(float(shown(0.0)), color="0.4", linewidth=0.8, linestyle=":", zorder=1)
     looks: Sequence[tuple[str, str, float, dict[str, Any]]] = (
@@ -109,7 +110,7 @@ def _panel(
             axes.text(
                 1.02,
                 at + aside,
-                _numbers(ends),
+                _numbers(ends, digits),
                 transform=axes.get_yaxis_transform(),
                 fontsize=8,
                 va="center",
@@ -143,8 +144,6 @@ def _log_scale(axes: "Axes") -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def _numbers(ends: np.ndarray) -> str:
-    """Middle and ends, with as many digits as the width calls for."""
-    digits = min(6, max(0, 1 - int(np.floor(np.log10(max(ends[2] - ends[0], 1e-12) / 5)))))
+def _numbers(ends: np.ndarray, digits: int) -> str:
     low, middle, high = (f"{end:.{digits}f}" if abs(end) < 1e5 else f"{end:.2g}" for end in ends)
     return f"{middle} ({low} to {high})"

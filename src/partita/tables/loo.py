@@ -24,6 +24,8 @@ from partita.tables.fitted import FEW, Fitted, Rows, at_sites
 
 __all__ = ["Loo", "SiteLoo", "joint_ratios", "left_out", "loo_of", "pointwise", "spread", "summed"]
 
+_NEARLY_EVEN = 0.95
+
 
 @dataclasses.dataclass(frozen=True)
 class SiteLoo:
@@ -48,7 +50,9 @@ class Loo:
 
     sites: Mapping[str, SiteLoo]
     shape: float
-    """k of the weights that turn q into the exact posterior: up to 0.7 q is good, above it is not."""
+    """k of the weights that turn q into the exact posterior; see `trusted`."""
+    efficiency: float
+    """The share of draws that these weights are worth, 1 where q is exact."""
     evidence: float
     """log p(y) by the same weights, in the units of the response."""
     free_energy: float
@@ -76,6 +80,14 @@ class Loo:
         return sum(site.fitted for site in self.sites.values()) - self.elpd
 
     @property
+    def trusted(self) -> bool:
+        """Whether q is near enough to the posterior: k at most 0.7, or weights so even that their tail hardly counts.
+
+        k is the shape of the weights' tail whatever their size, and may be large where all are nearly equal.
+        """
+        return self.shape <= TOO_HEAVY or self.efficiency >= _NEARLY_EVEN
+
+    @property
     def heavy(self) -> int:
         """For how many rows the estimate is not to be trusted."""
         return sum(site.heavy for site in self.sites.values())
@@ -83,11 +95,11 @@ class Loo:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader should know."""
-        judged = "good" if self.shape <= TOO_HEAVY else "not to be trusted"
+        judged = "good" if self.trusted else "not to be trusted"
         return (
             f"Leave-one-out: elpd {self.elpd:.1f} ± {self.se:.1f}, {self.effective:.1f} effective parameters.",
-            f"k of q against the joint density: {self.shape:.2f} ({judged}); "
-            f"log evidence {self.evidence:.2f}, of which the free energy {self.free_energy:.2f} is a lower bound.",
+            f"q is {judged}: k against the joint density {self.shape:.2f}, its draws worth {self.efficiency:.1%}.",
+            f"Log evidence {self.evidence:.2f}, of which the free energy {self.free_energy:.2f} is a lower bound.",
             f"{self.heavy} of {self.rows} rows have k above {TOO_HEAVY}, by {self.draws} draws.",
         )
 
@@ -131,8 +143,9 @@ def summed(fit: Fitted, sites: Mapping[str, SiteLoo], ratios: Float[np.ndarray, 
     weights: dict[str, float] = at_sites(fit, lambda model, rows: float(rows.weights.sum()))
     units = sum(weights.values()) * np.log(fit.response.sd)
     evidence = float(logsumexp(ratios)) - np.log(len(ratios))
-    shape = float(smoothed(ratios[None])[1][0])
-    return Loo(sites, shape, evidence - units, fit.result.free_energy - units, len(ratios))
+    (weights_of_q,), (shape,) = smoothed(ratios[None])
+    efficiency = float(np.exp(-logsumexp(2 * weights_of_q))) / len(ratios)
+    return Loo(sites, float(shape), efficiency, evidence - units, fit.result.free_energy - units, len(ratios))
 
 
 def joint_ratios(fit: Fitted, draws: int, seed: int) -> tuple[Theta, Float[np.ndarray, " s"]]:
@@ -172,7 +185,7 @@ def left_out(
     elpd, seen, shapes = (np.concatenate(part) for part in zip(*pointwise(model, rows, theta, ratios), strict=True))
     own = elpd - rows.weights * unit
     told = SiteLoo(
-        rows.count,
+        rows.size,
         float(own.sum()),
         float(np.sum(own**2)),
         float(np.sum(seen - rows.weights * unit)),

@@ -1,11 +1,11 @@
 """Average marginal effects: how the expected response changes with a column, averaged over the rows of all sites."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import enable_x64
 from jaxtyping import Array, Float, PyTree
 
-from partita.data.columns import Counts
 from partita.errors import unknown
 from partita.expectations.capabilities import ResponseOfRows, offered
 from partita.families.base import Theta
@@ -19,7 +19,7 @@ from partita.tables.reading import Site
 __all__ = ["marginal_effects"]
 
 _STEP = 1e-3
-"""Half the difference over which a derivative is taken, in standard deviations of the column."""
+"""Half the difference over which a derivative is taken, in standard deviations of a site's column."""
 
 
 def marginal_effects(fit: Fitted, name: str, mass: float, draws: int, seed: int) -> dict[str, Effect]:
@@ -42,7 +42,7 @@ def marginal_effects(fit: Fitted, name: str, mass: float, draws: int, seed: int)
             for own, change in zip(weights, changes, strict=True):
                 high, low, width = change[label]
                 tables = (_padded(fit.table_of(high), len(own)), _padded(fit.table_of(low), len(own)))
-                total = total + np.asarray(_summed(model, theta, tables, own)) / width
+                total = total + np.asarray(_summed(model, theta, tables, jnp.asarray(own))) / width
                 rows += float(own.sum())
             found.update(_told(label, fit.response.sd * total / rows, mass))
     return found
@@ -53,10 +53,7 @@ def _changes(fit: Fitted, name: str, site: Site) -> dict[str, tuple[Site, Site, 
     factors = [factor for factor in fit.design.formula.factors if name in factor.columns]
     category = next((factor for factor in factors if fit.design.is_category(factor)), None)
     if category is None:
-        about = [fit.design.summary.columns[factor.text] for factor in factors if factor.text == name]
-        moments = next((each for each in about if not isinstance(each, Counts)), None)
-        spread = moments.sd if moments is not None else float(np.std(site.columns[name]))
-        step = _STEP * (spread or 1.0)
+        step = _STEP * (float(np.std(site.columns[name])) or 1.0)
         up, down = (_with(site, name, site.columns[name] + side * step) for side in (1, -1))
         return {name: (up, down, 2 * step)}
     reference, *levels = fit.design.levels(category)
