@@ -60,6 +60,7 @@ from partita.server.schedules import Synchronous as Synchronous
 from partita.server.stopping import Status as Status
 from partita.storage.checkpoint import Checkpoint as Checkpoint
 from partita.storage.ledger import Ledger as Ledger
+from partita.stream import Stream as Stream
 from partita.tables.fit import Fit as Fit
 from partita.tables.fit import fit as fit
 
