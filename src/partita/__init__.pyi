@@ -19,6 +19,9 @@ from partita.data import with_intercept as with_intercept
 from partita.engines import Engine as Engine
 from partita.engines import LocalEngine as LocalEngine
 from partita.errors import InputError as InputError
+from partita.estimators import PartitionedClassifier as PartitionedClassifier
+from partita.estimators import PartitionedPoissonRegressor as PartitionedPoissonRegressor
+from partita.estimators import PartitionedRegressor as PartitionedRegressor
 from partita.families import Family as Family
 from partita.families import FullGaussian as FullGaussian
 from partita.families import MeanFieldGaussian as MeanFieldGaussian
