@@ -6,7 +6,8 @@ import pandas
 import pytest
 
 from partita.errors import DataError, SettingsError
-from partita.tables.design import agree
+from partita.tables.agreement import Agreement
+from partita.tables.agreement import agreed as agreement
 from partita.tables.formula import parsed
 from partita.tables.reading import Site, frame_of, sites_of
 
@@ -20,6 +21,7 @@ def rows(size=120, seed=0):
             "sex": generator.choice(["f", "m"], size),
             "ward": generator.choice(list("abc"), size, p=[0.2, 0.5, 0.3]),
             "site": generator.choice(["Hull", "Leeds", "York"], size),
+            "y": generator.normal(size=size),
         }
     )
 
@@ -29,8 +31,8 @@ FRAME = rows()
 
 def agreed(text, frame=FRAME, sites="site"):
     formula = parsed(text)
-    found = sites_of(frame_of(frame), formula.columns, sites)
-    return agree(formula, found), found
+    found = sites_of(frame_of(frame), (*formula.response.columns, *formula.columns), sites)
+    return agreement(Agreement.of(text), found).design, found
 
 
 @pytest.mark.parametrize(

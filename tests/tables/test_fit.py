@@ -97,7 +97,7 @@ def test_each_site_alone_and_all_without_it_follow_from_the_factors(fitted):
     fit = fitted["pressure ~ age + sex"]
     found = fit.by_site("age")
     assert list(found) == ["Hull", "Leeds", "York"]
-    noise = float(fit.result.posterior.model.noise) * fit.response.sd
+    noise = float(fit.result.posterior.model.noise) * fit.spec.response.sd
     for name, told in found.items():
         for label, rows in (("alone", FRAME[FRAME.hospital == name]), ("without", FRAME[FRAME.hospital != name])):
             exact = sm.OLS.from_formula("pressure ~ age + sex", rows).fit()

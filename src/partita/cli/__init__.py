@@ -77,6 +77,7 @@ def fit(
     covariance: Annotated[str | None, typer.Option(help="full, the default up to 500 columns, or mean-field.")] = None,
     weights: Annotated[str | None, typer.Option(help="A column of row weights.")] = None,
     positive: Annotated[str | None, typer.Option(help="The label of the response that counts as 1.")] = None,
+    missing: Annotated[str, typer.Option(help="What to do about missing predictors: drop or mean.")] = "drop",
     mass: Annotated[float, typer.Option(help="The mass of the intervals.")] = 0.95,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
@@ -94,6 +95,7 @@ def fit(
         covariance=covariance,
         weights=weights,
         positive=positive,
+        missing=missing,
     )
 
 

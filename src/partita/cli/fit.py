@@ -27,7 +27,7 @@ def run_fit(formula: str, file: Path, mass: float, as_json: bool, **options: Any
         json.dumps(
             {
                 "formula": formula,
-                "family": found.family,
+                "family": found.spec.settings.family,
                 "status": found.result.status.value,
                 "coefficients": [dataclasses.asdict(row) for row in found.coefficients(mass)],
                 "free_energy": found.result.free_energy,

@@ -50,7 +50,7 @@ def _value(key: str, value: Any, hint: Any, source: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, dict):
         return build(hint, value, source)
-    if origin is tuple and isinstance(value, list):
+    if origin is tuple and isinstance(value, list | tuple):
         return tuple(_value(key, item, arguments[0], source) for item in value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)

@@ -1,13 +1,8 @@
-"""The design matrix of a formula, agreed among sites in round 0 from counts and sums, never from pooled rows.
-
-Sites send the number of rows per level of each category, moments of what is centred, scaled or given a spline, then
-counts in bins as wide as a tenth of a standard deviation, from which the knots of splines follow, and at last moments
-of every column of the design, which standardise it.
-"""
+"""The design matrix of a formula: how every site makes it from what sites have agreed on."""
 
 import dataclasses
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import formulaic
@@ -18,22 +13,20 @@ from formulaic.parser.types import Term
 from formulaic.transforms import basis_spline
 from jaxtyping import Float
 
-from partita.data.columns import Column, Counts, Moments
-from partita.data.preprocess import Summary, merge
-from partita.errors import DataError, SettingsError
-from partita.tables.formula import Factor, Formula, evaluated
-from partita.tables.reading import Columns, Site
+from partita.data.columns import Counts, Moments
+from partita.data.preprocess import Summary
+from partita.errors import DataError
+from partita.tables.formula import Factor, Formula, column, evaluated, parsed
+from partita.tables.reading import MISSING, Columns, Site
 
-__all__ = ["INTERCEPT", "Design", "agree"]
+__all__ = ["INTERCEPT", "Design", "Spline", "absent", "categories", "numbers"]
 
-_BINS = np.linspace(-4, 4, 81)
-"""Edges of the bins in which values are counted to place knots, in standard deviations from the mean."""
-_MOST_LEVELS = 1000
+_DAMAGED = (KeyError, TypeError, ValueError, AttributeError)
 INTERCEPT = "Intercept"
 """The name of the column of ones."""
 
 
-class _Spline(NamedTuple):
+class Spline(NamedTuple):
     """Where a spline has its knots."""
 
     knots: tuple[float, ...]
@@ -43,12 +36,14 @@ class _Spline(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Design:
-    """How every site makes its design matrix."""
+    """How every site makes its design matrix. It begins with the formula alone; `agreement` adds the rest."""
 
     formula: Formula
-    summary: Summary
-    """Of all sites' factors."""
-    splines: Mapping[str, _Spline]
+    indicated: bool = False
+    """Whether a missing number is replaced by its column's mean, and marked in a column of its own."""
+    summary: Summary = Summary({})
+    """Of all sites' factors and indicators."""
+    splines: Mapping[str, Spline] = dataclasses.field(default_factory=dict)
     names: tuple[str, ...] = ()
     """The columns of the matrix."""
     mean: Float[np.ndarray, " d"] = dataclasses.field(default_factory=lambda: np.empty(0))
@@ -60,9 +55,41 @@ class Design:
         """The reference level of every category."""
         return {factor.text: self.levels(factor)[0] for factor in self.formula.factors if self.is_category(factor)}
 
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know."""
+        said = [f"Reference of {name}: {level}." for name, level in self.references.items()]
+        for factor in self.marked:
+            about = self.moments(factor)
+            rows = round(about.mean * about.present)
+            said.append(
+                f"{factor.columns[0]} is missing in {rows} rows: its mean stands there, marked by {factor.text}."
+            )
+        return said
+
     def is_category(self, factor: Factor) -> bool:
         """Whether a factor has levels."""
         return isinstance(self.summary.columns[factor.text], Counts)
+
+    @property
+    def indicators(self) -> tuple[Factor, ...]:
+        """For every column that may be missing, the indicator of where it is."""
+        names = dict.fromkeys(name for factor in self.formula.factors for name in factor.columns)
+        return tuple(
+            Factor(f"missing({name})", "missing", column(name), {}, (name,)) for name in names if self.indicated
+        )
+
+    @property
+    def marked(self) -> tuple[Factor, ...]:
+        """The indicators of columns of numbers that are missing somewhere; a category has a level for that."""
+        used = {name for factor in self.formula.factors if not self.is_category(factor) for name in factor.columns}
+        return tuple(each for each in self.indicators if self.moments(each).mean > 0 and used & set(each.columns))
+
+    def moments(self, factor: Factor) -> Moments:
+        """The moments of a factor without levels."""
+        about = self.summary.columns[factor.text]
+        assert isinstance(about, Moments)
+        return about
 
     def levels(self, factor: Factor) -> tuple[str, ...]:
         """The levels of a category, its reference first: the one named, or the most frequent."""
@@ -81,7 +108,8 @@ class Design:
     def matrix(self, site: Site) -> Float[np.ndarray, "n d"]:
         """The design matrix of a site's rows, in the columns' own units."""
         values = {factor.text: self._values(factor, site.columns) for factor in self.formula.factors}
-        return self._materialised(values, site.rows).to_numpy(dtype=float)
+        found = self._materialised(values, site.rows).to_numpy(dtype=float)
+        return np.column_stack([found, *(absent(factor, site.columns) for factor in self.marked)])
 
     def standardised(self, site: Site) -> Float[np.ndarray, "n d"]:
         """The same with columns of mean 0 and sd 1 over all sites' rows, but for the intercept."""
@@ -89,7 +117,7 @@ class Design:
 
     def offset(self, site: Site) -> Float[np.ndarray, " n"]:
         """The sum of the formula's offsets."""
-        return np.sum([_numbers(factor, site.columns) for factor in self.formula.offsets], axis=0)
+        return np.sum([numbers(factor, site.columns) for factor in self.formula.offsets], axis=0)
 
     def in_own_units(self) -> Float[np.ndarray, "d d"]:
         """The matrix that turns coefficients of standardised columns into those of the columns as they are."""
@@ -107,7 +135,52 @@ class Design:
             for factor in self.formula.factors
         }
         found = self._materialised(values, 1)
-        return dataclasses.replace(self, names=tuple(map(str, found.columns)))
+        marked = (factor.text for factor in self.marked)
+        return dataclasses.replace(self, names=(*map(str, found.columns), *marked))
+
+    def scaled(self, columns: Sequence[Moments]) -> Self:
+        """The same with the scales of its columns, given the moments of each."""
+        mean, sd = (np.array([getattr(column, name) for column in columns]) for name in ("mean", "sd"))
+        for name, spread in zip(self.names, sd, strict=True):
+            if name != INTERCEPT and not spread > 0:
+                raise DataError(f"{name} is the same in every row: leave it out of the formula.")
+        if INTERCEPT in self.names:
+            place = self.names.index(INTERCEPT)
+            mean[place], sd[place] = 0.0, 1.0
+        else:
+            mean[:] = 0.0
+        return dataclasses.replace(self, mean=mean, sd=sd)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The design as lists, texts and numbers, for JSON."""
+        return {
+            "formula": self.formula.text,
+            "indicated": self.indicated,
+            "summary": self.summary.to_dict(),
+            "splines": {text: spline._asdict() for text, spline in self.splines.items()},
+            "names": list(self.names),
+            "mean": self.mean.tolist(),
+            "sd": self.sd.tolist(),
+        }
+
+    @classmethod
+    def from_dict(cls, contents: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`; anything else raises an `InputError`."""
+        try:
+            splines = {
+                str(text): Spline(tuple(map(float, about["knots"])), float(about["low"]), float(about["high"]))
+                for text, about in contents["splines"].items()
+            }
+            mean, sd = (np.array(contents[name], dtype=float) for name in ("mean", "sd"))
+            names = tuple(map(str, contents["names"]))
+            formula, indicated = parsed(contents["formula"]), contents["indicated"] is True
+            found = cls(formula, indicated, Summary.from_dict(contents["summary"]), splines, names, mean, sd)
+            right = mean.shape == sd.shape == (len(names),) and bool(np.isfinite(mean).all() and (sd > 0).all())
+            if not right or (names and found.named().names != names):
+                raise ValueError("its names and scales do not match its formula")
+        except _DAMAGED as error:
+            raise DataError(f"This is not a design ({error!r:.200}): send what Design.to_dict made.") from None
+        return found
 
     def _materialised(self, values: Mapping[str, Any], rows: int) -> Any:
         """The terms' columns; formulaic looks the factors' values up, and evaluates nothing."""
@@ -129,13 +202,13 @@ class Design:
     def _values(self, factor: Factor, columns: Columns) -> Any:
         """A factor's values, as formulaic takes them."""
         if self.is_category(factor):
-            return pandas.Categorical(_category(factor, columns, self.levels(factor)), self.levels(factor))
-        return self._encoded(factor, _numbers(factor, columns))
+            return pandas.Categorical(categories(factor, columns, self.levels(factor)), self.levels(factor))
+        return self._encoded(factor, numbers(factor, columns))
 
     def _encoded(self, factor: Factor, values: np.ndarray) -> Any:
         """A numeric factor's columns, given the values of what it is of."""
-        about = self.summary.columns[factor.text]
-        assert isinstance(about, Moments)
+        about = self.moments(factor)
+        values = np.where(np.isnan(values), about.mean, values)
         if factor.function in ("center", "scale"):
             unit = about.sd if factor.function == "scale" and about.sd > 0 else 1.0
             values = ((values - about.mean) - about.rest) / unit
@@ -154,61 +227,10 @@ class Design:
         return pandas.Series(values)
 
 
-def agree(formula: Formula, sites: Sequence[Site]) -> Design:
-    """The design that all sites use: round 0 of a fit."""
-    summary = merge(_summary(formula, site.columns) for site in sites)
-    for factor in formula.factors:
-        _check(factor, summary.columns[factor.text])
-    design = Design(formula, summary, {})
-    splines = {}
-    for factor in formula.factors:
-        if factor.function == "bs":
-            about = summary.columns[factor.text]
-            assert isinstance(about, Moments)
-            counts = np.sum([_binned(factor, about, site.columns) for site in sites], axis=0)
-            splines[factor.text] = _spline(factor, about, counts)
-    design = dataclasses.replace(design, splines=splines).named()
-    merged = [_column_moments(design.matrix(site)) for site in sites]
-    return _scaled(design, merged)
-
-
-def _scaled(design: Design, sites: Iterable[Sequence[Moments]]) -> Design:
-    """The design with the scales of its columns."""
-    merged = [Moments.merge("", column) for column in zip(*sites, strict=True)]
-    mean = np.array([column.mean for column in merged])
-    sd = np.array([column.sd for column in merged])
-    for name, spread in zip(design.names, sd, strict=True):
-        if name != INTERCEPT and not spread > 0:
-            raise DataError(f"{name} is the same in every row: leave it out of the formula.")
-    if INTERCEPT in design.names:
-        place = design.names.index(INTERCEPT)
-        mean[place], sd[place] = 0.0, 1.0
-    else:
-        mean[:] = 0.0
-    return dataclasses.replace(design, mean=mean, sd=sd)
-
-
-def _column_moments(matrix: np.ndarray) -> list[Moments]:
-    return [Moments.summarise("", column) for column in matrix.T]
-
-
-def _summary(formula: Formula, columns: Columns) -> Summary:
-    """What a site sends of its factors."""
-    return Summary({factor.text: _summarised(factor, columns) for factor in formula.factors})
-
-
-def _summarised(factor: Factor, columns: Columns) -> Column:
-    name = factor.columns[0] if factor.columns else factor.text
-    is_text = columns[name].dtype.kind == Counts.dtype.kind and len(factor.columns) == 1
-    if factor.function == "C" or (is_text and not factor.function and factor.text == name):
-        return Counts.summarise(factor.text, np.array(_category(factor, columns, ()), dtype=str), ())
-    return Moments.summarise(factor.text, _numbers(factor, columns))
-
-
-def _category(factor: Factor, columns: Columns, levels: Sequence[str]) -> list[str]:
-    """A category's values as texts; one that was not agreed on is an error."""
+def categories(factor: Factor, columns: Columns, levels: Sequence[str] = ()) -> list[str]:
+    """A category's values as texts; where levels were agreed on, another one is an error."""
     values = [
-        f"{value:g}" if isinstance(value, float) else str(value)
+        (f"{value:g}" if value == value else MISSING) if isinstance(value, float) else str(value)
         for value in evaluated(factor.argument, columns).tolist()
     ]
     new = sorted(set(values) - set(levels)) if levels else []
@@ -219,7 +241,8 @@ def _category(factor: Factor, columns: Columns, levels: Sequence[str]) -> list[s
     return values
 
 
-def _numbers(factor: Factor, columns: Columns) -> np.ndarray:
+def numbers(factor: Factor, columns: Columns) -> Float[np.ndarray, " n"]:
+    """The values of what a numeric factor is of; NaN where a column is missing."""
     for name in factor.columns:
         if columns[name].dtype.kind == Counts.dtype.kind:
             raise DataError(
@@ -227,51 +250,20 @@ def _numbers(factor: Factor, columns: Columns) -> np.ndarray:
             )
     with np.errstate(all="ignore"):
         values = np.asarray(evaluated(factor.argument, columns), dtype=float)
-    wrong = ~np.isfinite(values)
+    wrong = ~np.isfinite(values) & (absent(factor, columns) == 0)
     if wrong.any():
         raise DataError(f"{factor.text} is not finite in {wrong.sum()} rows: leave them out, or use another function.")
     return np.broadcast_to(values, (len(columns[factor.columns[0]]),)) if factor.columns else values
 
 
-def _check(factor: Factor, about: Column) -> None:
-    """Raises where a factor cannot stand in a formula."""
-    options = {"C": {"reference"}, "bs": {"df", "knots", "degree"}}.get(factor.function, set())
-    for option in factor.options.keys() - options:
-        raise SettingsError(f"{factor.text} has the option {option!r}: use {' or '.join(sorted(options)) or 'none'}.")
-    if isinstance(about, Counts):
-        if len(about.levels) < 2:
-            raise DataError(f"{factor.text} has one level, {about.levels[0]!r}, in all rows: leave it out.")
-        if len(about.levels) > _MOST_LEVELS:
-            raise DataError(
-                f"{factor.text} has {len(about.levels)} levels, more than {_MOST_LEVELS}: is it an identifier?"
-            )
-
-
-def _binned(factor: Factor, about: Moments, columns: Columns) -> np.ndarray:
-    """How many of a site's values lie in each bin."""
-    scores = np.clip((_numbers(factor, columns) - about.mean) / (about.sd or 1.0), _BINS[0], np.nextafter(_BINS[-1], 0))
-    return np.histogram(scores, _BINS)[0]
-
-
-def _spline(factor: Factor, about: Moments, counts: np.ndarray) -> _Spline:
-    """Knots at quantiles, which are told from counts to within a tenth of a standard deviation; or those given."""
-    edges = about.mean + (about.sd or 1.0) * _BINS
-    used = np.flatnonzero(counts)
-    low, high = float(edges[used[0]]), float(edges[used[-1] + 1])
-    degree, df, knots = (
-        factor.options.get(name, default) for name, default in (("degree", 3), ("df", None), ("knots", None))
+def absent(factor: Factor, columns: Columns) -> Float[np.ndarray, " n"]:
+    """1 where a column of a factor is missing, else 0; texts have a level for that."""
+    found = [np.isnan(columns[name]) for name in factor.columns if columns[name].dtype.kind == "f"]
+    return (
+        np.any(found, axis=0).astype(float)
+        if found
+        else np.zeros(len(columns[factor.columns[0]]) if factor.columns else 1)
     )
-    if (df is None) == (knots is None) or not isinstance(degree, int) or degree < 1:
-        raise SettingsError(f"Write {factor.text} with df or knots, as bs({factor.columns[0]}, df=4).")
-    if knots is None:
-        if not isinstance(df, int) or not degree <= df <= 50:
-            raise SettingsError(f"{factor.text} needs df from {degree} to 50.")
-        cumulative = np.concatenate([[0], np.cumsum(counts)]) / counts.sum()
-        knots = np.interp(np.linspace(0, 1, df - degree + 2)[1:-1], cumulative, edges)
-    inner = tuple(float(knot) for knot in np.ravel(knots))
-    if any(not low < knot < high for knot in inner) or list(inner) != sorted(set(inner)):
-        raise SettingsError(f"The knots of {factor.text} must rise, and lie inside the column's values.")
-    return _Spline(inner, low, high)
 
 
 def _few(levels: Sequence[str]) -> str:

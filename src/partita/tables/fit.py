@@ -1,9 +1,7 @@
 """`fit`: a formula and a table in, a posterior in the table's own units out."""
 
 import dataclasses
-import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,37 +9,25 @@ from jax import enable_x64
 from jaxtyping import Float
 from scipy import stats
 
-from partita import methods
 from partita.data.shard import Partition, federate
-from partita.data.table import OffsetTable, Table
-from partita.errors import DataError, SettingsError, unknown
-from partita.families import Family, FullGaussian, MeanFieldGaussian
-from partita.inputs import check_choice, check_kind, check_whole, described
-from partita.models import Model
+from partita.errors import SettingsError, unknown
+from partita.families import Family, FullGaussian
+from partita.inputs import check_choice, check_kind, check_whole
 from partita.models.glm import GeneralisedLinear
 from partita.server.membership import retire
-from partita.server.method import Method
 from partita.server.monitor import Monitor
 from partita.server.run import Result, run
 from partita.server.stopping import Status
+from partita.tables.agreement import agreed
 from partita.tables.coefficients import Coefficient, printed
-from partita.tables.design import INTERCEPT, Design, agree
-from partita.tables.formula import parsed
-from partita.tables.likelihoods import LIKELIHOODS, Likelihood
+from partita.tables.design import INTERCEPT
+from partita.tables.likelihoods import Likelihood
 from partita.tables.reading import Site, columns_of, complete, frame_of, sites_of
-from partita.tables.response import Response
+from partita.tables.spec import POLICIES, Settings, Spec
 
-__all__ = ["Fit", "fit"]
+__all__ = ["Fit", "fit", "fitted"]
 
-_Covariance = Literal["full", "mean-field"]
-_FAMILIES: Mapping[str, type[FullGaussian] | type[MeanFieldGaussian]] = {
-    "full": FullGaussian,
-    "mean-field": MeanFieldGaussian,
-}
-_MOST_FULL = 500
-"""The largest number of columns for which a full covariance is the default."""
-_INTERCEPT_SD = 10.0
-"""The least sd of the intercept's prior."""
+_OPTIONAL = ("covariance", "weights", "positive")
 _UNINFORMED = 0.3
 """A coefficient whose sd is at least so much of its prior's is said to depend on the prior."""
 _MANY_ROWS = 50_000
@@ -52,26 +38,26 @@ _MANY_ROWS = 50_000
 class Fit:
     """A fitted formula."""
 
-    design: Design
-    response: Response
-    family: str
-    """The name of the likelihood."""
+    spec: Spec
     sites: tuple[Site, ...]
-    prior: Family
-    model: Model
-    method: Method
     partition: Partition
     result: Result
 
     @property
+    def prior(self) -> Family:
+        """The prior of the coefficients of standardised columns."""
+        with enable_x64(True):
+            return self.spec.prior()
+
+    @property
     def likelihood(self) -> Likelihood:
         """The likelihood."""
-        return LIKELIHOODS[self.family]
+        return self.spec.settings.likelihood
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the coefficients."""
-        return self.design.names
+        return self.spec.design.names
 
     @property
     def mean(self) -> Float[np.ndarray, " d"]:
@@ -91,8 +77,7 @@ class Fit:
             [f"{dropped} rows with missing values dropped"] if dropped else []
         )
         notes = [", ".join(said) + "."]
-        notes += [f"Reference of {name}: {level}." for name, level in self.design.references.items()]
-        notes += self.response.notes
+        notes += self.spec.design.notes + self.spec.response.notes
         if self.result.status is not Status.CONVERGED:
             notes.append(f"The run has not converged ({self.result.message})")
         if vague := self._vague():
@@ -142,27 +127,26 @@ class Fit:
         return found
 
     def predict(self, frame: Any) -> Float[np.ndarray, " n"]:
-        """The posterior mean of the response for the rows of a table, NaN where a value is missing."""
-        formula = self.design.formula
-        frame = frame_of(frame)
-        (site,) = sites_of(frame, formula.columns, None)
+        """The posterior mean of the response for the rows of a table, NaN where a value that is needed is missing."""
+        columns, optional, frame = self.spec.formula.columns, self.spec.settings.optional, frame_of(frame)
+        (site,) = sites_of(frame, columns, None, optional)
         with enable_x64(True):
-            x, offset = self.design.standardised(site), _offset(self.design, site, self.response.sd)
+            x, offset = self.spec.design.standardised(site), self.spec.offset(site)
             model, q = self.result.posterior.model, self.result.posterior.q
             assert isinstance(model, GeneralisedLinear)
-            found = np.asarray(
-                model.expected_response(q, jnp.asarray(x), 0.0 if offset is None else jnp.asarray(offset))
-            )
+            found = np.asarray(model.expected_response(q, jnp.asarray(x), jnp.asarray(offset)))
         told = np.full(len(frame), np.nan)
-        told[complete(columns_of(frame, formula.columns), len(frame))] = self.response.restored(found)
+        needed = [name for name in columns if name not in optional]
+        told[complete(columns_of(frame, needed), len(frame))] = self.spec.response.restored(found)
         return told
 
     def without(self, site: str) -> Self:
         """The fit without one site: its factor is divided out, and the others settle."""
         parts = self.partition.without(site)
         with enable_x64(True):
-            state = retire(self.result.state, site, self.method.aggregation)
-            result = run(self.method, self.model, self.prior, parts, state=state, monitor=_QUIET)
+            method, state = self.spec.method(), self.result.state
+            state = retire(state, site, method.aggregation)
+            result = run(method, self.spec.model(), self.prior, parts, state=state, monitor=_QUIET)
         sites = tuple(each for each in self.sites if each.name != site)
         return dataclasses.replace(self, partition=parts, result=result, sites=sites)
 
@@ -171,16 +155,16 @@ class Fit:
 
     def table(self, mass: float = 0.95) -> str:
         """The coefficients as a text, with central intervals of this mass."""
-        title = f"{self.design.formula.text}   ({self.family}, {self.result.status.value})"
+        title = f"{self.spec.formula.text}   ({self.spec.settings.family}, {self.result.status.value})"
         return printed(title, self.coefficients(mass), self.likelihood.ratio, self.notes, mass)
 
     def _own(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
         mean, covariance = self._vector(q)
-        turn = self.design.in_own_units()
+        turn = self.spec.design.in_own_units()
         shift = np.zeros(len(mean))
-        scale = self.response.sd
+        scale = self.spec.response.sd
         if INTERCEPT in self.names:
-            shift[self.names.index(INTERCEPT)] = self.response.mean
+            shift[self.names.index(INTERCEPT)] = self.spec.response.mean
         return scale * turn @ mean + shift, scale**2 * turn @ covariance @ turn.T
 
     def _vector(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
@@ -208,9 +192,10 @@ def fit(
     family: str = "gaussian",
     sites: str | None = None,
     prior: str = "normal(0, 2.5)",
-    covariance: _Covariance | None = None,
+    covariance: str | None = None,
     weights: str | None = None,
     positive: str | None = None,
+    missing: str = "drop",
     rounds: int = 100,
 ) -> Fit:
     """Fits a formula to a table, the rows of each site kept apart.
@@ -226,68 +211,31 @@ def fit(
             correlated.
         weights: a column of row weights.
         positive: the label of a binary response that counts as 1.
+        missing: what is done about missing predictors, one of `POLICIES`; a row without response, offset or weight is
+            dropped in any case.
         rounds: how many visits of each site at most.
 
     Returns:
         The fit: print it, or ask for `coefficients`, `by_site`, `predict`, `without`.
 
     """
-    check_choice("family", family, LIKELIHOODS)
-    check_choice("covariance", "full" if covariance is None else covariance, _FAMILIES)
     check_whole("number of rounds", rounds)
-    for what, text in (("column of sites", sites), ("column of weights", weights), ("positive label", positive)):
+    check_choice("policy on missing values", missing, POLICIES)
+    texts = (("covariance", covariance), ("column of weights", weights), ("positive label", positive))
+    for what, text in (*texts, ("column of sites", sites)):
         if text is not None:
             check_kind(what, text, str, "give a name", name="a text")
-    asked, chosen = parsed(formula), LIKELIHOODS[family]
-    frame = frame_of(data)
-    names = dict.fromkeys((*asked.response.columns, *asked.columns, *((weights,) if weights else ())))
-    rows = tuple(sites_of(frame, tuple(names), sites))
-    design = agree(asked, rows)
-    response = Response.agreed(asked.response, chosen, [site.columns for site in rows], positive)
-    if covariance is None:
-        covariance = "full" if len(design.names) <= _MOST_FULL else "mean-field"
+    given = {what: text for what, text in zip(_OPTIONAL, (covariance, weights, positive), strict=True) if text}
+    settings = Settings(formula, family, prior, missing=missing, **given)
+    rows = tuple(sites_of(frame_of(data), settings.columns, sites, settings.optional))
+    return fitted(Spec(settings, agreed(settings.begun, rows)), rows, rounds)
+
+
+def fitted(spec: Spec, rows: tuple[Site, ...], rounds: int) -> Fit:
+    """The fit of a spec to the rows of sites."""
     with enable_x64(True):
-        tables = [_table(design, response, site) for site in rows]
-        weighted = [_weights(site, weights) for site in rows]
+        tables, weights = [spec.table(site) for site in rows], [spec.weights(site) for site in rows]
         lengths = 1 if sum(site.rows for site in rows) < _MANY_ROWS else 4
-        partition = federate(tables, weights=weighted, names=[site.name for site in rows], buckets=lengths)
-        model = chosen.model()
-        start = _prior(prior, _FAMILIES[covariance], design.names)
-        method = methods.sequential(learn=chosen.learned)
-        result = run(method, model, start, partition, rounds=rounds, monitor=_QUIET)
-    return Fit(design, response, family, rows, start, model, method, partition, result)
-
-
-def _table(design: Design, response: Response, site: Site) -> Table | OffsetTable:
-    """A site's rows as numbers."""
-    x, y = jnp.asarray(design.standardised(site)), jnp.asarray(response.numbers(site.columns))
-    offset = _offset(design, site, response.sd)
-    return Table(x, y) if offset is None else OffsetTable(x, y, jnp.asarray(offset))
-
-
-def _offset(design: Design, site: Site, unit: float) -> np.ndarray | None:
-    """The formula's offset, if it has one, in units of the response."""
-    return design.offset(site) / unit if design.formula.offsets else None
-
-
-def _weights(site: Site, name: str | None) -> np.ndarray:
-    if name is None:
-        return np.ones(site.rows)
-    found = site.columns[name]
-    if found.dtype.kind != "f" or not (np.isfinite(found).all() and (found >= 0).all()):
-        raise DataError(f"Column {name!r} holds weights: give finite numbers from 0 up.")
-    return found
-
-
-def _prior(text: str, family: type[FullGaussian] | type[MeanFieldGaussian], names: Sequence[str]) -> Family:
-    """The prior of the coefficients of standardised columns; the intercept's is wide, as a base rate may be small."""
-    number = r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*"
-    found = re.fullmatch(rf"\s*normal\({number},{number}\)\s*", text) if isinstance(text, str) else None
-    if not found or not float(found[2]) > 0:
-        raise SettingsError(f'Write the prior as "normal(mean, sd)" with a positive sd, not {described(text)}.')
-    mean, sd = map(float, found.groups())
-    own = np.array([name == INTERCEPT for name in names])
-    means, sds = np.where(own, 0.0, mean), np.where(own, max(sd, _INTERCEPT_SD), sd)
-    if family is FullGaussian:
-        return FullGaussian.from_mean_covariance(means, np.diag(sds**2))
-    return MeanFieldGaussian.from_mean_sd(means, sds)
+        partition = federate(tables, weights=weights, names=[site.name for site in rows], buckets=lengths)
+        result = run(spec.method(), spec.model(), spec.prior(), partition, rounds=rounds, monitor=_QUIET)
+        return Fit(spec, rows, partition, result)

@@ -22,7 +22,7 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover
     raise MissingExtraError("formulaic", "tables") from error
 
-__all__ = ["ELEMENTWISE", "STATEFUL", "Factor", "Formula", "evaluated", "parsed"]
+__all__ = ["ELEMENTWISE", "STATEFUL", "Factor", "Formula", "column", "evaluated", "parsed"]
 
 ELEMENTWISE: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "log": np.log,
@@ -160,11 +160,16 @@ def evaluated(expression: ast.expr, columns: Mapping[str, np.ndarray]) -> np.nda
     raise AssertionError(ast.dump(expression))
 
 
+def column(name: str) -> ast.expr:
+    """The expression that is a column."""
+    return ast.Name(_quoted(name))
+
+
 def _factor(found: Any) -> Factor:
     """One of formulaic's factors, admitted."""
     text = found.expr
     if found.eval_method is found.EvalMethod.LOOKUP:
-        return Factor(text, "", ast.Name(_quoted(text)), {}, (text,))
+        return Factor(text, "", column(text), {}, (text,))
     tree = _tree(text)
     function, argument, options = "", tree, dict[str, Any]()
     if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id in (*STATEFUL, _CATEGORICAL):

@@ -1,7 +1,7 @@
-"""Data frames and files, read into each site's columns; rows with missing values are dropped and counted."""
+"""Data frames and files, read into each site's columns; rows without a value that is needed are dropped and counted."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,25 +11,27 @@ import pandas
 
 from partita.errors import DataError
 
-__all__ = ["Columns", "Site", "columns_of", "complete", "frame_of", "sites_of"]
+__all__ = ["MISSING", "Columns", "Site", "columns_of", "complete", "frame_of", "sites_of"]
 
 _READERS = {".csv": pandas.read_csv, ".parquet": pandas.read_parquet}
 _ALL = "all rows"
 """The name of the only site, where no column names sites."""
+MISSING = "(missing)"
+"""The level of a category where its value is missing."""
 
 
 Columns = Mapping[str, np.ndarray]
-"""A site's columns by name: floats, or texts."""
+"""A site's columns by name: floats, NaN where missing, or texts, `MISSING` where missing."""
 
 
 class Site(NamedTuple):
-    """The rows of one site that have every value."""
+    """The rows of one site."""
 
     name: str
     columns: Columns
     rows: int
     dropped: int
-    """How many rows were left out since a value was missing."""
+    """How many rows were left out since a value that is needed was missing."""
 
 
 def frame_of(source: Any) -> Any:
@@ -74,8 +76,10 @@ def columns_of(frame: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
     return found
 
 
-def sites_of(frame: Any, names: Sequence[str], sites: str | None) -> list[Site]:
-    """The rows of every site, those without missing values; sites are the values of a column, sorted."""
+def sites_of(
+    frame: Any, names: Sequence[str], sites: str | None, optional: Collection[str] = frozenset()
+) -> list[Site]:
+    """The rows of every site that have every value, save in optional columns; sites are a column's values, sorted."""
     columns = columns_of(frame, names)
     rows = len(frame)
     if not rows:
@@ -88,7 +92,8 @@ def sites_of(frame: Any, names: Sequence[str], sites: str | None) -> list[Site]:
             raise DataError(
                 f"Column {sites!r}, which names sites, is missing in some rows: fill it, or leave them out."
             )
-    usable, found = complete(columns, rows), []
+    needed = {name: values for name, values in columns.items() if name not in optional}
+    usable, found = complete(needed, rows), []
     for name in sorted(set(whose.tolist())):
         mine = whose == name
         kept = mine & usable
@@ -124,8 +129,11 @@ def _missing(values: np.ndarray) -> np.ndarray:
 
 
 def _plain(values: np.ndarray) -> np.ndarray:
-    """Complete values: floats as they are, anything else as texts."""
-    return values if values.dtype.kind == "f" else np.array([str(value) for value in values], dtype=str)
+    """Floats as they are, anything else as texts."""
+    if values.dtype.kind == "f":
+        return values
+    absent = _missing(values)
+    return np.array([MISSING if gone else str(value) for value, gone in zip(values, absent, strict=True)], dtype=str)
 
 
 def _texts(values: np.ndarray) -> np.ndarray:

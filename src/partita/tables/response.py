@@ -1,14 +1,15 @@
 """The response of a formula as numbers: labels that are agreed among sites, and the scale of a Gaussian response."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Self
 
 import numpy as np
 from jaxtyping import Float
 
-from partita.data.columns import Moments
+from partita.data.columns import Column, Counts, Moments
 from partita.errors import DataError
+from partita.tables.design import numbers
 from partita.tables.formula import Factor, evaluated
 from partita.tables.likelihoods import Likelihood
 
@@ -28,29 +29,22 @@ class Response:
     """By which it is standardised."""
 
     @classmethod
-    def agreed(
-        cls, factor: Factor, likelihood: Likelihood, sites: Sequence[Mapping[str, np.ndarray]], positive: str | None
-    ) -> Self:
-        """The response of all sites: from their labels, or from the moments of their numbers."""
-        texts = {columns[name].dtype.kind == "U" for columns in sites for name in factor.columns}
-        if len(texts) > 1:
-            raise DataError(f"The response {factor.text!r} is texts at one site and numbers at another: recode one.")
-        if texts == {True}:
+    def agreed(cls, factor: Factor, likelihood: Likelihood, about: Column, positive: str | None) -> Self:
+        """The response of all sites: from the counts of their labels, or from the moments of their numbers."""
+        if isinstance(about, Counts):
             if not likelihood.binary:
                 raise DataError(
                     f"The response {factor.text!r} holds texts, where this family needs numbers: recode it."
                 )
-            return cls._labelled(
-                factor, sorted({text for columns in sites for text in _raw(factor, columns)}), positive
-            )
+            return cls._labelled(factor, list(about.levels), positive)
         if positive is not None:
             raise DataError(f"The response {factor.text!r} is numbers, so no label counts as 1: leave `positive` out.")
         if not likelihood.scaled:
             return cls(factor)
-        moments = Moments.merge("", [Moments.summarise(factor.text, _numbers(factor, columns)) for columns in sites])
-        if not moments.sd > 0:
+        assert isinstance(about, Moments)
+        if not about.sd > 0:
             raise DataError(f"The response {factor.text!r} is the same in every row: there is nothing to explain.")
-        return cls(factor, mean=moments.mean, sd=moments.sd)
+        return cls(factor, mean=about.mean, sd=about.sd)
 
     @classmethod
     def _labelled(cls, factor: Factor, labels: list[str], positive: str | None) -> Self:
@@ -75,7 +69,7 @@ class Response:
         """A site's response as numbers."""
         if self.positive is not None:
             return np.array([text == self.positive for text in _raw(self.factor, columns)], dtype=float)
-        return (_numbers(self.factor, columns) - self.mean) / self.sd
+        return (numbers(self.factor, columns) - self.mean) / self.sd
 
     def restored(self, numbers: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """The inverse for numbers."""
@@ -84,11 +78,3 @@ class Response:
 
 def _raw(factor: Factor, columns: Mapping[str, np.ndarray]) -> list[str]:
     return evaluated(factor.argument, columns).tolist()
-
-
-def _numbers(factor: Factor, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    with np.errstate(all="ignore"):
-        values = np.asarray(evaluated(factor.argument, columns), dtype=float)
-    if not np.isfinite(values).all():
-        raise DataError(f"The response {factor.text!r} is not finite in some rows: leave them out.")
-    return values

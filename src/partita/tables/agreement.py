@@ -1,0 +1,230 @@
+"""Round 0: sites agree on design and response from counts and sums, never from pooled rows.
+
+It goes in stages. In each, every site answers with a summary of its rows, and the server adds what follows from all
+answers: levels and moments of factors and response, then knots of splines from counts in bins as wide as a tenth of a
+standard deviation, then the scales of the columns. Answers are plain data, the same in one process and on a network.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from jaxtyping import Int
+
+from partita.data.columns import Column, Counts, Moments
+from partita.data.preprocess import Summary, merge
+from partita.errors import DataError, SettingsError
+from partita.tables.design import Design, Spline, absent, categories, numbers
+from partita.tables.formula import Factor, parsed
+from partita.tables.reading import Columns, Site
+
+__all__ = ["Agreement", "Answer", "agreed"]
+
+Answer = Mapping[str, Any]
+"""What a site sends: lists, texts and numbers."""
+_BINS = np.linspace(-4, 4, 81)
+"""Edges of the bins in which values are counted to place knots, in standard deviations from the mean."""
+_MOST_LEVELS = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """What sites have agreed on so far."""
+
+    design: Design
+    response: Summary = Summary({})
+    """Of the response."""
+
+    @classmethod
+    def of(cls, formula: str, indicated: bool = False) -> Self:
+        """The beginning: a formula, and whether missing numbers are replaced by means and marked."""
+        return cls(Design(parsed(formula), indicated))
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to agree on."""
+        return not self._waiting()
+
+    def answer(self, site: Site) -> Answer:
+        """What a site sends next."""
+        return next((stage.answer(self, site) for stage in self._waiting()), {})
+
+    def taken(self, answers: Sequence[Answer]) -> "Agreement":
+        """The same with what follows from the answers of all sites."""
+        return next((stage.taken(self, answers) for stage in self._waiting()), self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The agreement as lists, texts and numbers, for JSON."""
+        return {"design": self.design.to_dict(), "response": self.response.to_dict()}
+
+    @classmethod
+    def from_dict(cls, contents: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`; anything else raises an `InputError`."""
+        if not isinstance(contents, Mapping) or contents.keys() != {"design", "response"}:
+            raise DataError("This is not an agreement on a design: send what Agreement.to_dict made.")
+        return cls(Design.from_dict(contents["design"]), Summary.from_dict(contents["response"]))
+
+    def _waiting(self) -> "list[_Stage]":
+        return [stage for stage in _STAGES if stage.needed(self)]
+
+
+def agreed(begun: Agreement, sites: Sequence[Site]) -> Agreement:
+    """All of round 0, where the sites are in this process."""
+    found = begun
+    while not found.complete:
+        found = found.taken([found.answer(site) for site in sites])
+    return found
+
+
+class _Stage(abc.ABC):
+    """One exchange of summaries."""
+
+    @abc.abstractmethod
+    def needed(self, known: Agreement) -> bool:
+        """Whether what this stage adds is not known."""
+
+    @abc.abstractmethod
+    def answer(self, known: Agreement, site: Site) -> Answer:
+        """What a site sends."""
+
+    @abc.abstractmethod
+    def taken(self, known: Agreement, answers: Sequence[Answer]) -> Agreement:
+        """What is known with all answers."""
+
+
+class _Factors(_Stage):
+    """Levels with their numbers of rows, or moments, of every factor and of the response."""
+
+    def needed(self, known: Agreement) -> bool:
+        return not known.response.columns
+
+    def answer(self, known: Agreement, site: Site) -> Answer:
+        return Summary({factor.text: _summarised(factor, site.columns) for factor in self._all(known)}).to_dict()
+
+    def taken(self, known: Agreement, answers: Sequence[Answer]) -> Agreement:
+        formula = known.design.formula
+        found = _merged(answers, [factor.text for factor in self._all(known)])
+        for factor in formula.factors:
+            _check(factor, found[factor.text])
+        response = {formula.response.text: found.pop(formula.response.text)}
+        return Agreement(dataclasses.replace(known.design, summary=Summary(found)), Summary(response))
+
+    @staticmethod
+    def _all(known: Agreement) -> list[Factor]:
+        formula = known.design.formula
+        return [formula.response, *formula.factors, *known.design.indicators]
+
+
+class _Knots(_Stage):
+    """Counts in bins, of every factor that is given a spline."""
+
+    def needed(self, known: Agreement) -> bool:
+        return any(factor.text not in known.design.splines for factor in _splines(known.design))
+
+    def answer(self, known: Agreement, site: Site) -> Answer:
+        design = known.design
+        return {
+            factor.text: _binned(factor, design.moments(factor), site.columns).tolist() for factor in _splines(design)
+        }
+
+    def taken(self, known: Agreement, answers: Sequence[Answer]) -> Agreement:
+        splines = {}
+        for factor in _splines(known.design):
+            counts = np.sum([_counts(answer.get(factor.text)) for answer in answers], axis=0)
+            splines[factor.text] = _spline(factor, known.design.moments(factor), counts)
+        return dataclasses.replace(known, design=dataclasses.replace(known.design, splines=splines))
+
+
+class _Scales(_Stage):
+    """Moments of every column of the design matrix, which standardise it."""
+
+    def needed(self, known: Agreement) -> bool:
+        return not known.design.names
+
+    def answer(self, known: Agreement, site: Site) -> Answer:
+        design = known.design.named()
+        columns = zip(design.names, design.matrix(site).T, strict=True)
+        return Summary({name: Moments.summarise(name, column) for name, column in columns}).to_dict()
+
+    def taken(self, known: Agreement, answers: Sequence[Answer]) -> Agreement:
+        design = known.design.named()
+        found = _merged(answers, design.names).values()
+        return dataclasses.replace(known, design=design.scaled([each for each in found if isinstance(each, Moments)]))
+
+
+_STAGES: tuple[_Stage, ...] = (_Factors(), _Knots(), _Scales())
+"""In their order."""
+
+
+def _merged(answers: Sequence[Answer], names: Sequence[str]) -> dict[str, Column]:
+    """The summary of all sites' columns, which must be these."""
+    found = merge(Summary.from_dict(answer) for answer in answers).columns
+    if tuple(found) != tuple(names):
+        raise DataError("A site has summarised other columns than those of the formula: use the same formula.")
+    return dict(found)
+
+
+def _summarised(factor: Factor, columns: Columns) -> Column:
+    """What a site sends of a factor: counts of levels where it is a category, else moments."""
+    if factor.function == "missing":
+        return Moments.summarise(factor.text, absent(factor, columns))
+    name = factor.columns[0] if factor.columns else factor.text
+    is_text = columns[name].dtype.kind == Counts.dtype.kind and len(factor.columns) == 1
+    if factor.function == "C" or (is_text and not factor.function and factor.text == name):
+        return Counts.summarise(factor.text, np.array(categories(factor, columns), dtype=str), ())
+    return Moments.summarise(factor.text, numbers(factor, columns))
+
+
+def _check(factor: Factor, about: Column) -> None:
+    """Raises where a factor cannot stand in a formula."""
+    options = {"C": {"reference"}, "bs": {"df", "knots", "degree"}}.get(factor.function, set())
+    for option in factor.options.keys() - options:
+        raise SettingsError(f"{factor.text} has the option {option!r}: use {' or '.join(sorted(options)) or 'none'}.")
+    if isinstance(about, Counts):
+        if len(about.levels) < 2:
+            raise DataError(f"{factor.text} has one level, {about.levels[0]!r}, in all rows: leave it out.")
+        if len(about.levels) > _MOST_LEVELS:
+            raise DataError(
+                f"{factor.text} has {len(about.levels)} levels, more than {_MOST_LEVELS}: is it an identifier?"
+            )
+
+
+def _splines(design: Design) -> list[Factor]:
+    return [factor for factor in design.formula.factors if factor.function == "bs"]
+
+
+def _binned(factor: Factor, about: Moments, columns: Columns) -> Int[np.ndarray, " b"]:
+    """How many of a site's values lie in each bin."""
+    scores = (numbers(factor, columns) - about.mean) / (about.sd or 1.0)
+    return np.histogram(np.clip(scores[~np.isnan(scores)], _BINS[0], np.nextafter(_BINS[-1], 0)), _BINS)[0]
+
+
+def _counts(contents: Any) -> Int[np.ndarray, " b"]:
+    """A site's counts in bins, as it has sent them."""
+    plain = isinstance(contents, list) and all(type(count) is int and 0 <= count < 2**53 for count in contents)
+    if not plain or len(contents) != len(_BINS) - 1:
+        raise DataError("A site has sent something else than counts in bins: it needs the same version of partita.")
+    return np.array(contents)
+
+
+def _spline(factor: Factor, about: Moments, counts: Int[np.ndarray, " b"]) -> Spline:
+    """Knots at quantiles, which are told from counts to within a tenth of a standard deviation; or those given."""
+    edges = about.mean + (about.sd or 1.0) * _BINS
+    used = np.flatnonzero(counts)
+    low, high = float(edges[used[0]]), float(edges[used[-1] + 1])
+    degree, df, knots = (
+        factor.options.get(name, default) for name, default in (("degree", 3), ("df", None), ("knots", None))
+    )
+    if (df is None) == (knots is None) or not isinstance(degree, int) or degree < 1:
+        raise SettingsError(f"Write {factor.text} with df or knots, as bs({factor.columns[0]}, df=4).")
+    if knots is None:
+        if not isinstance(df, int) or not degree <= df <= 50:
+            raise SettingsError(f"{factor.text} needs df from {degree} to 50.")
+        cumulative = np.concatenate([[0], np.cumsum(counts)]) / counts.sum()
+        knots = np.interp(np.linspace(0, 1, df - degree + 2)[1:-1], cumulative, edges)
+    inner = tuple(float(knot) for knot in np.ravel(knots))
+    if any(not low < knot < high for knot in inner) or list(inner) != sorted(set(inner)):
+        raise SettingsError(f"The knots of {factor.text} must rise, and lie inside the column's values.")
+    return Spline(inner, low, high)
