@@ -13,17 +13,16 @@ import numpy as np
 from jax import enable_x64
 from jaxtyping import Float
 
-from partita.data.shard import Partition, federate
+from partita.data.shard import federate
 from partita.data.table import Table
 from partita.errors import DataError, MissingExtraError
 from partita.families import Family, FullGaussian, NormalGamma
 from partita.inputs import check_finite_number, check_whole
 from partita.local.solvers import Conjugate, Newton
 from partita.methods import sequential
-from partita.models import LogisticRegression, Model, PoissonRegression, UnknownNoiseRegression
+from partita.models import LogisticRegression, PoissonRegression, UnknownNoiseRegression
 from partita.models.base import check_values
 from partita.models.glm import GeneralisedLinear
-from partita.server.method import Method
 from partita.server.monitor import Monitor
 from partita.server.run import run
 from partita.stream import Stream
@@ -37,8 +36,10 @@ except ModuleNotFoundError as error:  # pragma: no cover
 
 __all__ = ["PartitionedClassifier", "PartitionedPoissonRegressor", "PartitionedRegressor"]
 
-_PADDED = 4096
-"""Above so many rows they are not padded: computing takes longer than compiling."""
+_ROWS = (512, 4096)
+"""The lengths to which few rows are padded; with more of them, computing takes longer than compiling."""
+_COLUMNS = 16
+"""The least number of columns, which is doubled as often as is needed."""
 _TOLERANCE = 1e-12
 """In nats of KL: predictions do not depend on how rows are divided, to nine digits."""
 _NEWTON = sequential(Newton(tolerance=_TOLERANCE))
@@ -148,15 +149,15 @@ class _Partitioned(BaseEstimator, abc.ABC):
     def _table(self, X: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[Table, np.ndarray]:
         """Rows as the model has them, padded."""
         x = self._standardised(X)
-        rows = _padded(len(x), 16) if len(x) <= _PADDED else len(x)
-        wide = np.zeros((rows, _padded(x.shape[1])))
+        rows = next((most for most in _ROWS if most >= len(x)), len(x))
+        wide = np.zeros((rows, _columns(x.shape[1])))
         wide[: len(x), : x.shape[1]] = x
         tall = np.concatenate([y, np.full(rows - len(y), y[0])])
         return Table(wide, tall), np.concatenate([weight, np.zeros(rows - len(weight))])
 
     def _sds(self) -> np.ndarray:
         """Of the prior; those of the columns of zeros are 1."""
-        sds = np.ones(_padded(self.n_features_in_ + 1))
+        sds = np.ones(_columns(self.n_features_in_ + 1))
         sds[: self.n_features_in_ + 1] = self.prior_sd
         sds[0] = max(_INTERCEPT_SD, self.prior_sd)
         return sds
@@ -183,8 +184,8 @@ class _Partitioned(BaseEstimator, abc.ABC):
 class PartitionedClassifier(ClassifierMixin, _Partitioned):
     """Bayesian logistic regression of two classes with full covariance.
 
-    Fitted, it has `classes_`, `coef_`, `intercept_`, `covariance_` (of the intercept, then the coefficients) and `stream_`,
-    the posterior with a factor for every site and batch.
+    Fitted, it has `classes_`, `coef_`, `intercept_`, `covariance_` (of the intercept, then the coefficients) and
+    `stream_`, the posterior with a factor for every site and batch.
     """
 
     _numeric = False
@@ -356,9 +357,9 @@ def _gaussian(q: Family) -> tuple[np.ndarray, np.ndarray, float]:
         return np.asarray(q.mean), np.asarray(q.covariance), 1.0
 
 
-def _padded(size: int, least: int = 4) -> int:
-    """The next power of four, or this many at least."""
-    return max(least, 4 ** math.ceil(math.log(size, 4) - 1e-9))
+def _columns(size: int) -> int:
+    """To how many columns so many are padded."""
+    return _COLUMNS << max(0, math.ceil(math.log2(size / _COLUMNS)))
 
 
 def _positive(spread: np.ndarray, around: Any) -> np.ndarray:

@@ -46,6 +46,8 @@ class Batch(NamedTuple):
 
     name: str
     rows: int
+    arrived: int
+    """How many arrivals there had been before; those that came together have the same."""
     score: float
     """The log predictive density of its rows, summed, before it was taken in; NaN where it was not computed."""
     gain: float
@@ -253,7 +255,8 @@ class Stream:
             said = state.factors[state.names.index(name)].expected_log(state.posterior)
             levels[name] = float(ell.value) - float(said)
         sizes = dict(zip(partition.names, partition.sizes, strict=True))
-        known = [*self.batches, *(Batch(name, sizes[name], *told, math.nan) for name, told in new.items())]
+        arrived = max((batch.arrived + 1 for batch in self.batches), default=0)
+        known = [*self.batches, *(Batch(name, sizes[name], arrived, *told, math.nan) for name, told in new.items())]
         batches = tuple(batch._replace(level=levels.get(batch.name, batch.level)) for batch in known)
         return dataclasses.replace(self, state=state, batches=batches, result=result)
 
@@ -282,4 +285,5 @@ class Stream:
 
 def _batch(row: Mapping[str, Any]) -> Batch:
     """A batch as a file has it."""
-    return Batch(str(row["name"]), int(row["rows"]), float(row["score"]), float(row["gain"]), float(row["level"]))
+    numbers = (float(row[name]) for name in ("score", "gain", "level"))
+    return Batch(str(row["name"]), int(row["rows"]), int(row["arrived"]), *numbers)

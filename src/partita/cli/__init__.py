@@ -7,6 +7,7 @@ import typer
 import typer.core
 
 from partita.cli.federation import client, federation, result, resume, server, status
+from partita.cli.study import drift, forget, update
 from partita.errors import exit_with_sentence
 
 typer.core.HAS_RICH = False
@@ -79,6 +80,9 @@ def fit(
     positive: Annotated[str | None, typer.Option(help="The label of the response that counts as 1.")] = None,
     missing: Annotated[str, typer.Option(help="What to do about missing predictors: drop or mean.")] = "drop",
     mass: Annotated[float, typer.Option(help="The mass of the intervals.")] = 0.95,
+    output: Annotated[
+        Path | None, typer.Option(help="A folder for the fit, which partita update, forget and drift go on from.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Fit a formula to a table, the rows of each site kept apart."""
@@ -89,6 +93,7 @@ def fit(
         file,
         mass,
         json,
+        output,
         family=family,
         sites=sites,
         prior=prior,
@@ -100,7 +105,7 @@ def fit(
 
 
 app.add_typer(federation, name="federation")
-for command in (server, client, status, resume, result):
+for command in (update, forget, drift, server, client, status, resume, result):
     app.command()(command)
 
 
