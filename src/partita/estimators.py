@@ -30,7 +30,7 @@ from partita.stream import Stream
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
     from sklearn.utils.multiclass import type_of_target
-    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+    from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 except ModuleNotFoundError as error:  # pragma: no cover
     raise MissingExtraError("scikit-learn", "data") from error
 
@@ -130,9 +130,13 @@ class _Partitioned(BaseEstimator, abc.ABC):
         self, X: Any, y: Any, sample_weight: Any, first: bool
     ) -> tuple[np.ndarray, np.ndarray, Float[np.ndarray, " n"]]:
         X, y = validate_data(self, X, y, reset=first, dtype=float, y_numeric=self._numeric)
-        weight = _check_sample_weight(sample_weight, X, dtype=float, ensure_non_negative=True)
-        if not weight.sum() > 0:
-            raise DataError("The sample weights are all zero: give some rows a positive weight.")
+        if sample_weight is None:
+            return X, y, np.ones(len(X))
+        weight = check_array(sample_weight, ensure_2d=False, dtype=float, input_name="sample_weight")
+        if weight.shape != (len(X),) or (weight < 0).any():
+            raise DataError(f"The sample weights must be {len(X)} numbers from 0 up, one for each row.")
+        if not weight.any():
+            raise DataError("Sample weights must contain at least one non-zero number: all are zero.")
         return X, y, weight
 
     _numeric = True
