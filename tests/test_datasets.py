@@ -3,8 +3,11 @@ from importlib import resources
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from partita import datasets
+from partita.cli import app
+from partita.tables.reading import frame_of
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +105,16 @@ def test_training_and_test_rows_are_the_papers_permutation():
     assert (len(train), len(test)) == (39_073, 9_769)
     np.testing.assert_array_equal(np.sort(np.concatenate([train, test])), np.arange(48_842))
     np.testing.assert_array_equal(train[:5], np.random.RandomState(0).permutation(48_842)[:5])
+
+
+def test_the_example_is_adult_as_it_is(tmp_path):
+    path = tmp_path / "adult.csv"
+    said = CliRunner().invoke(app, ["example", str(path)])
+    assert said.exit_code == 0
+    assert "partita fit 'income ~" in said.output
+    read = frame_of(path).to_pandas()
+    table = datasets.adult_table()
+    assert list(read) == list(table)
+    assert all((read[name] == table[name]).all() for name in table)
+    again = CliRunner().invoke(app, ["example", str(path)])
+    assert "already exists" in str(again.exception)

@@ -359,7 +359,9 @@ REASONS = {
         "FullGaussian MeanFieldGaussian families.Dirichlet families.Gamma families.InverseGamma families.LogNormal "
         "families.NormalGamma Frame"
     ),
-    "without arguments": "datasets.adult datasets.adult_frames datasets.breast_cancer datasets.digits",
+    "without arguments": (
+        "datasets.adult datasets.adult_frames datasets.adult_table datasets.breast_cancer datasets.digits"
+    ),
     "the errors themselves": (
         "InputError errors.DamagedFileError errors.DataError errors.DiskError errors.FederationError "
         "errors.MissingExtraError errors.SettingsError errors.exit_with_sentence errors.unknown"

@@ -104,6 +104,16 @@ def fit(
     )
 
 
+@app.command()
+def example(
+    file: Annotated[Path, typer.Argument(help="The CSV file to write.")] = Path("adult.csv"),
+) -> None:
+    """Write a table to try things with: the Adult census data, 48,842 rows."""
+    from partita.cli.example import write_example
+
+    write_example(file)
+
+
 app.add_typer(federation, name="federation")
 for command in (update, forget, drift, server, client, status, resume, result):
     app.command()(command)

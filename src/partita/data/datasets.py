@@ -12,7 +12,7 @@ from partita.data.preprocess import federated
 from partita.data.table import Table
 from partita.errors import MissingExtraError
 
-__all__ = ["Dataset", "adult", "adult_frames", "breast_cancer", "digits", "encoded"]
+__all__ = ["Dataset", "adult", "adult_frames", "adult_table", "breast_cancer", "digits", "encoded"]
 
 
 class Dataset(NamedTuple):
@@ -37,14 +37,26 @@ def adult_frames() -> Frames:
 
     The training rows are the 80% that the paper's experiments use. DOI 10.24432/C5XW20, CC BY 4.0.
     """
+    columns, levels = _adult()
+    y = columns.pop("income") == levels.pop("income")[-1]
+    return divided(Frame.build(columns, y, levels))
+
+
+def adult_table() -> dict[str, np.ndarray]:
+    """Adult as it is, for `fit`: 48,842 rows, 14 columns and `income`, "<=50K" or ">50K"; names have underscores."""
+    return {name.replace("-", "_"): values for name, values in _adult()[0].items()}
+
+
+def _adult() -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
+    """The columns, the response last, and the levels of those that have some."""
     with resources.files("partita.data").joinpath("adult.npz").open("rb") as file:
         stored = np.load(file, allow_pickle=False)
         codes = {name: stored[name] for name in stored.files}
     about = json.loads(str(codes["about"]))
-    levels, names = about["levels"], about["columns"][:-1]
-    columns = {name: np.array(levels[name])[codes[name]] if name in levels else codes[name] for name in names}
-    y = codes["income"] == levels.pop("income").index(">50K")
-    return divided(Frame.build(columns, y, levels))
+    levels = about["levels"]
+    return {
+        name: np.array(levels[name])[codes[name]] if name in levels else codes[name] for name in about["columns"]
+    }, levels
 
 
 def breast_cancer() -> Dataset:

@@ -91,7 +91,7 @@ class Formula(NamedTuple):
 
 def parsed(text: str) -> Formula:
     """The formula with this text; raises a `SettingsError` where something else stands in it."""
-    if not isinstance(text, str) or text.count("~") != 1:
+    if not isinstance(text, str) or text.count("~") != 1 or not text.partition("~")[0].strip():
         raise SettingsError(f"Write the formula as 'response ~ predictors', not {described(text)}.")
     _check_tokens(text)
     try:

@@ -1,5 +1,6 @@
 """Data frames and files, read into each site's columns; rows without a value that is needed are dropped and counted."""
 
+import functools
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,10 @@ from partita.errors import DataError
 
 __all__ = ["MISSING", "Columns", "Site", "columns_of", "complete", "frame_of", "sites_of"]
 
-_READERS = {".csv": pandas.read_csv, ".parquet": pandas.read_parquet}
+_READERS = {
+    ".csv": functools.partial(pandas.read_csv, float_precision="round_trip"),
+    ".parquet": pandas.read_parquet,
+}
 _ALL = "all rows"
 """The name of the only site, where no column names sites."""
 MISSING = "(missing)"
@@ -58,6 +62,9 @@ def frame_of(source: Any) -> Any:
             raise DataError("The columns of the mapping differ in length or shape: give one value a row.") from None
     try:
         frame = narwhals.from_native(source)
+        _ = frame.columns
+    except narwhals.exceptions.DuplicateError:
+        raise DataError("Two columns of the table have the same name: rename one.") from None
     except TypeError:
         raise DataError(
             f"A {type(source).__name__} is not a table: pass a data frame, a mapping of columns, or a file's path."
@@ -116,7 +123,7 @@ def _array(name: str, series: Any) -> np.ndarray:
     if kind == narwhals.Boolean or isinstance(kind, narwhals.String | narwhals.Categorical | narwhals.Enum):
         return np.array(series.to_list(), dtype=object)
     if kind == narwhals.Object:
-        values = np.array(series.to_list(), dtype=object)
+        values = np.fromiter(series.to_list(), dtype=object)
         if all(value is None or value != value or isinstance(value, str | bool) for value in values):
             return values
     raise DataError(f"Column {name!r} has the type {kind}: give numbers, texts or truth values.")
