@@ -17,7 +17,7 @@ GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal([3, -2, 10], [1, 5, 0.2], size=(500, 3))
 FRAME = pandas.DataFrame(X, columns=list("abc"))
 CENTRED = X - X.mean(0)
-CLASS = np.where(GENERATOR.random(500) < 1 / (1 + np.exp(-CENTRED @ [0.7, -0.1, 1.0])), "yes", "no")
+CLASS = np.where(GENERATOR.random(500) < 1 / (1 + np.exp(-CENTRED @ [0.3, -0.05, 0.5])), "yes", "no")
 NUMBER = 40 + CENTRED @ [3.0, 0.5, -8.0] + GENERATOR.normal(0, 2, 500)
 COUNT = GENERATOR.poisson(np.exp(1 + CENTRED @ [0.3, 0.05, 0.5]))
 SITES = np.array(["Hull", "Leeds", "York"])[np.arange(500) % 3]

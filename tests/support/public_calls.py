@@ -359,6 +359,9 @@ REASONS = {
         "FullGaussian MeanFieldGaussian families.Dirichlet families.Gamma families.InverseGamma families.LogNormal "
         "families.NormalGamma Frame"
     ),
+    "as scikit-learn has it: nothing is checked before fit, where it checks rows by itself": (
+        "PartitionedClassifier PartitionedPoissonRegressor PartitionedRegressor"
+    ),
     "without arguments": (
         "datasets.adult datasets.adult_frames datasets.adult_table datasets.breast_cancer datasets.digits"
     ),
