@@ -9,6 +9,7 @@ import dataclasses
 import math
 from typing import Any, Self
 
+import jax.numpy as jnp
 import numpy as np
 from jax import enable_x64
 from jaxtyping import Float
@@ -80,9 +81,9 @@ class _Partitioned(BaseEstimator, abc.ABC):
             stream = self._begun()
             tables, weights = zip(*(self._table(X[mine], y[mine], weight[mine]) for mine in groups), strict=True)
             parts = federate(tables, weights=weights, names=[str(names[mine][0]) for mine in groups], buckets=1)
-            given = {"rounds": self.rounds, "tolerance": _TOLERANCE, "monitor": _QUIET}
-            result = run(stream.method, stream.model, stream.prior, parts, **given)
-            self._keep(Stream.of(stream.method, stream.model, stream.prior, result, parts))
+            given = (stream.method, stream.model, stream.prior)
+            result = run(*given, parts, rounds=self.rounds, tolerance=_TOLERANCE, monitor=_QUIET)
+            self._keep(Stream.of(*given, result, parts))
         return self
 
     def _partial_fit(self, X: Any, y: Any, classes: Any, sample_weight: Any) -> Self:
@@ -157,7 +158,7 @@ class _Partitioned(BaseEstimator, abc.ABC):
         wide = np.zeros((rows, _columns(x.shape[1])))
         wide[: len(x), : x.shape[1]] = x
         tall = np.concatenate([y, np.full(rows - len(y), y[0])])
-        return Table(wide, tall), np.concatenate([weight, np.zeros(rows - len(weight))])
+        return Table(jnp.asarray(wide), jnp.asarray(tall)), np.concatenate([weight, np.zeros(rows - len(weight))])
 
     def _sds(self) -> np.ndarray:
         """Of the prior; those of the columns of zeros are 1."""
