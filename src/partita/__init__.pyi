@@ -19,6 +19,9 @@ from partita.data import with_intercept as with_intercept
 from partita.engines import Engine as Engine
 from partita.engines import LocalEngine as LocalEngine
 from partita.errors import InputError as InputError
+from partita.estimators import PartitionedClassifier as PartitionedClassifier
+from partita.estimators import PartitionedPoissonRegressor as PartitionedPoissonRegressor
+from partita.estimators import PartitionedRegressor as PartitionedRegressor
 from partita.families import Family as Family
 from partita.families import FullGaussian as FullGaussian
 from partita.families import MeanFieldGaussian as MeanFieldGaussian
@@ -60,6 +63,7 @@ from partita.server.schedules import Synchronous as Synchronous
 from partita.server.stopping import Status as Status
 from partita.storage.checkpoint import Checkpoint as Checkpoint
 from partita.storage.ledger import Ledger as Ledger
+from partita.stream import Stream as Stream
 from partita.tables.compare import compare as compare
 from partita.tables.fit import Fit as Fit
 from partita.tables.fit import fit as fit

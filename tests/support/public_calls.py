@@ -21,6 +21,10 @@ COMMON = {"temperature": 1.0, "restart": False, "trust_region": 1.0, "learn": ()
 COMMON |= {"learning": None}
 SOLVED = {"solver": pt.Newton(), "start": START} | COMMON
 
+STREAM = pt.Stream(METHOD, MODEL, PRIOR, draws=2)
+for _place in (0, 1):
+    STREAM = STREAM.add(pt.Table(X[THIRDS[_place]], Y[THIRDS[_place]]), f"client {_place}", rounds=1)
+
 
 def fitted(x, y, weights):
     """The rows of one client, looked at by the engine as before a run."""
@@ -114,6 +118,30 @@ CALLS = {
     ),
     "Sequential": (pt.Sequential, {"order": "random"}),
     "SplitPrior": (pt.SplitPrior, {}),
+    "Stream": (
+        pt.Stream,
+        {
+            "method": METHOD,
+            "model": MODEL,
+            "prior": PRIOR,
+            "seed": 0,
+            "remember": 0.9,
+            "draws": 2,
+            "state": None,
+            "batches": (),
+            "result": None,
+        },
+    ),
+    "Stream.add": (
+        lambda x, y, **given: STREAM.add(pt.Table(x, y), **given),
+        {"x": X, "y": Y, "name": "second", "weights": np.ones(12), "rounds": 1, "tolerance": 1e-3},
+    ),
+    "Stream.load": (lambda path: [STREAM.save(path), STREAM.load(path)], {"path": "run.npz"}),
+    "Stream.revisit": (STREAM.revisit, {"partition": PARTS.only("client 0"), "rounds": 1, "tolerance": 1e-3}),
+    "Stream.without": (
+        STREAM.without,
+        {"name": "client 0", "partition": PARTS.only("client 1"), "rounds": 1, "tolerance": 1e-3},
+    ),
     "Synchronous": (pt.Synchronous, {}),
     "Table": (fitted, {"x": X, "y": Y, "weights": np.ones(12)}),
     "compare": (lambda **given: pt.compare(**given), {"fits": {"a": FIT, "b": FIT}, "draws": 60, "seed": 0}),
@@ -201,6 +229,7 @@ CALLS = {
     ),
     "families.Product": (pt.families.Product, {"components": {"a": PRIOR}}),
     "learning.Ascent": (pt.learning.Ascent, {"names": ("slope",), "collapsed": True, "optimiser": optax.sgd(0.1)}),
+    "learning.Kept": (pt.learning.Kept, {"names": ("slope",), "optimiser": optax.sgd(0.1)}),
     "learning.Stochastic": (pt.learning.Stochastic, {"names": ("slope",), "optimiser": optax.sgd(0.1)}),
     "learning.learning_by_name": (pt.learning.learning_by_name, {"how": "collapsed", "names": ("slope",)}),
     "methods.asynchronous": (pt.methods.asynchronous, SOLVED | {"damping": 0.5}),
@@ -331,6 +360,9 @@ REASONS = {
     "natural parameters, as compiled programs make them; users have the constructors above": (
         "FullGaussian MeanFieldGaussian families.Dirichlet families.Gamma families.InverseGamma families.LogNormal "
         "families.NormalGamma Frame"
+    ),
+    "as scikit-learn has it: nothing is checked before fit, where it checks rows by itself": (
+        "PartitionedClassifier PartitionedPoissonRegressor PartitionedRegressor"
     ),
     "without arguments": (
         "datasets.adult datasets.adult_frames datasets.adult_table datasets.breast_cancer datasets.digits"

@@ -7,6 +7,7 @@ import typer
 import typer.core
 
 from partita.cli.federation import client, federation, result, resume, server, status
+from partita.cli.study import drift, forget, update
 from partita.errors import exit_with_sentence
 
 typer.core.HAS_RICH = False
@@ -85,7 +86,8 @@ def fit(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="A folder for fit.json, coefficients.csv, report.html and forest.png; with --forest a picture."
+            help="A folder for the fit, from which partita update, forget and drift go on, with fit.json, "
+            "coefficients.csv, report.html and forest.png; with --forest a picture."
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
@@ -121,7 +123,7 @@ def example(
 
 
 app.add_typer(federation, name="federation")
-for command in (server, client, status, resume, result):
+for command in (update, forget, drift, server, client, status, resume, result):
     app.command()(command)
 
 

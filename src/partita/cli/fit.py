@@ -11,7 +11,7 @@ from partita.tables.export import described_fit
 from partita.tables.fit import Fit, fit
 from partita.tables.report import forest_names
 
-__all__ = ["run_fit"]
+__all__ = ["run_fit", "show_fit"]
 
 _PICTURES = (".png", ".svg", ".pdf")
 
@@ -30,7 +30,13 @@ def run_fit(
     if forest is not None:
         found.forest(forest, picture or (output or Path()) / "forest.png", mass)
     if output is not None and picture is None:
+        found.save(output)
         _write(found, output, mass, forest)
+    show_fit(found, mass, as_json)
+
+
+def show_fit(found: Fit, mass: float, as_json: bool) -> None:
+    """Prints a fit."""
     print(json.dumps(described_fit(found, mass)) if as_json else found.table(mass))
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "HALVINGS",
     "Ascent",
     "How",
+    "Kept",
     "Learning",
     "LearningStep",
     "LearningView",
@@ -212,6 +213,19 @@ class Stochastic(Learning):
         change, memory = self.direction(view, memory)
         u = jax.tree.map(lambda u, c: u + view.share * c, view.u, change)
         return LearningStep(u, memory, gain(view.gradient))
+
+
+class Kept(Learning):
+    """Hyperparameters stay as they are, such as where the rows of most clients are not at hand."""
+
+    optimiser: optax.GradientTransformation = eqx.field(static=True, default=optax.identity())
+
+    @property
+    def why_unmoved(self) -> str:
+        return 'they are kept; use how="coordinate" with every client\'s rows'
+
+    def update(self, view: LearningView, memory: PyTree) -> LearningStep:
+        return LearningStep(view.u, memory)
 
 
 def gain(gradient: Hyper) -> float:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import jax.numpy as jnp
@@ -14,17 +14,18 @@ from scipy import stats
 from partita.data.shard import Partition, federate
 from partita.errors import SettingsError, unknown
 from partita.families import Family, FullGaussian
-from partita.inputs import check_choice, check_kind, check_whole
+from partita.inputs import check_choice, check_flag, check_kind, check_whole
 from partita.models.glm import GeneralisedLinear
-from partita.server.membership import retire
 from partita.server.monitor import Monitor
 from partita.server.run import Result, run
 from partita.server.stopping import Status
+from partita.stream import Batch, Stream
 from partita.tables.agreement import agreed
 from partita.tables.check import Check, check_of
 from partita.tables.coefficients import Coefficient, coefficient_grid, text_table
 from partita.tables.contrast import Effect, contrast_of
 from partita.tables.design import INTERCEPT, Design
+from partita.tables.drift import Drift, drift_of
 from partita.tables.export import fit_to_arviz, fit_to_csv, fit_to_json
 from partita.tables.forest import draw_forest, saved
 from partita.tables.heterogeneity import Heterogeneity, heterogeneity_of
@@ -34,7 +35,9 @@ from partita.tables.marginal import marginal_effects
 from partita.tables.reading import Site, columns_of, complete, frame_of, sites_of
 from partita.tables.report import write_report
 from partita.tables.response import Response
+from partita.tables.sources import Source, read_again, read_batch, source_of
 from partita.tables.spec import POLICIES, Settings, Spec
+from partita.tables.study import Study, load_study, save_study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,7 +59,12 @@ class Fit:
     spec: Spec
     sites: tuple[Site, ...]
     partition: Partition
+    """The rows at hand: of all sites, but for a fit that was loaded."""
     result: Result
+    batches: tuple[Batch, ...] = ()
+    """What is kept of sites and batches besides their factors; empty where all have come together."""
+    sources: tuple[Source, ...] = ()
+    """The files that rows came from."""
 
     @property
     def prior(self) -> Family:
@@ -287,15 +295,86 @@ class Fit:
         told[complete(columns_of(frame, needed), len(frame))] = self.spec.response.restored(found)
         return told
 
-    def without(self, site: str) -> Self:
-        """The fit without one site: its factor is divided out, and the others settle."""
-        parts = self.partition.without(site)
+    @property
+    def stream(self) -> Stream:
+        """The fit as a stream: a factor for each site, and for each batch since."""
         with enable_x64(True):
-            method, state = self.spec.method(), self.result.state
-            state = retire(state, site, method.aggregation)
-            result = run(method, self.spec.model(), self.prior, parts, state=state, monitor=_QUIET)
-        sites = tuple(each for each in self.sites if each.name != site)
-        return dataclasses.replace(self, partition=parts, result=result, sites=sites)
+            method, model, prior = self.spec.method(), self.spec.model(), self.prior
+            if not self.batches:
+                return Stream.of(method, model, prior, self.result, self.partition)
+            return Stream(method, model, prior, state=self.result.state, batches=self.batches, result=self.result)
+
+    @property
+    def free_energy(self) -> float:
+        """The free energy of all rows; the factors speak for those that were not visited since others came."""
+        with enable_x64(True):
+            return self.stream.free_energy
+
+    def update(self, data: Any, name: str, revisit: bool = False) -> Self:
+        """The fit with one more batch of rows, such as a month, which has a factor of its own.
+
+        The design stays as it was agreed on at first; a level that is not in it is an error.
+
+        Args:
+            data: a table like that of the fit; a column of sites is not looked at.
+            name: what the batch is called.
+            revisit: whether all others are visited again until all have settled, which needs their rows; otherwise
+                only the batch is visited, and learned parameters, such as the noise, stay.
+
+        Returns:
+            Another fit.
+
+        """
+        check_kind("name of a batch", name, str, "give one", name="a text")
+        check_flag("setting revisit", revisit)
+        stream, site = self.stream, read_batch(self.spec.settings, data, name)
+        with enable_x64(True):
+            weights = self.spec.weights(site)
+            stream = stream.add(self.spec.table(site), name, weights=weights, tolerance=_SETTLED)
+        sources = (*self.sources, *source_of(data, name=name))
+        added = self._of(stream, (*self.sites, site), sources)
+        return added.revisited() if revisit else added
+
+    def revisited(self) -> Self:
+        """The fit after every site and batch was visited again, until all have settled: that of all rows at once."""
+        sites = read_again(self.spec.settings, self.sites, self.sources)
+        with enable_x64(True):
+            stream = self.stream.revisit(_partition(self.spec, sites), tolerance=_SETTLED)
+        return self._of(stream, sites, self.sources)
+
+    def without(self, site: str) -> Self:
+        """The fit without one site or batch: its factor is divided out, and the others settle."""
+        check_choice("site or batch", site, [each.name for each in self.sites])
+        left = [each for each in self.sites if each.name != site]
+        rest = read_again(self.spec.settings, left, self.sources)
+        with enable_x64(True):
+            stream = self.stream.without(site, _partition(self.spec, rest) if rest else None, tolerance=_SETTLED)
+        return self._of(stream, rest, tuple(source for source in self.sources if source.name != site))
+
+    def drift(self) -> list[Drift]:
+        """How far each batch lies from all before it, in order of arrival; sites that came together, from the others.
+
+        `ratio` is about 1 where nothing has changed, and `probability` that of what was seen, or more, in that case.
+        """
+        return drift_of(self.stream)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes spec, factors and where rows came from, but no rows, to a folder from which `load` goes on."""
+        save_study(folder, Study(self.spec, self.stream, self.sites, self.sources, self.result))
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Self:
+        """The fit that `save` wrote; its rows are read from their files again where they are needed."""
+        study = load_study(folder)
+        batches = study.stream.batches
+        return cls(study.spec, study.sites, Partition((), (), ()), study.result, batches, study.sources)
+
+    def _of(self, stream: Stream, sites: Sequence[Site], sources: tuple[Source, ...]) -> Self:
+        """The fit after its stream has gone on."""
+        assert stream.result is not None
+        with enable_x64(True):
+            partition = _partition(self.spec, [site for site in sites if site.columns])
+        return type(self)(self.spec, tuple(sites), partition, stream.result, stream.batches, sources)
 
     def __repr__(self) -> str:
         return self.table()
@@ -338,6 +417,8 @@ class Fit:
 
 
 _QUIET = Monitor(progress=False)
+_SETTLED = 1e-10
+"""How many nats an answer may lie from the posterior after an update: so few that what came before leaves no trace."""
 
 
 def fit(
@@ -383,14 +464,22 @@ def fit(
     given = {what: text for what, text in zip(_OPTIONAL, (covariance, weights, positive), strict=True) if text}
     settings = Settings(formula, family, prior, missing=missing, **given)
     rows = tuple(sites_of(frame_of(data), settings.columns, sites, settings.optional))
-    return fitted(Spec(settings, agreed(settings.begun, rows)), rows, rounds)
+    found = fitted(Spec(settings, agreed(settings.begun, rows)), rows, rounds)
+    return dataclasses.replace(found, sources=source_of(data, sites or ""))
 
 
 def fitted(spec: Spec, rows: tuple[Site, ...], rounds: int) -> Fit:
     """The fit of a spec to the rows of sites."""
     with enable_x64(True):
-        tables, weights = [spec.table(site) for site in rows], [spec.weights(site) for site in rows]
-        lengths = 1 if sum(site.rows for site in rows) < _MANY_ROWS else 4
-        partition = federate(tables, weights=weights, names=[site.name for site in rows], buckets=lengths)
+        partition = _partition(spec, rows)
         result = run(spec.method(), spec.model(), spec.prior(), partition, rounds=rounds, monitor=_QUIET)
         return Fit(spec, rows, partition, result)
+
+
+def _partition(spec: Spec, rows: Sequence[Site]) -> Partition:
+    """The rows of sites as numbers; none where none are at hand."""
+    if not rows:
+        return Partition((), (), ())
+    tables, weights = [spec.table(site) for site in rows], [spec.weights(site) for site in rows]
+    lengths = 1 if sum(site.rows for site in rows) < _MANY_ROWS else 4
+    return federate(tables, weights=weights, names=[site.name for site in rows], buckets=lengths)
