@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 import typer.core
 
-from partita.cli.federation import client, federation, result, resume, server, status
+from partita.cli.federation import client, federation, rehearse, result, resume, server, status
 from partita.errors import exit_with_sentence
 
 typer.core.HAS_RICH = False
@@ -98,7 +98,7 @@ def fit(
 
 
 app.add_typer(federation, name="federation")
-for command in (server, client, status, resume, result):
+for command in (rehearse, server, client, status, resume, result):
     app.command()(command)
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from scipy import stats
 
 from partita.data.shard import Partition, federate
-from partita.errors import SettingsError, unknown
+from partita.errors import DataError, SettingsError, unknown
 from partita.families import Family, FullGaussian
 from partita.inputs import check_kind, check_whole
 from partita.models.glm import GeneralisedLinear
@@ -40,7 +40,8 @@ class Fit:
 
     spec: Spec
     sites: tuple[Site, ...]
-    partition: Partition
+    partition: Partition | None
+    """The sites' rows; None where they are elsewhere, as after a federation."""
     result: Result
 
     @property
@@ -142,6 +143,8 @@ class Fit:
 
     def without(self, site: str) -> Self:
         """The fit without one site: its factor is divided out, and the others settle."""
+        if self.partition is None:
+            raise DataError("This fit has no rows: `partita federation retire` divides a client out of a federation.")
         parts = self.partition.without(site)
         with enable_x64(True):
             method, state = self.spec.method(), self.result.state
