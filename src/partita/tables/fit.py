@@ -1,6 +1,7 @@
 """`fit`: a formula and a table in, a posterior in the table's own units out."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Self
 
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from jaxtyping import Float
 from scipy import stats
 
 from partita.data.shard import Partition, federate
+from partita.engines import Engine, LocalEngine
 from partita.errors import DataError, SettingsError, unknown
 from partita.families import Family, FullGaussian
 from partita.inputs import check_kind, check_whole
@@ -199,6 +201,7 @@ def fit(
     weights: str | None = None,
     positive: str | None = None,
     rounds: int = 100,
+    engine: Callable[[Partition], Engine] | None = None,
 ) -> Fit:
     """Fits a formula to a table, the rows of each site kept apart.
 
@@ -214,6 +217,8 @@ def fit(
         weights: a column of row weights.
         positive: the label of a binary response that counts as 1.
         rounds: how many visits of each site at most.
+        engine: makes the engine that runs the sites, such as `lambda rows: DaskEngine(cluster, rows)`; without it they
+            run in this process.
 
     Returns:
         The fit: print it, or ask for `coefficients`, `by_site`, `predict`, `without`.
@@ -227,14 +232,29 @@ def fit(
     given = {what: text for what, text in zip(_OPTIONAL, (covariance, weights, positive), strict=True) if text}
     settings = Settings(formula, family, prior, **given)
     rows = tuple(sites_of(frame_of(data), settings.columns, sites))
-    return fitted(Spec(settings, agreed(formula, rows)), rows, rounds)
+    return fitted(Spec(settings, agreed(formula, rows)), rows, rounds, LocalEngine if engine is None else engine)
 
 
-def fitted(spec: Spec, rows: tuple[Site, ...], rounds: int) -> Fit:
-    """The fit of a spec to the rows of sites."""
+def fitted(spec: Spec, rows: tuple[Site, ...], rounds: int, engine: Callable[[Partition], Engine] = LocalEngine) -> Fit:
+    """The fit of a spec to the rows of sites, which the engine runs."""
     with enable_x64(True):
         tables, weights = [spec.table(site) for site in rows], [spec.weights(site) for site in rows]
         lengths = 1 if sum(site.rows for site in rows) < _MANY_ROWS else 4
         partition = federate(tables, weights=weights, names=[site.name for site in rows], buckets=lengths)
-        result = run(spec.method(), spec.model(), spec.prior(), partition, rounds=rounds, monitor=_QUIET)
+        there = _made(engine, partition)
+        result = run(spec.method(), spec.model(), spec.prior(), engine=there, rounds=rounds, monitor=_QUIET)
         return Fit(spec, rows, partition, result)
+
+
+def _made(engine: Callable[[Partition], Engine], partition: Partition) -> Engine:
+    """The engine of these rows."""
+    try:
+        made: Any = engine(partition)
+    except Exception as error:  # a user's function may raise anything
+        made = error
+    if not isinstance(made, Engine):
+        why = f" ({made!r:.100})" if isinstance(made, Exception) else ""
+        raise SettingsError(
+            f"The engine must be a function that makes one of a partition{why}: give one such as LocalEngine."
+        )
+    return made
