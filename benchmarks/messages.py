@@ -174,9 +174,8 @@ def flower_server(folder, link, repeats):
         try:
             there = link(federation.clients)
             enrolment = Enrolment(federation, there, ledger)
-            columns = len(enrolment.assemble().names)
-            model, method = federation.built_model(columns), federation.built_method()
-            prior = federation.built_prior(model, columns)
+            scheme = enrolment.assemble()
+            model, method, prior = scheme.model(), scheme.method(), scheme.prior()
             engine = RemoteEngine(Attended(enrolment, newcomers=False), enrolment.rows)
             task = first_task(method, prior, federation.clients)
             found = message_seconds(engine, method, model, prior, task, repeats)

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 import partita as pt
 from partita.cli import app
 from partita.io import names
-from partita.models.named import KINDS
 
 HEAVY = ("jax", "equinox", "numpy", "scipy", "matplotlib", "flwr", "rich")
 
@@ -57,11 +56,9 @@ def test_help_shows_a_text_for_every_parameter(words):
 
 
 def test_the_kinds_that_help_lists_are_those_there_are():
-    """They are listed once, where nothing that computes is loaded; the registry of models has the same."""
+    """They are listed once, where nothing that computes is loaded; the registry of methods has the same."""
     parameters = inspect.signature(COMMANDS["federation", "init"].callback).parameters
-    assert get_args(parameters["model"].annotation)[0] == names.Regression
     assert get_args(parameters["schedule"].annotation)[0] == names.Turns
-    assert (*get_args(names.Regression), *get_args(names.Network)) == tuple(KINDS)
     assert set(get_args(names.Turns)) <= set(pt.methods.NAMED)
 
 

@@ -15,7 +15,7 @@ from partita.federation import processes
 from partita.federation.certificates import make_authority
 from partita.federation.initialise import initialise, issue_credentials
 from partita.io import atomic
-from support.clinic_files import clinic, write
+from support.clinic_files import ILL, clinic, write
 
 
 @contextlib.contextmanager
@@ -87,7 +87,7 @@ def modes(monkeypatch):
 def test_private_key_files_are_created_readable_by_their_owner_only(tmp_path, modes):
     write(tmp_path / "east.csv", clinic(0))
     study, names = tmp_path / "study", ["east", "west"]
-    initialise(study, names, "ill", tmp_path / "east.csv", "192.0.2.7:9092", "logistic", "sequential")
+    initialise(study, names, ILL, address="192.0.2.7:9092")
     keys = [study / "keys" / name for name in names]
     keys += [study / "clients" / name / "keys" / name for name in names]
     for path in (study / "server.key", *keys):

@@ -3,6 +3,7 @@
 import os
 import signal
 
+import jax
 import numpy as np
 import pytest
 
@@ -73,6 +74,20 @@ def test_a_worker_killed_during_a_task_is_replaced(cluster):
     here = pt.run(method, MODEL, PRIOR, PARTS, rounds=40)
     assert steps > 7
     np.testing.assert_allclose(there.posterior.mean, here.posterior.mean, rtol=1e-8)
+
+
+def test_a_formula_is_fitted_on_the_cluster_as_in_one_process(cluster):
+    """In double precision, whatever the precision of the process is."""
+    rng = np.random.default_rng(0)
+    table = {"age": rng.normal(60, 9, 90), "sex": rng.choice(["f", "m"], 90), "site": np.repeat(["a", "b", "c"], 30)}
+    table["visits"] = rng.poisson(np.exp(0.03 * (table["age"] - 60)))
+    about = {"family": "poisson", "sites": "site"}
+    with jax.enable_x64(False):
+        there = pt.fit("visits ~ age + sex", table, **about, engine=lambda rows: DaskEngine(cluster, rows))
+        here = pt.fit("visits ~ age + sex", table, **about)
+    np.testing.assert_allclose(there.mean, here.mean, rtol=1e-8)
+    np.testing.assert_allclose(there.covariance, here.covariance, rtol=1e-8)
+    assert there.table() == here.table()
 
 
 class Notes(EventLog):

@@ -73,7 +73,7 @@ def test_a_late_site_is_held_to_the_labels_agreed_on(federation, tmp_path):
     assert list(reception.rows) == ["east", "north", "west"]
     write(tmp_path / "north.csv", coded(clinic(1), yes="none", no="none"))
     late = Client("north", federation, tmp_path / "north.csv")
-    about = {"kind": "update", "digest": federation.digest, "encoding": agreed.to_dict()}
+    about = {"kind": "update", "digest": federation.digest, "agreed": agreed.to_dict()}
     assert "cannot use its data" in late.handle(wire.Message(about, {})).header["reason"]
     again = Enrolment(federation, FaultyLink({"north": late}), Ledger(tmp_path / LEDGER_FILE))
     del again.rows["north"]

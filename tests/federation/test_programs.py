@@ -20,7 +20,7 @@ from partita.federation.initialise import initialise
 from partita.federation.serve import LEDGER_FILE, SERVER_LOCK
 from partita.io.lock import hold
 from partita.storage.ledger import Ledger
-from support.clinic_files import clinic, write
+from support.clinic_files import ILL, clinic, write
 from support.clinics import stopped
 
 
@@ -29,7 +29,7 @@ def study(tmp_path):
     """The folder of a federation with keys."""
     write(tmp_path / "east.csv", clinic(0))
     folder = tmp_path / "study"
-    initialise(folder, ["east"], "ill", tmp_path / "east.csv", "127.0.0.1:9092", "logistic", "sequential", True)
+    initialise(folder, ["east"], ILL, secure=True)
     return folder
 
 
@@ -156,8 +156,7 @@ def test_a_client_says_when_something_else_answers_at_the_servers_address(
         context = listening(Home, study)
     else:
         other = study.parent / "other"
-        example = study.parent / "east.csv"
-        initialise(other, ["east"], "ill", example, "127.0.0.1:9092", "logistic", "sequential", True)
+        initialise(other, ["east"], ILL, secure=True)
         context = listening(Health, other)
     with context as found:
         port = found if isinstance(found, int) else port

@@ -168,7 +168,7 @@ def test_errors_about_rows_do_not_reveal_their_values(clinics, tmp_path):
     federation = dataclasses.replace(federation, data=dataclasses.replace(federation.data, positive=()))
     client = Client("east", federation, tmp_path / "east.csv")
     agreed = federated([read(tmp_path / "east.csv", federation.data)])
-    about = {"kind": "update", "digest": federation.digest, "encoding": agreed.to_dict()}
+    about = {"kind": "update", "digest": federation.digest, "agreed": agreed.to_dict()}
     reason = client.handle(wire.Message(about, {})).header["reason"]
     assert "cannot use its data" in reason
     assert "17" not in reason
@@ -203,8 +203,8 @@ class Liar:
             self.told.append(message.header["reason"])
         if message.header["kind"] != "hello":
             return answer
-        summary = {"columns": self.lie(answer.header["summary"]["columns"])}
-        return answer._replace(header={**answer.header, "summary": summary})
+        summary = {"columns": self.lie(answer.header["answer"]["columns"])}
+        return answer._replace(header={**answer.header, "answer": summary})
 
 
 @pytest.mark.parametrize("name", LIES)
@@ -256,7 +256,7 @@ def test_a_late_client_is_enrolled_and_the_run_converges_to_the_same_result(meth
     assert "north" not in there.history.rows[0]["clients"]
     frames = [read(client.path, federation.data) for client in clients.values()]
     agreed = federated([frames[0], frames[2]])
-    assert json.loads((tmp_path / "result.json").read_text())["encoding"] == agreed.to_dict()
+    assert json.loads((tmp_path / "result.json").read_text())["agreed"] == agreed.to_dict()
     parts = pt.federate([agreed.encode(frame) for frame in frames])
     model = federation.built_model(len(agreed.names))
     prior = federation.built_prior(model, len(agreed.names))
@@ -322,7 +322,7 @@ def test_a_file_without_rows_is_blamed_and_no_column(clinics, tmp_path):
     assert answer.header["reason"] == "Its file has no rows."
 
 
-@pytest.mark.parametrize("damaged", ["", "{", "[]", "1", '{"history": 3}', '{"encoding": {}}', "[" * 100_000, "\0"])
+@pytest.mark.parametrize("damaged", ["", "{", "[]", "1", '{"history": 3}', '{"agreed": {}}', "[" * 100_000, "\0"])
 def test_a_damaged_result_is_named_with_the_remedy(damaged, tmp_path):
     (tmp_path / config.CONFIG_FILE).write_text(TOML)
     (tmp_path / "result.json").write_text(damaged)

@@ -17,12 +17,13 @@ from partita.cli import app
 from partita.data.preprocess import federated
 from partita.errors import InputError, MissingExtraError
 from partita.federation import certificates, config
+from partita.federation.beginning import beginning
 from partita.federation.client import Client
 from partita.federation.initialise import initialise
 from partita.federation.rehearse import Rehearsal
 from partita.federation.rows import read
 from partita.federation.serve import serve
-from support.clinic_files import COLUMNS, TOML, clinic, write
+from support.clinic_files import COLUMNS, ILL, TOML, clinic, write
 from support.weather import FaultyLink
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,18 @@ ROOT = Path(__file__).parents[2]
 
 def init(folder, *examples, **options):
     """`partita federation init` with these example files; what it prints."""
-    arguments = ["federation", "init", folder, "--client", "east", "--client", "west", "--response", "ill"]
+    arguments = [
+        "federation",
+        "init",
+        folder,
+        ILL.formula,
+        "--family",
+        ILL.family,
+        "--client",
+        "east",
+        "--client",
+        "west",
+    ]
     for example in examples:
         arguments += ["--example", example]
     for name, value in options.items():
@@ -61,7 +73,7 @@ def test_an_address_that_cannot_be_is_told_and_leaves_nothing_behind(address, tm
     """There was a traceback and half a folder, or the port was taken as it was."""
     write(tmp_path / "east.csv", clinic(0))
     with pytest.raises(InputError, match=ADDRESSES[address]):
-        initialise(tmp_path / "study", ["east"], "ill", tmp_path / "east.csv", address, "logistic", "sequential")
+        initialise(tmp_path / "study", ["east"], ILL, [tmp_path / "east.csv"], address)
     assert not (tmp_path / "study").exists()
     with pytest.raises(InputError, match=ADDRESSES[address]):
         config.read(f'{TOML}[server]\nsecure = true\naddress = "{address}"\n'.encode(), "federation.toml")
@@ -76,8 +88,7 @@ def test_an_address_that_can_be_is_taken(address):
 
 def test_where_certificates_cannot_be_made_there_is_no_federation(tmp_path, monkeypatch):
     """It can be made again when they can."""
-    write(tmp_path / "east.csv", clinic(0))
-    about = (["east"], "ill", tmp_path / "east.csv", "10.0.0.7:9092", "logistic", "sequential")
+    about = (["east"], ILL, (), "10.0.0.7:9092")
     with monkeypatch.context() as patch:
         patch.setattr(certificates, "make_authority", lambda *_: (_ for _ in ()).throw(MissingExtraError("it", "x")))
         with pytest.raises(MissingExtraError):
@@ -86,32 +97,21 @@ def test_where_certificates_cannot_be_made_there_is_no_federation(tmp_path, monk
     assert config.load(tmp_path / "study").server.secure
 
 
-def test_identifiers_are_left_out_with_a_sentence(tmp_path):
+def test_columns_that_the_formula_does_not_name_are_not_read(tmp_path):
+    """Names and keys of patients have no way in."""
     rows = [(1000 + 7 * k % 211, f"patient {k}", *row[:5]) for k, row in enumerate(clinic(0))]
-    write(tmp_path / "east.csv", rows, ("key", "name", *COLUMNS[:5]))
-    said = init(tmp_path / "study", tmp_path / "east.csv")
-    data = config.load(tmp_path / "study").data
-    assert data.numbers == ("age", "pressure")
-    assert list(data.categories) == ["pain", "site"]
-    for column in ("'key'", "'name'"):
-        assert re.search(rf"Left out: .*{column}", said)
-    assert "patient 3" not in (tmp_path / "study" / "federation.toml").read_text() + said
-
-
-def test_levels_and_labels_of_several_examples_are_taken_together(tmp_path):
-    """Those of one site's example stopped the others."""
-    for name, pain, ill in (("east", "none", "no"), ("west", "much", "yes")):
-        write(tmp_path / f"{name}.csv", [(*row[:2], pain, row[3], ill) for row in clinic(0)], COLUMNS[:5])
-    init(tmp_path / "study", tmp_path / "east.csv", tmp_path / "west.csv")
-    data = config.load(tmp_path / "study").data
-    assert '"pain" = []  # "much", "none"\n' in (tmp_path / "study" / "federation.toml").read_text()
-    assert (data.positive, data.negative) == (("yes",), ("no",))
     for name in ("east", "west"):
-        assert read(tmp_path / f"{name}.csv", data).size == 30
+        write(tmp_path / f"{name}.csv", rows, ("key", "name", *COLUMNS[:5]))
+    said = init(tmp_path / "study", tmp_path / "east.csv", tmp_path / "west.csv")
+    federation = config.load(tmp_path / "study")
+    assert set(beginning(federation).read(tmp_path / "east.csv", "east").rows.columns) == {
+        "ill", "age", "pressure", "pain",
+    }  # fmt: skip
+    assert "patient" not in (tmp_path / "study" / "federation.toml").read_text() + said
 
 
-def test_levels_of_one_sites_example_do_not_stop_the_others(tmp_path):
-    """A site with a level that the example lacks was refused; those of all sites are agreed on in round 0."""
+def test_levels_of_one_site_do_not_stop_the_others(tmp_path):
+    """Those of all sites are agreed on in round 0."""
     own = {
         "east": [row for row in clinic(0) if row[2] != "much"],
         "west": [row for row in clinic(1) if row[2] != "none"],
@@ -127,16 +127,17 @@ def test_levels_of_one_sites_example_do_not_stop_the_others(tmp_path):
     assert there.state.names == ("east", "west")
     with (study / "summary.csv").open() as file:
         names = [row["name"] for row in csv.DictReader(file)]
-    assert [name for name in names if name.startswith("pain")] == ["pain=much", "pain=none", "pain=some"]
+    assert [name for name in names if name.startswith("pain")] == ["pain[T.much]", "pain[T.none]"]
     here = Rehearsal.read(federation, files).run()
     np.testing.assert_allclose(there.posterior.mean, here.posterior.mean, rtol=1e-8)
 
 
-def test_examples_with_other_columns_are_told(tmp_path):
+def test_an_example_without_a_column_of_the_formula_is_told(tmp_path):
     write(tmp_path / "east.csv", clinic(0))
     write(tmp_path / "west.csv", [row[1:] for row in clinic(0)], COLUMNS[1:])
-    with pytest.raises(InputError, match=r"west.csv has no column 'age', which east.csv has"):
+    with pytest.raises(InputError, match=r"The example west.csv does not fit the formula: .* no column 'age'"):
         init(tmp_path / "study", tmp_path / "east.csv", tmp_path / "west.csv")
+    assert not (tmp_path / "study").exists()
 
 
 def test_a_site_with_another_level_is_told_what_to_do(tmp_path):

@@ -4,6 +4,8 @@ import csv
 
 import numpy as np
 
+from partita.tables.spec import Settings
+
 TOML = """
 name = "clinics"
 clients = ["east", "north", "west"]
@@ -20,6 +22,8 @@ kind = "logistic"
 [run]
 rounds = 8
 """
+ILL = Settings("ill ~ age + pressure + pain", "bernoulli")
+"""A formula of columns that every clinic has."""
 COLUMNS = ("age", "pressure", "pain", "site", "ill", "surname")
 
 

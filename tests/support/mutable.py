@@ -118,7 +118,7 @@ def ledgers(folder: Path) -> Target:
     path = folder / "ledger.sqlite"
     ledger = pt.Ledger(path, durable=False)
     _run(ledger)
-    ledger.say("roster", {"rows": {"east": 3}, "encoding": None})
+    ledger.say("roster", {"rows": {"east": 3}, "agreed": None})
     ledger.request("client 1", "leave")
     ledger._db.close()
     numbers = itertools.count()

@@ -13,6 +13,7 @@ from partita.errors import InputError
 from partita.federation import config
 from partita.federation.initialise import initialise
 from partita.federation.status import read_status
+from support.clinic_files import ILL
 
 
 def federation(folder, names, rows, schedule="sequential", secure=False, rounds=None):
@@ -21,7 +22,7 @@ def federation(folder, names, rows, schedule="sequential", secure=False, rounds=
     for name, path in files.items():
         rows(path, name)
     study = folder / "study"
-    initialise(study, names, "ill", files[names[0]], f"127.0.0.1:{free_port()}", "logistic", schedule, secure)
+    initialise(study, names, ILL, [files[names[0]]], f"127.0.0.1:{free_port()}", schedule, secure)
     if rounds is not None:
         for path in (study, *(study / "clients" / name for name in names)):
             text = (path / config.CONFIG_FILE).read_text()

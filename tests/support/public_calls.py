@@ -161,6 +161,7 @@ CALLS = {
             "weights": "weight",
             "positive": None,
             "rounds": 1,
+            "engine": pt.LocalEngine,
         },
     ),
     "run": (

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 import typer.core
 
-from partita.cli.federation import client, federation, result, resume, server, status
+from partita.cli.federation import client, federation, rehearse, result, resume, server, status
 from partita.cli.study import drift, forget, update
 from partita.errors import exit_with_sentence
 
@@ -123,7 +123,7 @@ def example(
 
 
 app.add_typer(federation, name="federation")
-for command in (update, forget, drift, server, client, status, resume, result):
+for command in (update, forget, drift, rehearse, server, client, status, resume, result):
     app.command()(command)
 
 

@@ -1,4 +1,4 @@
-"""Commands of a federation: init, credentials, leave, retire, join; server, client, status, resume, result."""
+"""Commands of a federation: to set it up, rehearse it, run it, and look at it."""
 
 import contextlib
 import json as jsons
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from partita.errors import InputError
-from partita.io.names import Regression, Turns
+from partita.io.names import Turns
 
 __all__ = [
     "client",
@@ -19,6 +19,7 @@ __all__ = [
     "init",
     "join",
     "leave",
+    "rehearse",
     "result",
     "resume",
     "retire",
@@ -33,13 +34,21 @@ _Folder = Annotated[Path, typer.Argument(help="The federation's folder, with fed
 @federation.command()
 def init(
     folder: Annotated[Path, typer.Argument(help="A new folder for the federation.")],
+    formula: Annotated[str, typer.Argument(help="Such as 'died ~ age + C(ward) + offset(log(days))'.")],
     client: Annotated[list[str], typer.Option(help="The name of a client; repeat it for each.")],
+    family: Annotated[str, typer.Option(help="The likelihood: gaussian, bernoulli, …")] = "gaussian",
     example: Annotated[
-        list[Path],
-        typer.Option(help="A CSV or parquet file with the columns that every client has; repeat it for more labels."),
-    ],
-    response: Annotated[str, typer.Option(help="The column to predict.")],
-    model: Annotated[Regression, typer.Option(help="The kind of regression.")] = "logistic",
+        list[Path] | None,
+        typer.Option(help="A CSV or Parquet file in which to look for the formula's columns; repeat it for more."),
+    ] = None,
+    prior: Annotated[
+        str, typer.Option(help="The prior of standardised coefficients, normal(mean, sd).")
+    ] = "normal(0, 2.5)",
+    covariance: Annotated[
+        str, typer.Option(help="full, which automatic is up to 500 columns, or mean-field.")
+    ] = "automatic",
+    weights: Annotated[str, typer.Option(help="A column of row weights.")] = "",
+    positive: Annotated[str, typer.Option(help="The label of the response that counts as 1.")] = "",
     schedule: Annotated[Turns, typer.Option(help="The schedule of clients.")] = "sequential",
     address: Annotated[
         str, typer.Option(help="The server's address. Unless on loopback, certificates and keys are made.")
@@ -50,19 +59,14 @@ def init(
 ) -> None:
     """Write federation.toml, for review and editing, and a folder to give to each client.
 
-    Columns are taken from the example files; their rows are not copied. Levels are collected from the clients.
+    Clients read the columns that the formula names, and no others. Nothing of an example is copied.
     """
     from partita.federation.initialise import initialise
+    from partita.tables.spec import Settings
 
-    made = initialise(folder, client, response, example, address, model, schedule, secure)
-    for path in made.written:
+    settings = Settings(formula, family, prior, covariance, weights, positive)
+    for path in initialise(folder, client, settings, example or [], address, schedule, secure):
         typer.echo(path)
-    if made.left_out:
-        typer.echo(
-            f"Left out: {', '.join(map(repr, made.left_out))}, whose values are nearly all different, as identifiers' "
-            f"are; to use them, add them to {folder / 'federation.toml'} and run "
-            f"`partita federation credentials {folder}`."
-        )
 
 
 @federation.command()
@@ -104,6 +108,17 @@ def _request(folder: Path, name: str, change: Literal["leave", "retire", "join"]
     Ledger(folder / LEDGER_FILE).request(name, change)
     typer.echo(f"Requested: {change} {name}. The server applies it at its next step.")
     typer.echo(f"If the run has ended, `partita resume {folder}` goes on with it.")
+
+
+def rehearse(
+    folder: _Folder,
+    files: Annotated[list[str], typer.Argument(help="The file of each client, as leeds=leeds.csv york=york.csv.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """Run a federation in this process from its clients' files: the table, and what each client would send."""
+    from partita.cli.rehearse import run_rehearsal
+
+    run_rehearsal(folder, files, json)
 
 
 def server(folder: _Folder) -> None:
@@ -193,10 +208,9 @@ def result(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Show and plot the posterior of a federation after its run."""
-    from rich.console import Console
-    from rich.table import Table as Grid
+    import jax
 
-    from partita.federation.result import MAX_PARAMETERS_SHOWN, account, draw, summary
+    from partita.federation.result import account, draw, shown, summary
 
     rows = summary(folder)
     figure = draw(folder, rows)
@@ -204,21 +218,9 @@ def result(
         about = {"summary": rows, "account": account(folder), "files": {"figure": str(figure)}}
         typer.echo(jsons.dumps(about, indent=2))
         return
-    grid = Grid(title=f"Posterior of {folder.name}")
-    for column in rows[0]:
-        grid.add_column(column, justify="left" if column == "name" else "right")
-    for row in rows[:MAX_PARAMETERS_SHOWN]:
-        grid.add_row(*(f"{value:.4g}" if isinstance(value, float) else value or "" for value in row.values()))
-    console = Console()
-    console.print(grid)
-    if len(rows) > MAX_PARAMETERS_SHOWN:
-        console.print(
-            f"Shown: {MAX_PARAMETERS_SHOWN} of {len(rows):,} parameters; all are in {folder / 'summary.csv'}.",
-            soft_wrap=True,
-        )
-    for line in account(folder):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    console.print(f"Figure: {figure}", highlight=False, soft_wrap=True)
+    jax.config.update("jax_enable_x64", True)
+    for line in (shown(folder), "", *account(folder), f"Figure: {figure}"):
+        typer.echo(line)
 
 
 @contextlib.contextmanager

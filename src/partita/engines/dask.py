@@ -47,7 +47,7 @@ class _DaskLink(Transport):
         self.cluster, self.sites = cluster, dict(sites)
         self._homes: dict[str, Future] = {}
         self._come: queue.SimpleQueue[tuple[str, Future]] = queue.SimpleQueue()
-        cluster.register_plugin(Precision(bool(jax.config.read("jax_enable_x64"))))
+        cluster.register_plugin(Precision(jax.dtypes.canonicalize_dtype(float) == np.dtype(float)))
 
     def post(self, name: str, message: Message) -> None:
         if name not in self._homes:

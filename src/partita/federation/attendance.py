@@ -7,7 +7,7 @@ from partita.federation.enrolment import Enrolment
 from partita.io.wire import equal
 from partita.server.run import Result
 
-__all__ = ["Attendance", "attendance", "remarks"]
+__all__ = ["Attendance", "attendance", "remarks", "sizes"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +17,8 @@ class Attendance:
     name: str
     rows: int
     """How many rows it has; 0 if it did not enrol."""
+    incomplete: int
+    """How many rows it left out since a value is missing."""
     imputed: Mapping[str, int]
     """How many numbers were missing, by column; each became everybody's mean."""
     skipped: int
@@ -46,6 +48,8 @@ class Attendance:
         dropped = f"{self.skipped:,} dropped, as they have no proper site" if self.skipped else "none dropped"
         used = f"{self.rows - self.skipped:,} rows used, {dropped}" if self.took_part else f"{self.rows:,} rows"
         parts = [used, f"{self.answers:,} answers accepted"]
+        if self.incomplete:
+            parts.append(f"{self.incomplete:,} rows with missing values left out")
         if self.imputed:
             missing = ", ".join(f"{count:,} of {column}" for column, count in self.imputed.items())
             parts.append(f"missing numbers, set to the mean: {missing}")
@@ -67,6 +71,7 @@ def attendance(reception: Enrolment, result: Result) -> list[Attendance]:
         Attendance(
             name,
             reception.rows.get(name, 0),
+            reception.incomplete.get(name, 0),
             reception.imputed.get(name, {}),
             int(skipped.get(name, 0)),
             count,
@@ -76,6 +81,11 @@ def attendance(reception: Enrolment, result: Result) -> list[Attendance]:
         )
         for name, count in answers.items()
     ]
+
+
+def sizes(members: Iterable[Attendance]) -> dict[str, tuple[int, int]]:
+    """The rows of those that took part, and how many they left out."""
+    return {member.name: (member.rows, member.incomplete) for member in members if member.took_part}
 
 
 def remarks(members: Iterable[Attendance]) -> list[str]:

@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from partita.data import federate
-from partita.data.frame import Frame
-from partita.data.preprocess import Encoding, federated, summarise
-from partita.data.table import Table
 from partita.engines.endpoint import ClientEndpoint
-from partita.errors import DataError, FederationError, InputError
-from partita.federation import rows
+from partita.errors import FederationError, InputError
+from partita.federation.beginning import beginning
 from partita.federation.config import Federation
+from partita.federation.scheme import PRIVATE_ERROR, Own, Scheme
 from partita.io.wire import Message
-from partita.models import Model
 
 __all__ = ["Client", "usable"]
 
@@ -22,29 +19,15 @@ _LOG = logging.getLogger("partita")
 _CONFIG_MISMATCH = (
     "Its federation.toml differs from the server's in columns, model, method, prior or seed: copy the server's."
 )
-_PRIVATE_ERROR = "The client cannot use its data; the details are only in the client's log."
 
 
-def usable(path: Path, federation: Federation) -> Frame:
-    """A client's rows; an `InputError` unless they fit the federation's columns and its model."""
-    frame = rows.read(path, federation.data)
-    own = federated([frame])
-    _check(federation.built_model(len(own.names)), own.encode(frame), federation.data.response)
-    return frame
-
-
-def _check(model: Model, table: Table, response: str) -> None:
-    """Checks the rows as the model does; the server is told what the model needs, and no value."""
-    try:
-        model.check(table)
-    except InputError as error:
-        why = f": column {response!r} does not fit the model, {error.public}" if error.public else ""
-        public = f"The client cannot use its data{why}." if why else _PRIVATE_ERROR
-        raise DataError(f"Column {response!r} does not fit the model: {error}.", public) from None
+def usable(path: Path, federation: Federation) -> Own:
+    """A client's rows; an `InputError` unless they fit what the federation fits."""
+    return beginning(federation).read(path, path.stem)
 
 
 class Client:
-    """Enrols with a summary of its columns, and answers tasks once the encoding is agreed on."""
+    """Answers the stages of round 0 with summaries of its columns, and then tasks."""
 
     def __init__(self, name: str, federation: Federation, path: Path) -> None:
         self.name, self.federation, self.path = name, federation, path
@@ -62,29 +45,34 @@ class Client:
                 return Message({**about, "kind": "ack"}, {})
             if message.header.get("digest") != self.federation.digest:
                 raise FederationError(_CONFIG_MISMATCH, _CONFIG_MISMATCH)
+            agreed: Any = message.header.get("agreed", {})
             if message.header.get("kind") == "hello":
-                told = {"rows": self._frame.size, "summary": summarise(self._frame).to_dict()}
+                own, scheme = self._own, self._beginning.restored(agreed)
+                told = {"rows": own.size, "incomplete": own.incomplete, "answer": scheme.answer(own)}
                 return Message({**about, "kind": "hello", **told}, {})
-            return self._site(message.header).handle(message)
+            return self._site(agreed).handle(message)
         except Exception as error:
             _LOG.warning("%s: %s: %s", self.name, type(error).__name__, error)
             public = error.public if isinstance(error, InputError) else None
-            return Message({**about, "kind": "error", "reason": public or _PRIVATE_ERROR}, {})
+            return Message({**about, "kind": "error", "reason": public or PRIVATE_ERROR}, {})
+
+    def check(self) -> None:
+        """Reads the file; an `InputError` unless it can be used."""
+        _ = self._own
 
     @functools.cached_property
-    def _frame(self) -> Frame:
-        return usable(self.path, self.federation)
+    def _beginning(self) -> Scheme:
+        return beginning(self.federation)
 
-    def _site(self, header: dict[str, Any]) -> ClientEndpoint:
-        contents = header.get("encoding")
-        key = repr(contents)
+    @functools.cached_property
+    def _own(self) -> Own:
+        return self._beginning.read(self.path, self.name)
+
+    def _site(self, agreed: Any) -> ClientEndpoint:
+        key = repr(agreed)
         if key not in self._sites:
-            encoding = Encoding.from_dict(contents or {})
-            table = encoding.encode(self._frame)
-            model = self.federation.built_model(len(encoding.names))
-            _check(model, table, self.federation.data.response)
-            prior = self.federation.built_prior(model, len(encoding.names))
-            recipe = self.federation.built_method(model).recipe(model)
-            shard = federate([table], names=[self.name]).shards[0]
-            self._sites = {key: ClientEndpoint(self.name, recipe, prior, shard)}
+            scheme = self._beginning.restored(agreed)
+            parts = federate([scheme.table(self._own)], weights=[scheme.weights(self._own)], names=[self.name])
+            recipe = scheme.method().recipe(scheme.model())
+            self._sites = {key: ClientEndpoint(self.name, recipe, scheme.prior(), parts.shards[0])}
         return self._sites[key]

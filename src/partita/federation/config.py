@@ -22,6 +22,7 @@ from partita.models import Model
 from partita.models.named import KINDS, Likelihood
 from partita.server.admission import Admission
 from partita.server.method import Method
+from partita.tables.spec import Settings
 
 __all__ = [
     "CONFIG_FILE",
@@ -47,7 +48,7 @@ _HOST = re.compile(r"(?=.{1,64}$)[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Which columns a client's file must have."""
+    """Which columns a client's file must have, where there is no formula."""
 
     response: str
     numbers: tuple[str, ...] = ()
@@ -111,12 +112,14 @@ class Server:
 
 @dataclasses.dataclass(frozen=True)
 class Federation:
-    """The configuration shared by server and clients."""
+    """The configuration shared by server and clients: of a formula, or of columns and a model such as a network."""
 
     name: str
     clients: tuple[str, ...]
-    data: Data
-    model: Likelihood
+    fit: Settings | None = None
+    """What `fit` takes: a formula, a likelihood and a prior."""
+    data: Data | None = None
+    model: Likelihood | None = None
     method: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"name": "sequential"})
     solver: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"kind": "newton"})
     prior: Prior = Prior()
@@ -129,11 +132,12 @@ class Federation:
     def digest(self) -> str:
         """A hash of all settings that answers depend on; a client with another digest is rejected."""
         about = dataclasses.asdict(self)
-        agreed = {key: about[key] for key in ("name", "data", "model", "method", "solver", "prior", "seed")}
+        agreed = {key: about[key] for key in ("name", "fit", "data", "model", "method", "solver", "prior", "seed")}
         return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()[:16]
 
     def built_model(self, columns: int) -> Model:
         """The likelihood for this number of encoded columns."""
+        assert self.model is not None
         return self.model.model(columns)
 
     def built_prior(self, model: Model, columns: int) -> Family:
@@ -143,14 +147,19 @@ class Federation:
         return kind.standard_normal(template, self.prior.scale)
 
     def built_method(self, model: Model | None = None) -> Method:
-        """The method, with the solver if it takes one; a network starts near 0 with small variance."""
-        settings, solver = dict(self.method), dict(self.solver)
-        name = settings.pop("name")
-        if "solver" in settings_of(name):
-            settings["solver"] = solver_named(solver.pop("kind"), solver)
+        """The method; a network starts near 0 with small variance."""
+        settings = self.method_settings
         if isinstance(model, Template):
             settings["start"] = MeanFieldGaussian.tight(model.template(), self.seed)
-        return method_named(name, **settings)
+        return method_named(**settings)
+
+    @property
+    def method_settings(self) -> dict[str, Any]:
+        """The method's name and settings, with the solver if it takes one."""
+        settings, solver = dict(self.method), dict(self.solver)
+        if "solver" in settings_of(settings["name"]):
+            settings["solver"] = solver_named(solver.pop("kind"), solver)
+        return settings
 
     def built_admission(self) -> Admission:
         """The bounds on answers."""
@@ -179,7 +188,7 @@ def read(contents: bytes, source: str) -> Federation:
 
 def _mistakes(federation: Federation, source: str) -> Iterator[str]:
     """What is wrong, each time as the rest of a sentence; a check may rely on those before it."""
-    names, method, solver, data = federation.clients, federation.method, federation.solver, federation.data
+    names, method, solver = federation.clients, federation.method, federation.solver
     if not names or len(set(names)) < len(names) or not all(names):
         yield f"needs at least one client, and unique names, not {list(names)}"
     for name in names:
@@ -188,9 +197,31 @@ def _mistakes(federation: Federation, source: str) -> Iterator[str]:
     for table, key in ((method, "name"), (solver, "kind")):
         if not isinstance(table.get(key), str):
             yield f"has a method or a solver without {key!r}: add it, as a text"
-    for what, name, known in (("method", method["name"], NAMED), ("kind of model", federation.model.kind, KINDS)):
-        if name not in known:
-            raise unknown(f"{what} in {source}", name, known)
+    if method["name"] not in NAMED:
+        raise unknown(f"method in {source}", method["name"], NAMED)
+    yield from _data_mistakes(federation, source)
+    for name, value in dataclasses.asdict(federation.run).items():
+        if name == "tolerance" and not 0 <= value < math.inf:
+            yield "has an invalid run.tolerance: it must be a number of nats, 0 or more"
+        elif not 0 < value < math.inf and name not in ("tolerance", "quorum"):
+            yield f"has an invalid run.{name}: it must be a number above 0"
+    host, _ = host_and_port(federation.server.address)
+    if not federation.server.secure and not loopback(host):
+        yield f"has a server at {host} without encryption: set secure = true, or use 127.0.0.1"
+
+
+def _data_mistakes(federation: Federation, source: str) -> Iterator[str]:
+    """What is wrong with the formula, or with columns and model."""
+    data, model, solver = federation.data, federation.model, federation.solver
+    if federation.fit is not None:
+        if data is not None or model is not None or federation.prior != Prior():
+            yield "has [fit], which says what is fitted: leave out [data], [model] and [prior]"
+        return
+    if data is None or model is None:
+        yield "has no [fit] with a formula: add it, or [data] and [model] for a network"
+        return
+    if model.kind not in KINDS:
+        raise unknown(f"kind of model in {source}", model.kind, KINDS)
     columns = [*data.numbers, *data.categories, data.response]
     if len(set(columns)) < len(columns) or len(columns) < 2:
         yield f"needs at least one column besides the response, without duplicates: {columns}"
@@ -201,17 +232,9 @@ def _mistakes(federation: Federation, source: str) -> Iterator[str]:
         yield f"has labels of {data.response!r} that are both positive and negative: leave them in one of the lists"
     if data.negative and not data.positive:
         yield f"has negative labels without positive ones: list the values of {data.response!r} that count as 1"
-    for name, value in dataclasses.asdict(federation.run).items():
-        if name == "tolerance" and not 0 <= value < math.inf:
-            yield "has an invalid run.tolerance: it must be a number of nats, 0 or more"
-        elif not 0 < value < math.inf and name not in ("tolerance", "quorum"):
-            yield f"has an invalid run.{name}: it must be a number above 0"
     fits = solver["kind"] not in ("newton", "conjugate") and federation.prior.family == "mean-field"
     if isinstance(federation.built_model(1), Template) and not fits:
         yield 'has a network, which needs a solver of kind "adam" and a "mean-field" prior'
-    host, _ = host_and_port(federation.server.address)
-    if not federation.server.secure and not loopback(host):
-        yield f"has a server at {host} without encryption: set secure = true, or use 127.0.0.1"
 
 
 def host_and_port(address: str) -> tuple[str, int]:

@@ -1,14 +1,16 @@
-"""Enrolment: clients introduce themselves before the first round, or later."""
+"""Enrolment: clients introduce themselves, and agree in stages on how rows become numbers; some come later."""
 
+import hashlib
+import json
 from typing import Any
 
 import numpy as np
 
-from partita.data.labels import Labels, agreed
-from partita.data.preprocess import Encoding, Summary, encoding, merge
 from partita.engines.remote import Delivery, Transport
 from partita.errors import FederationError, InputError
+from partita.federation.beginning import beginning
 from partita.federation.config import Federation
+from partita.federation.scheme import Answer, Scheme
 from partita.io.wire import Message
 from partita.storage.ledger import Ledger
 
@@ -19,80 +21,137 @@ RETRY_SECONDS, RETRY_INCOMPATIBLE_SECONDS = 60.0, 10.0
 """Seconds until a client that has not answered, or is incompatible, is invited again."""
 _LOOK = 10.0
 """Seconds between two polls for newcomers during a run."""
+_GONE = "did not answer while clients agreed on the design; the others went on without it"
 
 
 class Enrolment:
-    """Enrols clients whose columns are compatible, and stores the encoding agreed on by the first ones."""
+    """Enrols clients that fit, and keeps what they have agreed on, stage by stage.
+
+    Every message of round 0 carries what was agreed on so far, and its answer names the message: one that was lost is
+    sent again, and answers that come twice, or to an earlier stage, change nothing. A stage is stored when it ends, so
+    that a server that was killed goes on with the same clients and asks this stage again. If a client does not answer
+    a later stage in time, the others begin again with their first answers, as if it had not come.
+    """
 
     def __init__(self, federation: Federation, link: Transport, ledger: Ledger) -> None:
         self.federation, self.link, self.ledger = federation, link, ledger
-        found = ledger.said(_ROSTER) or {"rows": {}, "encoding": None}
+        found = ledger.said(_ROSTER) or {}
         if found.get("digest", federation.digest) != federation.digest:
             raise FederationError(
-                "federation.toml has changed since this run started (columns, model, method, solver, prior or seed): "
-                "restore it, or start a new run in another folder."
+                "federation.toml has changed since this run started (formula, columns, model, method, solver, prior or "
+                "seed): restore it, or start a new run in another folder."
             )
-        self.rows: dict[str, int] = found["rows"]
+        self.rows: dict[str, int] = found.get("rows", {})
         """The number of rows of each enrolled client."""
+        self.incomplete: dict[str, int] = found.get("incomplete", {})
+        """How many rows each of them left out since a value is missing."""
         self.imputed: dict[str, dict[str, int]] = found.get("imputed", {})
         """The numbers that are missing at each enrolled client, by column."""
-        self.encoding = None if found["encoding"] is None else Encoding.from_dict(found["encoding"])
-        self._summaries: dict[str, Summary] = {}
+        self.scheme: Scheme = beginning(federation).restored(found.get("agreed") or {})
+        """What was agreed on so far."""
+        self._first: dict[str, Answer] = found.get("first", {})
+        """The enrolled clients' answers to the first stage, once it has ended."""
+        self._answers: dict[str, Answer] = {}
+        """Answers to the present stage."""
         self._ask: dict[str, float] = {}
         """When each client may be invited again."""
         self.unfit: dict[str, str] = {}
         """Why clients could not enrol."""
 
-    def assemble(self) -> Encoding:
-        """Waits for all clients, up to the configured timeout, and fixes the encoding, which is then stored."""
-        if self.encoding is None:
+    def assemble(self) -> Scheme:
+        """Waits for all clients, up to the configured timeout a stage, until the scheme is complete."""
+        while not self.scheme.complete:
             until = self.link.now() + self.federation.run.assemble
-            while len(self.rows) < len(self.federation.clients) and self.link.now() < until:
+            while self._awaited() and self.link.now() < until:
                 self.greet()
                 letter = self.link.poll(min(1.0, max(until - self.link.now(), 0.0)))
                 if letter is not None:
                     self.welcome(letter)
-            if not self.rows:
-                why = "".join(f" {name} does not fit: {reason}" for name, reason in sorted(self.unfit.items()))
-                raise FederationError(f"No client enrolled in time: start the clients, then the server again.{why}")
-            self.rows = {name: self.rows[name] for name in self.federation.clients if name in self.rows}
-            self._settle_labels()
-            self.encoding = encoding(merge(self._summaries[name] for name in self.rows))
-            self._keep()
-        return self.encoding
+            if self._first:
+                self._end_stage()
+            else:
+                self._end_first_stage()
+        return self.scheme
 
     def greet(self) -> None:
-        """Invites online clients that are not enrolled to introduce themselves."""
-        for name in set(self.federation.clients) & set(self.link.present()) - set(self.rows):
+        """Asks online clients that are awaited for their next answer."""
+        for name in set(self._awaited()) & set(self.link.present()):
             if self.link.now() >= self._ask.get(name, -np.inf):
-                about = {"kind": "hello", "task": f"hello.{name}", "digest": self.federation.digest}
-                self.link.post(name, Message(about, {}))
+                about = {"kind": "hello", "task": self._task(name), "digest": self.federation.digest}
+                self.link.post(name, Message({**about, "agreed": self.scheme.to_dict()}, {}))
                 self._ask[name] = self.link.now() + RETRY_SECONDS
 
     def welcome(self, letter: Delivery) -> None:
-        """Enrols a client if its columns are compatible; otherwise logs the reason and tells the client."""
+        """Takes a client's answer if it fits; otherwise logs the reason and tells the client."""
         name, message = letter.name, letter.message or Message({"reason": letter.reason}, {})
-        if name in self.rows or message.header.get("kind") == "ack":
+        strange = letter.message is not None and message.words("task", "") != self._task(name)
+        if name not in self._awaited() or message.header.get("kind") == "ack" or strange:
             return
         try:
             if message.header.get("kind") != "hello":
                 raise FederationError(message.words("reason", "did not introduce itself"))
-            contents: Any = message.header.get("summary")
-            summary, rows = Summary.from_dict(contents), message.header.get("rows")
-            if type(rows) is not int or rows < 1:
-                raise FederationError(f"has {rows!r} rows")
-            self._expected(summary)
-            if self.encoding is not None:
-                self.encoding.check(summary)
+            answer: Any = message.header.get("answer")
+            counts: list[Any] = [message.header.get(key) for key in ("rows", "incomplete")]
+            for what, count, least in zip(("rows", "incomplete rows"), counts, (1, 0), strict=True):
+                if type(count) is not int or count < least:
+                    raise FederationError(f"has {count!r} {what}")
+            self.scheme.check(answer)
+            if name in self.rows and [self.rows[name], self.incomplete[name]] != counts:
+                raise FederationError("has other rows than when it introduced itself")
         except InputError as error:
             return self._refuse(name, str(error))
-        self._summaries[name], self.rows[name] = summary, rows
-        missing = {column: about.missing(rows) for column, about in summary.columns.items()}
-        self.imputed[name] = {column: count for column, count in missing.items() if count}
+        self._answers[name] = answer
+        self._ask.pop(name, None)
+        if name not in self.rows:
+            self.rows[name], self.incomplete[name] = counts
+            self.imputed[name] = self.scheme.imputed(answer, counts[0])
+            self.ledger.note(name, "joined", f"{counts[0]} rows")
         self.unfit.pop(name, None)
-        self.ledger.note(name, "joined", f"{rows} rows")
-        if self.encoding is not None:
+        if self.scheme.complete:
             self._keep()
+
+    def _awaited(self) -> list[str]:
+        """The clients whose answer to the present stage, or whose introduction, is missing."""
+        if self.scheme.complete:
+            return [name for name in self.federation.clients if name not in self.rows]
+        return [name for name in self._first or self.federation.clients if name not in self._answers]
+
+    def _task(self, name: str) -> str:
+        """The name of the message to a client in the present stage."""
+        agreed = json.dumps(self.scheme.to_dict(), sort_keys=True)
+        return f"hello.{hashlib.sha256(agreed.encode()).hexdigest()[:16]}.{name}"
+
+    def _end_first_stage(self) -> None:
+        """Whoever came takes part, but for those that cannot agree with the others."""
+        for name, reason in self.scheme.misfits(self._answers).items():
+            self._lose(name, reason)
+        if not self._answers:
+            why = "".join(f" {name} does not fit: {reason}" for name, reason in sorted(self.unfit.items()))
+            raise FederationError(f"No client enrolled in time: start the clients, then the server again.{why}")
+        self.rows = {name: self.rows[name] for name in self.federation.clients if name in self._answers}
+        self._first = {name: self._answers[name] for name in self.rows}
+        self._agree(self.scheme.taken(list(self._first.values())))
+
+    def _end_stage(self) -> None:
+        """All that take part have answered; or those that have begin again without the others."""
+        gone = self._awaited()
+        if not gone:
+            return self._agree(self.scheme.taken([self._answers[name] for name in self._first]))
+        for name in gone:
+            self._lose(name, _GONE)
+        if not self._first:
+            raise FederationError("Every client left in round 0: start them, then the server again.")
+        self._agree(beginning(self.federation).taken(list(self._first.values())))
+
+    def _agree(self, scheme: Scheme) -> None:
+        self.scheme, self._answers = scheme, {}
+        self._keep()
+
+    def _lose(self, name: str, reason: str) -> None:
+        """Takes a client out of round 0; it may come again later."""
+        for known in (self.rows, self.incomplete, self.imputed, self._answers, self._first):
+            known.pop(name, None)
+        self._refuse(name, reason)
 
     def _refuse(self, name: str, reason: str) -> None:
         """Logs why a client does not fit and tells it, once; later it is invited again."""
@@ -101,46 +160,18 @@ class Enrolment:
             self.link.post(name, Message({"kind": "refused", "reason": f"does not fit: {reason}"}, {}))
         self.unfit[name], self._ask[name] = reason, self.link.now() + RETRY_INCOMPATIBLE_SECONDS
 
-    def _settle_labels(self) -> None:
-        """Where no label is declared to count as 0, that of most clients does; those with another one do not fit."""
-        own = {name: labels for name in self.rows if (labels := self._summaries[name].labels) is not None}
-        found = [labels for labels in own.values() if labels.zeros]
-        for name, labels in own.items() if found else ():
-            try:
-                agreed([max(found, key=found.count), labels])
-            except InputError as error:
-                del self.rows[name], self.imputed[name], self._summaries[name]
-                self._refuse(name, str(error))
-
-    def _expected(self, summary: Summary) -> None:
-        """Raises an `InputError` if a summary does not match the federation's columns."""
-        expected = self.federation.data.columns
-        if list(summary.columns) != list(expected):
-            raise FederationError("Its columns are not those of federation.toml.")
-        for name, (kind, levels) in expected.items():
-            if type(summary.columns[name]) is not kind:
-                raise FederationError(f"Column {name!r} has another type than in federation.toml.")
-            if not summary.columns[name].declares(levels):
-                raise FederationError(f"Column {name!r} has other levels than in federation.toml.")
-        data, labels = self.federation.data, summary.labels
-        declared = Labels(data.positive, data.negative) if data.positive else None
-        if declared is not None and not declared.zeros and labels is not None:
-            declared = Labels(declared.ones, labels.zeros[:1])
-        if labels != declared:
-            raise FederationError(f"The response {data.response!r} has other labels than in federation.toml.")
-
     def _keep(self) -> None:
-        assert self.encoding is not None
-        agreed = {"encoding": self.encoding.to_dict(), "digest": self.federation.digest}
-        self.ledger.say(_ROSTER, {"rows": self.rows, "imputed": self.imputed, **agreed})
+        known = {"rows": self.rows, "incomplete": self.incomplete, "imputed": self.imputed, "first": self._first}
+        agreed = {"agreed": self.scheme.to_dict(), "digest": self.federation.digest}
+        self.ledger.say(_ROSTER, known | agreed)
 
 
 class Attended(Transport):
-    """The link used during a run: adds the encoding to tasks, so that clients are stateless, and enrols newcomers."""
+    """The link used during a run: adds the design to tasks, so that clients are stateless, and enrols newcomers."""
 
     def __init__(self, reception: Enrolment, newcomers: bool) -> None:
         self.reception, self.link, self.newcomers = reception, reception.link, newcomers
-        self._agreed = {"encoding": reception.assemble().to_dict(), "digest": reception.federation.digest}
+        self._agreed = {"agreed": reception.assemble().to_dict(), "digest": reception.federation.digest}
 
     def post(self, name: str, message: Message) -> None:
         self.link.post(name, Message(message.header | self._agreed, message.arrays))

@@ -1,16 +1,16 @@
 """Creates a federation's folder: federation.toml, and a folder with config and credentials for each client."""
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from partita.errors import FederationError
+from partita.errors import DataError, FederationError
 from partita.federation.config import CONFIG_FILE, host_and_port, load, loopback, read
-from partita.federation.example import Example, of_files
 from partita.io import atomic
-from partita.models.named import KINDS
+from partita.tables.reading import columns_of, frame_of
+from partita.tables.spec import Settings
 
 __all__ = ["initialise", "issue_credentials"]
 
@@ -19,19 +19,13 @@ name = {name}
 clients = {clients}
 seed = 0
 
-[data]
-response = {response}
-{labels}numbers = {numbers}
-
-[data.categories]  # [] collects the levels from clients at enrolment; where levels are listed, others are refused
-{categories}
-
-[model]
-kind = {model}  # {kinds}; classifier and regressor are networks
-
-[prior]
-family = "mean-field"  # or "full": with covariances
-scale = 1.0  # the standard deviation of every parameter
+[fit]  # as of `partita fit`: see docs/fit.md
+formula = {formula}
+family = {family}
+prior = {prior}  # of the coefficients of standardised columns
+covariance = {covariance}  # automatic, full or mean-field
+weights = {weights}  # a column of row weights, or empty
+positive = {positive}  # the label of the response that counts as 1; empty for the last in the alphabet
 
 [method]
 name = {schedule}  # sequential, synchronous, asynchronous, or another of partita's methods
@@ -59,37 +53,28 @@ secure = {secure}
 """
 
 
-class _Initialised(NamedTuple):
-    """What was made."""
-
-    written: list[Path]
-    left_out: list[str]
-    """Columns of the example that look like identifiers."""
-
-
 def initialise(
     folder: Path,
     clients: Sequence[str],
-    response: str,
-    example: Path | Sequence[Path],
-    address: str,
-    model: str,
-    schedule: str,
+    settings: Settings,
+    examples: Sequence[Path] = (),
+    address: str = "127.0.0.1:9092",
+    schedule: str = "sequential",
     secure: bool | None = None,
-) -> _Initialised:
-    """Writes the folder of a federation with the columns of an example file, or of several.
+) -> list[Path]:
+    """Writes the folder of a federation that fits a formula; example files must have the columns that it names.
 
     By default certificates and keys are made if the address is not on loopback.
     """
     if (folder / CONFIG_FILE).exists():
         raise FederationError(f"{folder / CONFIG_FILE} already exists: choose another folder, or edit it.")
     host, _ = host_and_port(address)
-    found = of_files([example] if isinstance(example, Path) else example, response)
+    for path in examples:
+        _check_example(path, settings)
     secure = not loopback(host) if secure is None else secure
-    about = {"name": folder.resolve().name, "clients": list(clients), "response": response, "model": model}
+    about = {"name": folder.resolve().name, "clients": list(clients), **dataclasses.asdict(settings)}
     there = {"schedule": schedule, "address": address, "secure": secure}
-    known = {key: json.dumps(value) for key, value in (about | there).items()}
-    text = _TOML.format(**known, **_written(found), kinds=", ".join(KINDS))
+    text = _TOML.format(**{key: json.dumps(value) for key, value in (about | there).items()})
     read(text.encode(), CONFIG_FILE)
     written = [folder / CONFIG_FILE]
     if secure:
@@ -98,7 +83,15 @@ def initialise(
         make_authority(folder, host)
         written += [folder / "ca.crt", folder / "server.pem", folder / "server.key", folder / "keys"]
     atomic.write_text(folder / CONFIG_FILE, text)  # last, since a folder that has it is not made again
-    return _Initialised(written + issue_credentials(folder), found.left_out)
+    return written + issue_credentials(folder)
+
+
+def _check_example(path: Path, settings: Settings) -> None:
+    """Raises where an example file lacks a column of the formula, or has one of a kind that cannot be read."""
+    try:
+        columns_of(frame_of(path), settings.columns)
+    except DataError as error:
+        raise FederationError(f"The example {path.name} does not fit the formula: {error}") from None
 
 
 def issue_credentials(folder: Path) -> list[Path]:
@@ -118,16 +111,3 @@ def issue_credentials(folder: Path) -> list[Path]:
             atomic.write_text(handed / "keys" / name, (folder / "keys" / name).read_text(encoding="utf-8"), PRIVATE)
         written.append(handed)
     return written
-
-
-def _written(example: Example) -> dict[str, str]:
-    """An example's columns as TOML."""
-    labels = ""
-    if example.labels:
-        *negative, positive = example.labels
-        labels = (
-            f"positive = {json.dumps([positive])}  # these values count as 1\n"
-            f"negative = {json.dumps(negative)}  # these count as 0; a client with others is refused\n"
-        )
-    levels = (f"{json.dumps(name)} = []  # {json.dumps(some)[1:-1]}" for name, some in example.categories.items())
-    return {"numbers": json.dumps(example.numbers), "categories": "\n".join(levels), "labels": labels}

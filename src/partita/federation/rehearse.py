@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from partita.data import Partition, federate
-from partita.data.preprocess import federated
 from partita.families import Family
-from partita.federation import rows
+from partita.federation.beginning import agreed, beginning
 from partita.federation.config import Federation
+from partita.federation.scheme import Scheme
 from partita.models import Model
 from partita.results.posterior_file import load_posterior
 from partita.server.bound import partition_free_energy
@@ -24,6 +24,7 @@ class Rehearsal:
     """A federation's model, prior and all clients' rows."""
 
     federation: Federation
+    scheme: Scheme
     model: Model
     prior: Family
     partition: Partition
@@ -31,17 +32,17 @@ class Rehearsal:
     @classmethod
     def read(cls, federation: Federation, files: Mapping[str, Path]) -> "Rehearsal":
         """The simulation of a federation with these client files."""
-        frames = [rows.read(files[name], federation.data) for name in federation.clients]
-        agreed = federated(frames)
-        model = federation.built_model(len(agreed.names))
-        prior = federation.built_prior(model, len(agreed.names))
-        parts = federate([agreed.encode(frame) for frame in frames], names=federation.clients)
-        return cls(federation, model, prior, parts)
+        begun = beginning(federation)
+        clients = [begun.read(files[name], name) for name in federation.clients]
+        scheme = agreed(begun, clients)
+        tables, weights = [scheme.table(own) for own in clients], [scheme.weights(own) for own in clients]
+        parts = federate(tables, weights=weights, names=federation.clients)
+        return cls(federation, scheme, scheme.model(), scheme.prior(), parts)
 
     def run(self) -> Result:
         """Runs it in this process with the same settings, seed and admission bounds."""
         return run(
-            self.federation.built_method(self.model),
+            self.scheme.method(),
             self.model,
             self.prior,
             self.partition,

@@ -1,4 +1,4 @@
-"""Reads a client's data file (CSV or parquet) and validates its columns against the federation's."""
+"""Reads a client's data file (CSV or parquet), of a federation without a formula, and validates its columns."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from partita.data.labels import Labels
 from partita.errors import DataError, FederationError, MissingExtraError
 from partita.federation.config import Data
 
-__all__ = ["read", "whole"]
+__all__ = ["read"]
 
 
 def read(path: Path, data: Data, response: bool = True) -> Frame:
@@ -19,7 +19,7 @@ def read(path: Path, data: Data, response: bool = True) -> Frame:
 
     Rows to predict need no `response`: where the file has no such column it is NaN.
     """
-    table, expected = whole(path), data.columns
+    table, expected = _whole(path), data.columns
     if not len(table):
         raise FederationError(f"{path.name} has no rows: give it at least one.", "Its file has no rows.")
     columns: dict[str, np.ndarray] = {}
@@ -44,7 +44,7 @@ def read(path: Path, data: Data, response: bool = True) -> Frame:
     return Frame.build(columns, y, {name: levels for name, (_, levels) in expected.items() if levels}, labels)
 
 
-def whole(path: Path) -> Any:
+def _whole(path: Path) -> Any:
     """All columns of a file, as a polars frame."""
     try:
         import polars

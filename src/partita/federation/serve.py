@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from partita.data.preprocess import Encoding
 from partita.engines.remote import RemoteEngine, Transport
-from partita.expectations.capabilities import Template
-from partita.federation.attendance import Attendance, attendance, remarks
+from partita.federation.attendance import Attendance, attendance, remarks, sizes
 from partita.federation.config import CONFIG_FILE, Federation
 from partita.federation.enrolment import Attended, Enrolment
+from partita.federation.scheme import Scheme
 from partita.io import atomic
 from partita.server.monitor import Monitor
 from partita.server.rules import Rules
@@ -25,8 +24,6 @@ LEDGER_FILE = "ledger.sqlite"
 SERVER_LOCK = ".serving"
 """The server's lock file."""
 _FINISHED = "finished"
-_REMEDY = f'set family = "full" under [prior] in the {CONFIG_FILE} of a new run'
-"""What helps where mean-field standard deviations do not do."""
 
 
 def serve(folder: Path, federation: Federation, link: Transport) -> Result:
@@ -37,18 +34,16 @@ def serve(folder: Path, federation: Federation, link: Transport) -> Result:
     ledger = Ledger(folder / LEDGER_FILE)
     began = link.now()
     reception = Enrolment(federation, link, ledger)
-    agreed = reception.assemble()
-    model = federation.built_model(len(agreed.names))
-    prior = federation.built_prior(model, len(agreed.names))
-    method = federation.built_method(model)
+    scheme = reception.assemble()
+    method = scheme.method()
     about = federation.run
     bounds = federation.built_admission()
     rules = Rules(deadline=about.deadline, quorum=about.quorum, until=began + about.timeout, admission=bounds)
     engine = RemoteEngine(Attended(reception, method.aggregation.keeps_product), reception.rows, ledger)
     result = run(
         method,
-        model,
-        prior,
+        scheme.model(),
+        scheme.prior(),
         engine=engine,
         store=ledger,
         requests=ledger,
@@ -62,11 +57,10 @@ def serve(folder: Path, federation: Federation, link: Transport) -> Result:
     if earlier is not None and earlier["ending"] == ending:
         result = dataclasses.replace(result, message=_stored(folder, earlier))
     else:
-        members, names = attendance(reception, result), None if isinstance(model, Template) else agreed.names
-        caveat = result.posterior.caveat(names, _REMEDY)
-        said = [result.message, *remarks(members), caveat]
+        members = attendance(reception, result)
+        said = [result.message, *remarks(members), *scheme.remarks(result, sizes(members))]
         result = dataclasses.replace(result, message=" ".join(filter(None, said)))
-        _write_result(folder, result, members, agreed, names)
+        _write_result(folder, result, members, scheme)
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d at %H:%M UTC")
         ledger.say(_FINISHED, {"ending": ending, "time": now, "message": result.message})
     ledger.say("ended", {"status": result.status.value, "message": result.message})
@@ -82,17 +76,15 @@ def _stored(folder: Path, earlier: Mapping[str, Any]) -> str:
     )
 
 
-def _write_result(
-    folder: Path, result: Result, members: Sequence[Attendance], agreed: Encoding, names: Sequence[str] | None
-) -> None:
-    """Writes the posterior, its summary, and the history with the encoding to the federation's folder."""
-    result.posterior.save(folder / "posterior.npz", names)
-    atomic.write_csv(folder / "summary.csv", result.posterior.summary(names))
+def _write_result(folder: Path, result: Result, members: Sequence[Attendance], scheme: Scheme) -> None:
+    """Writes the posterior, its summary, and the history with what was agreed on to the federation's folder."""
+    result.posterior.save(folder / "posterior.npz", scheme.names)
+    atomic.write_csv(folder / "summary.csv", scheme.summary(result, sizes(members)))
     about = {
         "status": result.status.value,
         "message": result.message,
         "clients": [dataclasses.asdict(member) for member in members],
-        "encoding": agreed.to_dict(),
+        "agreed": scheme.to_dict(),
         "history": result.history.rows,
     }
     atomic.write_text(folder / "result.json", json.dumps(about, indent=2))

@@ -2,9 +2,7 @@
 
 from typing import Literal
 
-__all__ = ["Network", "Regression", "Turns"]
+__all__ = ["Turns"]
 
-Regression = Literal["linear", "logistic", "probit", "poisson"]
-Network = Literal["classifier", "regressor"]
 Turns = Literal["sequential", "synchronous", "asynchronous"]
 """Schedules."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import tomllib
+import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
@@ -48,6 +49,8 @@ def build(kind: type[T], contents: Mapping[str, Any], source: str) -> T:
 def _value(key: str, value: Any, hint: Any, source: str) -> Any:
     """Converts a value to its field's type: tables to dataclasses, lists to tuples, integers to floats."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType:  # a table that may be left out
+        return _value(key, value, arguments[0], source)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, dict):
         return build(hint, value, source)
     if origin is tuple and isinstance(value, list | tuple):

@@ -7,6 +7,7 @@ standard deviation, then the scales of the columns. Answers are plain data, the 
 
 import abc
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ from partita.data.preprocess import Summary, merge
 from partita.errors import DataError, SettingsError
 from partita.tables.design import Design, Spline, absent, categories, numbers
 from partita.tables.formula import Factor, parsed
+from partita.tables.likelihoods import Likelihood
 from partita.tables.reading import Columns, Site
 
 __all__ = ["Agreement", "Answer", "agreed"]
@@ -50,6 +52,17 @@ class Agreement:
     def answer(self, site: Site) -> Answer:
         """What a site sends next."""
         return next((stage.answer(self, site) for stage in self._waiting()), {})
+
+    def check(self, answer: Answer) -> None:
+        """Raises unless this may be what a site sends next."""
+        for stage in self._waiting()[:1]:
+            stage.check(self, answer)
+
+    def strangers(self, answers: Mapping[str, Answer], likelihood: Likelihood) -> dict[str, str]:
+        """The sites whose columns are of another kind, or whose labels are others, than most sites', and why."""
+        if not self._waiting() or self.response.columns:
+            return {}
+        return _strangers({name: Summary.from_dict(answer) for name, answer in answers.items()}, self, likelihood)
 
     def taken(self, answers: Sequence[Answer]) -> "Agreement":
         """The same with what follows from the answers of all sites."""
@@ -90,6 +103,10 @@ class _Stage(abc.ABC):
         """What a site sends."""
 
     @abc.abstractmethod
+    def check(self, known: Agreement, answer: Answer) -> None:
+        """Raises unless a site may send this."""
+
+    @abc.abstractmethod
     def taken(self, known: Agreement, answers: Sequence[Answer]) -> Agreement:
         """What is known with all answers."""
 
@@ -102,6 +119,10 @@ class _Factors(_Stage):
 
     def answer(self, known: Agreement, site: Site) -> Answer:
         return Summary({factor.text: _summarised(factor, site.columns) for factor in self._all(known)}).to_dict()
+
+    def check(self, known: Agreement, answer: Answer) -> None:
+        formula = known.design.formula
+        _merged([answer], [factor.text for factor in (formula.response, *formula.factors)])
 
     def taken(self, known: Agreement, answers: Sequence[Answer]) -> Agreement:
         formula = known.design.formula
@@ -129,6 +150,10 @@ class _Knots(_Stage):
             factor.text: _binned(factor, design.moments(factor), site.columns).tolist() for factor in _splines(design)
         }
 
+    def check(self, known: Agreement, answer: Answer) -> None:
+        for factor in _splines(known.design):
+            _counts(answer.get(factor.text) if isinstance(answer, Mapping) else None)
+
     def taken(self, known: Agreement, answers: Sequence[Answer]) -> Agreement:
         splines = {}
         for factor in _splines(known.design):
@@ -148,6 +173,10 @@ class _Scales(_Stage):
         columns = zip(design.names, design.matrix(site).T, strict=True)
         return Summary({name: Moments.summarise(name, column) for name, column in columns}).to_dict()
 
+    def check(self, known: Agreement, answer: Answer) -> None:
+        if not all(isinstance(each, Moments) for each in _merged([answer], known.design.named().names).values()):
+            raise DataError("A site has sent something else than moments: it needs the same version of partita.")
+
     def taken(self, known: Agreement, answers: Sequence[Answer]) -> Agreement:
         design = known.design.named()
         found = _merged(answers, design.names).values()
@@ -164,6 +193,25 @@ def _merged(answers: Sequence[Answer], names: Sequence[str]) -> dict[str, Column
     if tuple(found) != tuple(names):
         raise DataError("A site has summarised other columns than those of the formula: use the same formula.")
     return dict(found)
+
+
+def _strangers(summaries: Mapping[str, Summary], known: Agreement, likelihood: Likelihood) -> dict[str, str]:
+    """Why sites cannot agree with most others."""
+    formula, found = known.design.formula, dict[str, str]()
+    for factor in (formula.response, *formula.factors):
+        kinds = [type(summary.columns[factor.text]) for summary in summaries.values()]
+        usual = max(kinds, key=kinds.count)
+        for name, kind in zip(summaries, kinds, strict=True):
+            if kind is not usual:
+                found[name] = f"{factor.text} is {kind.kind} here and {usual.kind} at most clients: give it one kind."
+    text = formula.response.text
+    labels = {name: summary.columns[text].levels for name, summary in summaries.items() if name not in found}
+    having = Counter(label for some in labels.values() for label in some)
+    if likelihood.binary and len(having) > 2:
+        usual_labels = {label for label, _ in having.most_common(2)}
+        strange = {name for name, some in labels.items() if not set(some) <= usual_labels}
+        found |= dict.fromkeys(strange, f"The response {text!r} has other labels than at most clients: recode it.")
+    return found
 
 
 def _summarised(factor: Factor, columns: Columns) -> Column:
@@ -204,7 +252,7 @@ def _binned(factor: Factor, about: Moments, columns: Columns) -> Int[np.ndarray,
 def _counts(contents: Any) -> Int[np.ndarray, " b"]:
     """A site's counts in bins, as it has sent them."""
     plain = isinstance(contents, list) and all(type(count) is int and 0 <= count < 2**53 for count in contents)
-    if not plain or len(contents) != len(_BINS) - 1:
+    if not plain or len(contents) != len(_BINS) - 1 or not any(contents):
         raise DataError("A site has sent something else than counts in bins: it needs the same version of partita.")
     return np.array(contents)
 

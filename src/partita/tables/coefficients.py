@@ -9,6 +9,8 @@ from rich.table import Table
 
 __all__ = ["Coefficient", "Grid", "coefficient_grid", "short", "text_table"]
 
+_PLAIN = ("name", "mean", "sd", "low", "high", "standardised")
+
 
 @dataclasses.dataclass(frozen=True)
 class Coefficient:
@@ -23,6 +25,11 @@ class Coefficient:
     """The mean for the standardised column."""
     ratio: tuple[float, ...] | None
     """exp(mean) and the ends of its interval, where it has a meaning."""
+
+    def flat(self) -> dict[str, float | str]:
+        """The same with one number a field, for a table in a file."""
+        fields: dict[str, float | str] = {name: getattr(self, name) for name in _PLAIN}
+        return fields | dict(zip(("ratio", "ratio_low", "ratio_high"), self.ratio or (), strict=bool(self.ratio)))
 
 
 Grid = tuple[Sequence[str], Sequence[Sequence[str]]]

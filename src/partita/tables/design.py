@@ -236,7 +236,8 @@ def categories(factor: Factor, columns: Columns, levels: Sequence[str] = ()) -> 
     new = sorted(set(values) - set(levels)) if levels else []
     if new:
         raise DataError(
-            f"{factor.text} has the level {new[0]!r}, which the fit did not have: use one of {_few(levels)}."
+            f"{factor.text} has the level {new[0]!r}, which the fit did not have: use one of {_few(levels)}.",
+            f"{factor.text} has a level that was not agreed on.",
         )
     return values
 
@@ -245,14 +246,16 @@ def numbers(factor: Factor, columns: Columns) -> Float[np.ndarray, " n"]:
     """The values of what a numeric factor is of; NaN where a column is missing."""
     for name in factor.columns:
         if columns[name].dtype.kind == Counts.dtype.kind:
-            raise DataError(
-                f"Column {name!r} holds texts, but {factor.text} needs numbers: use C({name}), or recode it."
-            )
+            wrong = f"Column {name!r} holds texts, but {factor.text} needs numbers: use C({name}), or recode it."
+            raise DataError(wrong, wrong)
     with np.errstate(all="ignore"):
         values = np.asarray(evaluated(factor.argument, columns), dtype=float)
     wrong = ~np.isfinite(values) & (absent(factor, columns) == 0)
     if wrong.any():
-        raise DataError(f"{factor.text} is not finite in {wrong.sum()} rows: leave them out, or use another function.")
+        raise DataError(
+            f"{factor.text} is not finite in {wrong.sum()} rows: leave them out, or use another function.",
+            f"{factor.text} is not finite in some rows.",
+        )
     return np.broadcast_to(values, (len(columns[factor.columns[0]]),)) if factor.columns else values
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, PyTree
 from scipy import stats
 
 from partita.data.shard import Partition, federate
+from partita.engines import Engine, LocalEngine
 from partita.errors import SettingsError, unknown
 from partita.families import Family, FullGaussian
 from partita.inputs import check_choice, check_flag, check_kind, check_whole
@@ -59,7 +60,7 @@ class Fit:
     spec: Spec
     sites: tuple[Site, ...]
     partition: Partition
-    """The rows at hand: of all sites, but for a fit that was loaded."""
+    """The rows at hand: of all sites, but none of a fit that was loaded, or made by a federation."""
     result: Result
     batches: tuple[Batch, ...] = ()
     """What is kept of sites and batches besides their factors; empty where all have come together."""
@@ -433,6 +434,7 @@ def fit(
     positive: str | None = None,
     missing: str = "drop",
     rounds: int = 100,
+    engine: Callable[[Partition], Engine] | None = None,
 ) -> Fit:
     """Fits a formula to a table, the rows of each site kept apart.
 
@@ -450,6 +452,8 @@ def fit(
         missing: what is done about missing predictors, one of `POLICIES`; a row without response, offset or weight is
             dropped in any case.
         rounds: how many visits of each site at most.
+        engine: makes the engine that runs the sites, such as `lambda rows: DaskEngine(cluster, rows)`; without it they
+            run in this process.
 
     Returns:
         The fit: print it, or ask for `coefficients`, `by_site`, `predict`, `without`.
@@ -464,15 +468,18 @@ def fit(
     given = {what: text for what, text in zip(_OPTIONAL, (covariance, weights, positive), strict=True) if text}
     settings = Settings(formula, family, prior, missing=missing, **given)
     rows = tuple(sites_of(frame_of(data), settings.columns, sites, settings.optional))
-    found = fitted(Spec(settings, agreed(settings.begun, rows)), rows, rounds)
+    found = fitted(
+        Spec(settings, agreed(settings.begun, rows)), rows, rounds, LocalEngine if engine is None else engine
+    )
     return dataclasses.replace(found, sources=source_of(data, sites or ""))
 
 
-def fitted(spec: Spec, rows: tuple[Site, ...], rounds: int) -> Fit:
-    """The fit of a spec to the rows of sites."""
+def fitted(spec: Spec, rows: tuple[Site, ...], rounds: int, engine: Callable[[Partition], Engine] = LocalEngine) -> Fit:
+    """The fit of a spec to the rows of sites, which the engine runs."""
     with enable_x64(True):
         partition = _partition(spec, rows)
-        result = run(spec.method(), spec.model(), spec.prior(), partition, rounds=rounds, monitor=_QUIET)
+        there = _made(engine, partition)
+        result = run(spec.method(), spec.model(), spec.prior(), engine=there, rounds=rounds, monitor=_QUIET)
         return Fit(spec, rows, partition, result)
 
 
@@ -483,3 +490,17 @@ def _partition(spec: Spec, rows: Sequence[Site]) -> Partition:
     tables, weights = [spec.table(site) for site in rows], [spec.weights(site) for site in rows]
     lengths = 1 if sum(site.rows for site in rows) < _MANY_ROWS else 4
     return federate(tables, weights=weights, names=[site.name for site in rows], buckets=lengths)
+
+
+def _made(engine: Callable[[Partition], Engine], partition: Partition) -> Engine:
+    """The engine of these rows."""
+    try:
+        made: Any = engine(partition)
+    except Exception as error:  # a user's function may raise anything
+        made = error
+    if not isinstance(made, Engine):
+        why = f" ({made!r:.100})" if isinstance(made, Exception) else ""
+        raise SettingsError(
+            f"The engine must be a function that makes one of a partition{why}: give one such as LocalEngine."
+        )
+    return made

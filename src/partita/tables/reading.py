@@ -78,7 +78,7 @@ def columns_of(frame: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
     for name in names:
         if name not in frame.columns:
             known = ", ".join(map(repr, frame.columns[:12])) + (", …" if len(frame.columns) > 12 else "")
-            raise DataError(f"The table has no column {name!r}: it has {known}.")
+            raise DataError(f"The table has no column {name!r}: it has {known}.", f"The table has no column {name!r}.")
         found[name] = _array(name, frame[name])
     return found
 
@@ -90,7 +90,7 @@ def sites_of(
     columns = columns_of(frame, names)
     rows = len(frame)
     if not rows:
-        raise DataError("The table has no rows: give at least one.")
+        raise DataError("The table has no rows: give at least one.", "The table has no rows.")
     if sites is None:
         whose = np.full(rows, _ALL)
     else:
@@ -105,7 +105,10 @@ def sites_of(
         mine = whose == name
         kept = mine & usable
         if not kept.any():
-            raise DataError(f"Every row of {name} has a missing value: leave the column out, or the site.")
+            raise DataError(
+                f"Every row of {name} has a missing value: leave the column out, or the site.",
+                "Every row has a missing value.",
+            )
         own = {column: _plain(values[kept]) for column, values in columns.items()}
         found.append(Site(name, own, int(kept.sum()), int((mine & ~usable).sum())))
     return found
@@ -126,7 +129,8 @@ def _array(name: str, series: Any) -> np.ndarray:
         values = np.fromiter(series.to_list(), dtype=object)
         if all(value is None or value != value or isinstance(value, str | bool) for value in values):
             return values
-    raise DataError(f"Column {name!r} has the type {kind}: give numbers, texts or truth values.")
+    wrong = f"Column {name!r} has the type {kind}: give numbers, texts or truth values."
+    raise DataError(wrong, wrong)
 
 
 def _missing(values: np.ndarray) -> np.ndarray:

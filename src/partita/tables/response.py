@@ -68,7 +68,15 @@ class Response:
     def numbers(self, columns: Mapping[str, np.ndarray]) -> Float[np.ndarray, " n"]:
         """A site's response as numbers."""
         if self.positive is not None:
-            return np.array([text == self.positive for text in _raw(self.factor, columns)], dtype=float)
+            texts = _raw(self.factor, columns)
+            new = sorted(set(map(str, texts)) - {self.positive, self.negative})
+            if new:
+                raise DataError(
+                    f"The response {self.factor.text!r} has the label {new[0]!r}, where {self.positive!r} and "
+                    f"{self.negative!r} were agreed on: recode it.",
+                    f"The response {self.factor.text!r} has a label that was not agreed on.",
+                )
+            return np.array([text == self.positive for text in texts], dtype=float)
         return (numbers(self.factor, columns) - self.mean) / self.sd
 
     def restored(self, numbers: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:

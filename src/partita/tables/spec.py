@@ -73,6 +73,25 @@ class Settings:
         """The likelihood."""
         return LIKELIHOODS[self.family]
 
+    def row_weights(self, site: Site) -> Float[np.ndarray, " n"]:
+        """The weight of each of a site's rows."""
+        if not self.weights:
+            return np.ones(site.rows)
+        found = site.columns[self.weights]
+        if found.dtype.kind != "f" or not (np.isfinite(found).all() and (found >= 0).all()):
+            wrong = f"Column {self.weights!r} holds weights: give finite numbers from 0 up."
+            raise DataError(wrong, wrong)
+        return found
+
+    def check_response(self, site: Site) -> None:
+        """Raises where the model takes none of a site's numbers as its response, whatever sites agree on."""
+        response = parsed(self.formula).response
+        texts = any(site.columns[name].dtype.kind != "f" for name in response.columns)
+        if not texts and not self.likelihood.scaled:
+            x: Any = np.ones((site.rows, 1))
+            y: Any = Response(response).numbers(site.columns)
+            self.likelihood.model().check(Table(x, y))
+
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that sites read."""
@@ -142,21 +161,15 @@ class Spec:
 
     def weights(self, site: Site) -> Float[np.ndarray, " n"]:
         """The weight of each row."""
-        name = self.settings.weights
-        if not name:
-            return np.ones(site.rows)
-        found = site.columns[name]
-        if found.dtype.kind != "f" or not (np.isfinite(found).all() and (found >= 0).all()):
-            raise DataError(f"Column {name!r} holds weights: give finite numbers from 0 up.")
-        return found
+        return self.settings.row_weights(site)
 
     def model(self) -> GeneralisedLinear:
         """The likelihood's model."""
         return self.settings.likelihood.model()
 
-    def method(self) -> Method:
-        """By which it is fitted."""
-        return methods.sequential(learn=self.settings.likelihood.learned)
+    def method(self, name: str = "sequential", **settings: Any) -> Method:
+        """By which it is fitted; what the likelihood has besides coefficients is learned."""
+        return methods.named(name, **{"learn": self.settings.likelihood.learned} | settings)
 
     def prior(self) -> Family:
         """The prior of the coefficients of standardised columns.
