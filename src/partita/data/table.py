@@ -8,14 +8,28 @@ from jaxtyping import Array, ArrayLike, Float, Real
 from partita.errors import DataError
 from partita.inputs import real_array
 
-__all__ = ["OffsetTable", "Table", "with_intercept"]
+__all__ = ["OffsetTable", "Table", "Times", "Trials", "with_intercept"]
+
+
+class Trials(NamedTuple):
+    """The response of a binomial model: how many events there were among how many trials."""
+
+    events: Float[Array, " n"]
+    trials: Float[Array, " n"]
+
+
+class Times(NamedTuple):
+    """The response of a survival model: a time, and whether the event was then (1) or had not been by then (0)."""
+
+    time: Float[Array, " n"]
+    event: Float[Array, " n"]
 
 
 class Table(NamedTuple):
-    """The rows of a supervised problem: inputs and responses."""
+    """The rows of a supervised problem: inputs and responses, numbers or `Trials` or `Times`."""
 
     x: Float[Array, "n d"]
-    y: Float[Array, " n"]
+    y: Float[Array, " n"] | Trials | Times
 
     def shifted(self, linear: Float[Array, "..."]) -> Float[Array, "..."]:
         """The predictor of a generalised linear model whose linear part is this, row by row."""
@@ -26,7 +40,7 @@ class OffsetTable(NamedTuple):
     """A table with a known part of a generalised linear model's predictor, such as log exposure."""
 
     x: Float[Array, "n d"]
-    y: Float[Array, " n"]
+    y: Float[Array, " n"] | Trials | Times
     offset: Float[Array, " n"]
 
     def shifted(self, linear: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -19,8 +19,8 @@ class Coefficient:
     sd: float
     low: float
     high: float
-    standardised: float
-    """The mean for the standardised column."""
+    standardised: float | None
+    """The mean for the standardised column; None of what belongs to no column, such as a dispersion."""
     ratio: tuple[float, ...] | None
     """exp(mean) and the ends of its interval, where it has a meaning."""
 
@@ -36,7 +36,9 @@ def printed(title: str, rows: Sequence[Coefficient], ratio: str | None, notes: S
         cells = [row.name, _short(row.mean), _short(row.sd), f"{_short(row.low)} to {_short(row.high)}"]
         if row.ratio is not None:
             cells += [_short(row.ratio[0]), f"{_short(row.ratio[1])} to {_short(row.ratio[2])}"]
-        table.add_row(*cells, _short(row.standardised))
+        elif ratio:
+            cells += ["", ""]
+        table.add_row(*cells, "" if row.standardised is None else _short(row.standardised))
     out = io.StringIO()
     console = Console(file=out, width=120, color_system=None, highlight=False, markup=False)
     console.print(title, "\n")

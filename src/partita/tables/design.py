@@ -24,7 +24,7 @@ from partita.errors import DataError, SettingsError
 from partita.tables.formula import Factor, Formula, evaluated
 from partita.tables.reading import Columns, Site
 
-__all__ = ["INTERCEPT", "Design", "agree"]
+__all__ = ["INTERCEPT", "Design", "agree", "binned", "quantiles"]
 
 _BINS = np.linspace(-4, 4, 81)
 """Edges of the bins in which values are counted to place knots, in standard deviations from the mean."""
@@ -165,7 +165,7 @@ def agree(formula: Formula, sites: Sequence[Site]) -> Design:
         if factor.function == "bs":
             about = summary.columns[factor.text]
             assert isinstance(about, Moments)
-            counts = np.sum([_binned(factor, about, site.columns) for site in sites], axis=0)
+            counts = np.sum([binned(_numbers(factor, site.columns), about) for site in sites], axis=0)
             splines[factor.text] = _spline(factor, about, counts)
     design = dataclasses.replace(design, splines=splines).named()
     merged = [_column_moments(design.matrix(site)) for site in sites]
@@ -247,10 +247,16 @@ def _check(factor: Factor, about: Column) -> None:
             )
 
 
-def _binned(factor: Factor, about: Moments, columns: Columns) -> np.ndarray:
-    """How many of a site's values lie in each bin."""
-    scores = np.clip((_numbers(factor, columns) - about.mean) / (about.sd or 1.0), _BINS[0], np.nextafter(_BINS[-1], 0))
+def binned(values: Float[np.ndarray, " n"], about: Moments) -> np.ndarray:
+    """How many of a site's values lie in each bin, given the moments of all sites' values."""
+    scores = np.clip((values - about.mean) / (about.sd or 1.0), _BINS[0], np.nextafter(_BINS[-1], 0))
     return np.histogram(scores, _BINS)[0]
+
+
+def quantiles(shares: Float[np.ndarray, " k"], about: Moments, counts: np.ndarray) -> Float[np.ndarray, " k"]:
+    """The values below which these shares of all rows lie, told from counts to within a tenth of an sd."""
+    cumulative = np.concatenate([[0], np.cumsum(counts)]) / counts.sum()
+    return np.interp(shares, cumulative, about.mean + (about.sd or 1.0) * _BINS)
 
 
 def _spline(factor: Factor, about: Moments, counts: np.ndarray) -> _Spline:
@@ -266,8 +272,7 @@ def _spline(factor: Factor, about: Moments, counts: np.ndarray) -> _Spline:
     if knots is None:
         if not isinstance(df, int) or not degree <= df <= 50:
             raise SettingsError(f"{factor.text} needs df from {degree} to 50.")
-        cumulative = np.concatenate([[0], np.cumsum(counts)]) / counts.sum()
-        knots = np.interp(np.linspace(0, 1, df - degree + 2)[1:-1], cumulative, edges)
+        knots = quantiles(np.linspace(0, 1, df - degree + 2)[1:-1], about, counts)
     inner = tuple(float(knot) for knot in np.ravel(knots))
     if any(not low < knot < high for knot in inner) or list(inner) != sorted(set(inner)):
         raise SettingsError(f"The knots of {factor.text} must rise, and lie inside the column's values.")

@@ -1,10 +1,12 @@
 """`fit`: a formula and a table in, a posterior in the table's own units out."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import enable_x64
@@ -16,20 +18,23 @@ from partita.data.shard import Partition, federate
 from partita.data.table import OffsetTable, Table
 from partita.errors import DataError, SettingsError, unknown
 from partita.families import Family, FullGaussian, MeanFieldGaussian
-from partita.inputs import check_choice, check_kind, check_whole, described
+from partita.expectations.capabilities import ShiftedResponse, offered
+from partita.inputs import check_choice, check_kind, check_texts, check_whole, described
 from partita.models import Model
-from partita.models.glm import GeneralisedLinear
 from partita.server.membership import retire
 from partita.server.method import Method
 from partita.server.monitor import Monitor
 from partita.server.run import Result, run
 from partita.server.stopping import Status
 from partita.tables.coefficients import Coefficient, printed
+from partita.tables.constants import Constant, Told
 from partita.tables.design import INTERCEPT, Design, agree
+from partita.tables.episodes import Rows
 from partita.tables.formula import parsed
-from partita.tables.likelihoods import LIKELIHOODS, Likelihood
+from partita.tables.likelihoods import Likelihood, likelihood
 from partita.tables.reading import Site, columns_of, complete, frame_of, sites_of
-from partita.tables.response import Response
+from partita.tables.response import Response, Declared
+from partita.tables.units import Units
 
 __all__ = ["Fit", "fit"]
 
@@ -52,6 +57,8 @@ _MANY_ROWS = 50_000
 class Fit:
     """A fitted formula."""
 
+    formula: str
+    """As it was given."""
     design: Design
     response: Response
     family: str
@@ -62,26 +69,29 @@ class Fit:
     method: Method
     partition: Partition
     result: Result
+    likelihood: Likelihood
+    rows: Rows
+    """Which rows of the design a row of the table becomes."""
 
-    @property
-    def likelihood(self) -> Likelihood:
-        """The likelihood."""
-        return LIKELIHOODS[self.family]
+    @functools.cached_property
+    def units(self) -> Units:
+        """From θ to the table's own units."""
+        return Units.of(self.design, self.response, self.likelihood)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the coefficients."""
-        return self.design.names
+        return self.units.names
 
     @property
     def mean(self) -> Float[np.ndarray, " d"]:
         """The posterior mean of the coefficients, in the columns' own units."""
-        return self._own(self.result.posterior.q)[0]
+        return self._coefficients(self.result.posterior.q)[0]
 
     @property
     def covariance(self) -> Float[np.ndarray, "d d"]:
         """Their posterior covariance."""
-        return self._own(self.result.posterior.q)[1]
+        return self._coefficients(self.result.posterior.q)[1]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -103,20 +113,26 @@ class Fit:
         return tuple(notes)
 
     def coefficients(self, mass: float = 0.95) -> list[Coefficient]:
-        """A row per coefficient, with central intervals of this mass."""
+        """A row per coefficient, then one per constant such as a dispersion, with central intervals of this mass."""
         if not 0 < mass < 1:
             raise SettingsError(f"The mass of an interval must be between 0 and 1, not {mass}.")
-        mean, covariance = self._own(self.result.posterior.q)
-        standardised = self._vector(self.result.posterior.q)[0]
+        mean, covariance = self._coefficients(self.result.posterior.q)
+        scaled = dict(zip(self.units.parameters, self._vector(self.result.posterior.q)[0], strict=True))
+        standardised = [scaled[name] for name in self.names]
         sd = np.sqrt(np.diag(covariance))
         reach = float(stats.norm.ppf((1 + mass) / 2)) * sd
         rows = zip(self.names, mean, sd, mean - reach, mean + reach, standardised, strict=True)
         return [
             Coefficient(
-                name, float(own), float(wide), float(low), float(high), float(scaled), self._ratio(own, low, high)
+                name, float(own), float(wide), float(low), float(high), float(plain), self._ratio(own, low, high)
             )
-            for name, own, wide, low, high, scaled in rows
-        ]
+            for name, own, wide, low, high, plain in rows
+        ] + [Coefficient(*told, None, None) for told in self._constants(mass)]
+
+    def _constants(self, mass: float) -> Sequence[Told]:
+        mean, covariance = self._own(self.result.posterior.q)
+        first = len(self.names)
+        return self.likelihood.tell(self.units.constants, mean[first:], covariance[first:, first:], mass)
 
     def _ratio(self, *numbers: float) -> tuple[float, ...] | None:
         return tuple(np.exp(numbers).tolist()) if self.likelihood.ratio else None
@@ -141,20 +157,24 @@ class Fit:
                 } | {"all": self._one(q, place)}
         return found
 
-    def predict(self, frame: Any) -> Float[np.ndarray, " n"]:
-        """The posterior mean of the response for the rows of a table, NaN where a value is missing."""
-        formula = self.design.formula
+    def predict(self, frame: Any) -> Float[np.ndarray, "n ..."]:
+        """The posterior mean of the response for the rows of a table, NaN where a value is missing.
+
+        For ordinal and multinomial responses the probability of each label, in the order of `response.labels`; for
+        piecewise exponential ones the expected number of events by the row's time.
+        """
         frame = frame_of(frame)
-        (site,) = sites_of(frame, formula.columns, None)
+        (site,) = sites_of(frame, self.rows.columns, None)
+        split, whose = self.rows.split(site, observed=False)
         with enable_x64(True):
-            x, offset = self.design.standardised(site), _offset(self.design, site, self.response.sd)
-            model, q = self.result.posterior.model, self.result.posterior.q
-            assert isinstance(model, GeneralisedLinear)
-            found = np.asarray(
-                model.expected_response(q, jnp.asarray(x), 0.0 if offset is None else jnp.asarray(offset))
-            )
-        told = np.full(len(frame), np.nan)
-        told[complete(columns_of(frame, formula.columns), len(frame))] = self.response.restored(found)
+            x, offset = self.design.standardised(split), _offset(self.design, split, self.response.slope)
+            model = offered(self.result.posterior.model, ShiftedResponse, "closed-form prediction", "use another family")
+            known = 0.0 if offset is None else jnp.asarray(offset)
+            each = np.asarray(model.expected_response(self.result.posterior.q, jnp.asarray(x), known))
+        found = np.zeros((site.rows, *each.shape[1:]))
+        np.add.at(found, whose, each)
+        told = np.full((len(frame), *each.shape[1:]), np.nan)
+        told[complete(columns_of(frame, self.rows.columns), len(frame))] = self.response.restored(found)
         return told
 
     def without(self, site: str) -> Self:
@@ -171,17 +191,19 @@ class Fit:
 
     def table(self, mass: float = 0.95) -> str:
         """The coefficients as a text, with central intervals of this mass."""
-        title = f"{self.design.formula.text}   ({self.family}, {self.result.status.value})"
+        title = f"{self.formula}   ({self.family}, {self.result.status.value})"
         return printed(title, self.coefficients(mass), self.likelihood.ratio, self.notes, mass)
 
     def _own(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
         mean, covariance = self._vector(q)
-        turn = self.design.in_own_units()
-        shift = np.zeros(len(mean))
-        scale = self.response.sd
-        if INTERCEPT in self.names:
-            shift[self.names.index(INTERCEPT)] = self.response.mean
-        return scale * turn @ mean + shift, scale**2 * turn @ covariance @ turn.T
+        turn = self.units.turn
+        return turn @ mean + self.units.shift, turn @ covariance @ turn.T
+
+    def _coefficients(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
+        """Without the constants."""
+        mean, covariance = self._own(q)
+        size = len(self.names)
+        return mean[:size], covariance[:size, :size]
 
     def _vector(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
         with enable_x64(True):
@@ -195,7 +217,7 @@ class Fit:
     def _vague(self) -> list[str]:
         with enable_x64(True):
             sds = np.asarray(self.result.posterior.sd) / np.asarray(self.prior.moments()[1])
-        return [name for name, share in zip(self.names, sds, strict=True) if share >= _UNINFORMED]
+        return [name for name, share in zip(self.units.parameters, sds, strict=True) if share >= _UNINFORMED]
 
 
 _QUIET = Monitor(progress=False)
@@ -211,7 +233,14 @@ def fit(
     covariance: _Covariance | None = None,
     weights: str | None = None,
     positive: str | None = None,
+    trials: str | None = None,
+    event: str | None = None,
+    link: str | None = None,
+    noise: str | float | None = None,
+    cuts: Sequence[float] | None = None,
+    levels: Sequence[str] | None = None,
     rounds: int = 100,
+    tolerance: float = 1e-6,
 ) -> Fit:
     """Fits a formula to a table, the rows of each site kept apart.
 
@@ -226,47 +255,61 @@ def fit(
             correlated.
         weights: a column of row weights.
         positive: the label of a binary response that counts as 1.
+        trials: of a binomial response, the column of the number of trials.
+        event: of a time, the column that says whether the event was then (1) or had not been by then (0).
+        link: of a binomial response, "logit", the default, "probit" or "cloglog".
+        noise: of a Gaussian response, "learned", the default, "inferred" with the coefficients, or its known sd.
+        cuts: where the intervals of a piecewise exponential end; quartiles of time by default.
+        levels: the labels of an ordinal response in their order, or of a multinomial one with the reference first.
         rounds: how many visits of each site at most.
+        tolerance: how many nats of KL every site's last answer may lie from the posterior when a fit has converged.
 
     Returns:
         The fit: print it, or ask for `coefficients`, `by_site`, `predict`, `without`.
 
     """
-    check_choice("family", family, LIKELIHOODS)
     check_choice("covariance", "full" if covariance is None else covariance, _FAMILIES)
     check_whole("number of rounds", rounds)
-    for what, text in (("column of sites", sites), ("column of weights", weights), ("positive label", positive)):
+    named = {"column of sites": sites, "column of weights": weights, "positive label": positive}
+    named |= {"column of trials": trials, "column of events": event, "link": link}
+    for what, text in named.items():
         if text is not None:
             check_kind(what, text, str, "give a name", name="a text")
-    asked, chosen = parsed(formula), LIKELIHOODS[family]
+    if levels is not None:
+        check_texts("levels", levels)
+    declared = Declared(positive, trials, event, link, noise, cuts, levels)
+    asked, chosen = parsed(formula), likelihood(family, declared)
     frame = frame_of(data)
-    names = dict.fromkeys((*asked.response.columns, *asked.columns, *((weights,) if weights else ())))
-    rows = tuple(sites_of(frame, tuple(names), sites))
-    design = agree(asked, rows)
-    response = Response.agreed(asked.response, chosen, [site.columns for site in rows], positive)
+    beside = (*declared.columns, *((weights,) if weights else ()))
+    owners = tuple(sites_of(frame, tuple(dict.fromkeys((*asked.response.columns, *asked.columns, *beside))), sites))
+    rows = chosen.rows(asked, owners, declared)
+    split = [rows.split(site)[0] for site in owners]
+    design = agree(rows.formula, split)
+    response = chosen.kind(rows.formula, [site.columns for site in split], declared)
+    units = Units.of(design, response, chosen)
     if covariance is None:
-        covariance = "full" if len(design.names) <= _MOST_FULL else "mean-field"
+        covariance = "full" if len(units.parameters) <= _MOST_FULL else "mean-field"
     with enable_x64(True):
-        tables = [_table(design, response, site) for site in rows]
-        weighted = [_weights(site, weights) for site in rows]
-        lengths = 1 if sum(site.rows for site in rows) < _MANY_ROWS else 4
-        partition = federate(tables, weights=weighted, names=[site.name for site in rows], buckets=lengths)
-        model = chosen.model()
-        start = _prior(prior, _FAMILIES[covariance], design.names)
-        method = methods.sequential(learn=chosen.learned)
-        result = run(method, model, start, partition, rounds=rounds, monitor=_QUIET)
-    return Fit(design, response, family, rows, start, model, method, partition, result)
+        tables = [_table(design, response, site) for site in split]
+        weighted = [_weights(site, weights) for site in split]
+        lengths = 1 if sum(site.rows for site in split) < _MANY_ROWS else 4
+        partition = federate(tables, weights=weighted, names=[site.name for site in split], buckets=lengths)
+        model = chosen.model(response)
+        start = _prior(prior, _FAMILIES[covariance], design.names, len(chosen.classes(response)), chosen.constants(response))
+        method = methods.sequential(chosen.solver, learn=chosen.learned)
+        result = run(method, model, start, partition, rounds=rounds, tolerance=tolerance, monitor=_QUIET)
+    return Fit(asked.text, design, response, family, owners, start, model, method, partition, result, chosen, rows)
 
 
 def _table(design: Design, response: Response, site: Site) -> Table | OffsetTable:
     """A site's rows as numbers."""
-    x, y = jnp.asarray(design.standardised(site)), jnp.asarray(response.numbers(site.columns))
-    offset = _offset(design, site, response.sd)
+    x, y = jnp.asarray(design.standardised(site)), jax.tree.map(jnp.asarray, response.numbers(site.columns))
+    offset = _offset(design, site, response.slope)
     return Table(x, y) if offset is None else OffsetTable(x, y, jnp.asarray(offset))
 
 
 def _offset(design: Design, site: Site, unit: float) -> np.ndarray | None:
-    """The formula's offset, if it has one, in units of the response."""
+    """The formula's offset, if it has one, in units of the coefficients of the response as it is fitted."""
     return design.offset(site) / unit if design.formula.offsets else None
 
 
@@ -279,15 +322,25 @@ def _weights(site: Site, name: str | None) -> np.ndarray:
     return found
 
 
-def _prior(text: str, family: type[FullGaussian] | type[MeanFieldGaussian], names: Sequence[str]) -> Family:
-    """The prior of the coefficients of standardised columns; the intercept's is wide, as a base rate may be small."""
+def _prior(
+    text: str,
+    family: type[FullGaussian] | type[MeanFieldGaussian],
+    names: Sequence[str],
+    predictors: int,
+    constants: Sequence[Constant],
+) -> Family:
+    """The prior of the coefficients of standardised columns, of each linear predictor, and of the constants.
+
+    The intercept's is wide, as a base rate may be small.
+    """
     number = r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*"
     found = re.fullmatch(rf"\s*normal\({number},{number}\)\s*", text) if isinstance(text, str) else None
     if not found or not float(found[2]) > 0:
         raise SettingsError(f'Write the prior as "normal(mean, sd)" with a positive sd, not {described(text)}.')
     mean, sd = map(float, found.groups())
-    own = np.array([name == INTERCEPT for name in names])
-    means, sds = np.where(own, 0.0, mean), np.where(own, max(sd, _INTERCEPT_SD), sd)
+    own = np.array([name == INTERCEPT for name in names] * predictors)
+    means = np.append(np.where(own, 0.0, mean), [constant.mean for constant in constants])
+    sds = np.append(np.where(own, max(sd, _INTERCEPT_SD), sd), [constant.sd for constant in constants])
     if family is FullGaussian:
         return FullGaussian.from_mean_covariance(means, np.diag(sds**2))
     return MeanFieldGaussian.from_mean_sd(means, sds)

@@ -1,18 +1,60 @@
-"""The response of a formula as numbers: labels that are agreed among sites, and the scale of a Gaussian response."""
+"""The response of a formula as numbers: labels that are agreed among sites, the unit of a number, and what belongs to it.
 
+Each function below is a kind of response: given what all sites send of theirs, it says how every site turns it into
+numbers.
+"""
+
+import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from partita.data.columns import Moments
-from partita.errors import DataError
-from partita.tables.formula import Factor, evaluated
-from partita.tables.likelihoods import Likelihood
+from partita.data.table import Times, Trials
+from partita.errors import DataError, SettingsError
+from partita.tables.formula import Factor, Formula, evaluated
+from partita.tables.reading import Columns
 
-__all__ = ["Response"]
+__all__ = [
+    "Kind",
+    "Response",
+    "Declared",
+    "binary",
+    "in_units",
+    "nominal",
+    "numeric",
+    "ordered",
+    "standardised",
+    "survival",
+    "trials",
+]
+
+_MOST_LABELS = 20
+
+
+class Declared(NamedTuple):
+    """What a fit may be told of its response and likelihood; None where nothing is said."""
+
+    positive: str | None = None
+    """The label that counts as 1."""
+    trials: str | None = None
+    """The column of the number of trials."""
+    event: str | None = None
+    """The column that says whether the event was at the time."""
+    link: str | None = None
+    noise: str | float | None = None
+    cuts: Sequence[float] | None = None
+    """Where intervals of time end."""
+    levels: Sequence[str] | None = None
+    """The labels in their order; the first is the reference."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are named."""
+        return tuple(name for name in (self.trials, self.event) if name is not None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,75 +62,183 @@ class Response:
     """How every site turns its response into numbers."""
 
     factor: Factor
-    positive: str | None = None
-    """The label that counts as 1; None if the response is numbers."""
-    negative: str | None = None
+    labels: tuple[str, ...] = ()
+    """The labels that count as 0, 1, …; none if the response is numbers."""
     mean: float = 0.0
     sd: float = 1.0
-    """By which it is standardised."""
-
-    @classmethod
-    def agreed(
-        cls, factor: Factor, likelihood: Likelihood, sites: Sequence[Mapping[str, np.ndarray]], positive: str | None
-    ) -> Self:
-        """The response of all sites: from their labels, or from the moments of their numbers."""
-        texts = {columns[name].dtype.kind == "U" for columns in sites for name in factor.columns}
-        if len(texts) > 1:
-            raise DataError(f"The response {factor.text!r} is texts at one site and numbers at another: recode one.")
-        if texts == {True}:
-            if not likelihood.binary:
-                raise DataError(
-                    f"The response {factor.text!r} holds texts, where this family needs numbers: recode it."
-                )
-            return cls._labelled(
-                factor, sorted({text for columns in sites for text in _raw(factor, columns)}), positive
-            )
-        if positive is not None:
-            raise DataError(f"The response {factor.text!r} is numbers, so no label counts as 1: leave `positive` out.")
-        if not likelihood.scaled:
-            return cls(factor)
-        moments = Moments.merge("", [Moments.summarise(factor.text, _numbers(factor, columns)) for columns in sites])
-        if not moments.sd > 0:
-            raise DataError(f"The response {factor.text!r} is the same in every row: there is nothing to explain.")
-        return cls(factor, mean=moments.mean, sd=moments.sd)
-
-    @classmethod
-    def _labelled(cls, factor: Factor, labels: list[str], positive: str | None) -> Self:
-        if len(labels) != 2:
-            few = ", ".join(map(repr, labels[:5]))
-            raise DataError(f"The response {factor.text!r} has the labels {few}, where two are needed: recode it.")
-        one = labels[1] if positive is None else positive
-        if one not in labels:
-            raise DataError(
-                f"The response {factor.text!r} has no label {positive!r}: choose {labels[0]!r} or {labels[1]!r}."
-            )
-        return cls(factor, one, labels[labels[0] == one])
+    """By which numbers are standardised."""
+    slope: float = 1.0
+    """By which coefficients of the standardised response are multiplied."""
+    shift: float = 0.0
+    """What is added to its intercept."""
+    told: str | None = None
+    """What a reader should know."""
+    paired: Callable[[np.ndarray, np.ndarray], Any] | None = None
+    """Makes the response of two columns."""
+    beside: str | None = None
+    """The second of them; where there is none, it is ones."""
 
     @property
     def notes(self) -> list[str]:
         """What a reader should know."""
-        if self.positive is None:
-            return []
-        return [f"{self.factor.text} is {self.positive!r} where it counts as 1, and {self.negative!r} where as 0."]
+        return [] if self.told is None else [self.told]
 
-    def numbers(self, columns: Mapping[str, np.ndarray]) -> Float[np.ndarray, " n"]:
-        """A site's response as numbers."""
-        if self.positive is not None:
-            return np.array([text == self.positive for text in _raw(self.factor, columns)], dtype=float)
-        return (_numbers(self.factor, columns) - self.mean) / self.sd
+    def numbers(self, columns: Columns) -> Any:
+        """A site's response: numbers, or a named tuple of numbers."""
+        if self.labels:
+            places = {label: float(place) for place, label in enumerate(self.labels)}
+            found = np.array([places[text] for text in _texts(self.factor, columns)])
+        else:
+            found = (_numbers(self.factor, columns) - self.mean) / self.sd
+        if self.paired is None:
+            return found
+        return self.paired(found, np.ones(len(found)) if self.beside is None else _column(self.beside, columns))
 
-    def restored(self, numbers: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    def restored(self, numbers: Float[np.ndarray, "n ..."]) -> Float[np.ndarray, "n ..."]:
         """The inverse for numbers."""
         return self.mean + self.sd * numbers
 
 
-def _raw(factor: Factor, columns: Mapping[str, np.ndarray]) -> list[str]:
-    return evaluated(factor.argument, columns).tolist()
+Kind = Callable[[Formula, Sequence[Columns], Declared], Response]
+"""Agrees on the response of all sites: from their labels, or from the moments of their numbers."""
 
 
-def _numbers(factor: Factor, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+def numeric(formula: Formula, sites: Sequence[Columns], declared: Declared) -> Response:
+    """Numbers as they are."""
+    _refuse_texts(formula.response, sites)
+    return Response(formula.response)
+
+
+def standardised(formula: Formula, sites: Sequence[Columns], declared: Declared) -> Response:
+    """Numbers whose unit has no meaning to the prior; without an intercept they are scaled and not centred."""
+    about = _moments(formula.response, sites)
+    mean = about.mean if formula.has_intercept else 0.0
+    return Response(formula.response, mean=mean, sd=about.sd, slope=about.sd, shift=mean)
+
+
+def in_units(formula: Formula, sites: Sequence[Columns], declared: Declared) -> Response:
+    """Positive numbers in units of their mean, where a log link and an intercept can take the unit in."""
+    about = _moments(formula.response, sites)
+    unit = about.mean if formula.has_intercept and about.mean > 0 else 1.0
+    return Response(formula.response, sd=unit, shift=float(np.log(unit)))
+
+
+def survival(formula: Formula, sites: Sequence[Columns], declared: Declared) -> Response:
+    """Times, in units of their mean, and whether the event was then; without a column it was in every row."""
+    return dataclasses.replace(in_units(formula, sites, declared), paired=Times, beside=declared.event)
+
+
+def trials(formula: Formula, sites: Sequence[Columns], declared: Declared) -> Response:
+    """Events among trials, or with neither a column of trials nor numbers, one of two labels."""
+    found = binary(formula, sites, declared) if declared.trials is None else numeric(formula, sites, declared)
+    return dataclasses.replace(found, paired=Trials, beside=declared.trials)
+
+
+def binary(formula: Formula, sites: Sequence[Columns], declared: Declared) -> Response:
+    """One of two labels, or 0 and 1."""
+    factor, positive = formula.response, declared.positive
+    if not _holds_texts(factor, sites):
+        if positive is not None:
+            raise DataError(f"The response {factor.text!r} is numbers, so no label counts as 1: leave `positive` out.")
+        return Response(factor)
+    labels = sorted(_counts(factor, sites))
+    if len(labels) != 2:
+        few = ", ".join(map(repr, labels[:5]))
+        raise DataError(f"The response {factor.text!r} has the labels {few}, where two are needed: recode it.")
+    one = labels[1] if positive is None else positive
+    if one not in labels:
+        raise DataError(
+            f"The response {factor.text!r} has no label {positive!r}: choose {labels[0]!r} or {labels[1]!r}."
+        )
+    zero = labels[labels[0] == one]
+    told = f"{factor.text} is {one!r} where it counts as 1, and {zero!r} where as 0."
+    return Response(factor, (zero, one), told=told)
+
+
+def nominal(formula: Formula, sites: Sequence[Columns], declared: Declared) -> Response:
+    """One of several labels; the reference is the first of those listed, or the most frequent."""
+    counts = _counts(formula.response, sites)
+    order = _sorted(counts)
+    reference = max(order, key=lambda label: counts[label])
+    labels = _listed(formula.response, declared, [reference, *(label for label in order if label != reference)], counts)
+    return Response(formula.response, labels, told=f"Reference of {formula.response.text}: {labels[0]}.")
+
+
+def ordered(formula: Formula, sites: Sequence[Columns], declared: Declared) -> Response:
+    """Ordered levels: as listed, or as numbers or in the alphabet."""
+    if not formula.has_intercept:
+        raise SettingsError("An ordinal response has cut points in place of an intercept: leave 0 + out.")
+    counts = _counts(formula.response, sites)
+    labels = _listed(formula.response, declared, _sorted(counts), counts)
+    return Response(formula.response, labels, told=f"Order of {formula.response.text}: {' < '.join(labels)}.")
+
+
+def _listed(
+    factor: Factor, declared: Declared, order: Sequence[str], counts: Mapping[str, int]
+) -> tuple[str, ...]:
+    """The labels in the order that was asked for."""
+    labels = tuple(order if declared.levels is None else map(str, declared.levels))
+    if len(set(labels)) != len(labels) or set(labels) != set(counts):
+        few = ", ".join(map(repr, list(counts)[:8]))
+        raise DataError(f"The response {factor.text!r} has the labels {few}: list each of them once as levels.")
+    if not 3 <= len(labels) <= _MOST_LABELS:
+        raise DataError(
+            f"The response {factor.text!r} has {len(labels)} labels, where 3 to {_MOST_LABELS} are needed: recode it, "
+            "or use bernoulli for two."
+        )
+    return labels
+
+
+def _sorted(labels: Mapping[str, int]) -> list[str]:
+    """As numbers where all are, else in the alphabet."""
+    try:
+        return sorted(labels, key=float)
+    except ValueError:
+        return sorted(labels)
+
+
+def _counts(factor: Factor, sites: Sequence[Columns]) -> collections.Counter[str]:
+    """How many rows have each label."""
+    return collections.Counter(text for columns in sites for text in _texts(factor, columns))
+
+
+def _moments(factor: Factor, sites: Sequence[Columns]) -> Moments:
+    _refuse_texts(factor, sites)
+    moments = Moments.merge("", [Moments.summarise(factor.text, _numbers(factor, columns)) for columns in sites])
+    if not moments.sd > 0:
+        raise DataError(f"The response {factor.text!r} is the same in every row: there is nothing to explain.")
+    return moments
+
+
+def _holds_texts(factor: Factor, sites: Sequence[Columns]) -> bool:
+    texts = {columns[name].dtype.kind == "U" for columns in sites for name in factor.columns}
+    if len(texts) > 1:
+        raise DataError(f"The response {factor.text!r} is texts at one site and numbers at another: recode one.")
+    return texts == {True}
+
+
+def _refuse_texts(factor: Factor, sites: Sequence[Columns]) -> None:
+    if _holds_texts(factor, sites):
+        raise DataError(f"The response {factor.text!r} holds texts, where this family needs numbers: recode it.")
+
+
+def _texts(factor: Factor, columns: Columns) -> list[str]:
+    return [f"{value:g}" if isinstance(value, float) else str(value) for value in evaluated(factor.argument, columns).tolist()]
+
+
+def _numbers(factor: Factor, columns: Columns) -> np.ndarray:
     with np.errstate(all="ignore"):
         values = np.asarray(evaluated(factor.argument, columns), dtype=float)
     if not np.isfinite(values).all():
         raise DataError(f"The response {factor.text!r} is not finite in some rows: leave them out.")
     return values
+
+
+def _column(name: str, columns: Columns) -> np.ndarray:
+    """A column of numbers, or of truth values."""
+    values = columns[name]
+    if values.dtype.kind != "U":
+        return values
+    if set(values.tolist()) <= {"True", "False"}:
+        return (values == "True").astype(float)
+    raise DataError(f"Column {name!r} holds texts, where numbers are needed: recode it.")

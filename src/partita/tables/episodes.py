@@ -1,0 +1,135 @@
+"""Survival as Poisson regression: every row is split where intervals of time end, with log exposure as an offset.
+
+Within an interval the hazard is constant, so that the likelihood of a row is that of Poisson counts, 0 or 1, of the
+events in each interval that it was under observation.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from partita.data.columns import Moments
+from partita.errors import DataError, SettingsError
+from partita.tables.design import binned, quantiles
+from partita.tables.formula import Factor, Formula, evaluated, parsed
+from partita.tables.reading import Columns, Site
+from partita.tables.response import Declared
+
+__all__ = ["Rows", "constant_hazard", "episodes", "whole"]
+
+_INTERVALS = 4
+"""How many intervals there are where cut points are not given: they are quartiles of time."""
+_MOST_CUTS = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Which rows of the design a row of the table becomes: itself."""
+
+    formula: Formula
+    """Of the design."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a table to predict for."""
+        return self.formula.columns
+
+    def split(self, site: Site, observed: bool = True) -> tuple[Site, Int[np.ndarray, " k"]]:
+        """A site's rows of the design, and for each of them the row of the table; whether events are known."""
+        return site, np.arange(site.rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Episodes(Rows):
+    """A row for each interval that it was under observation in."""
+
+    time: Factor
+    event: str | None
+    asked: Formula
+    """The formula as it was given."""
+    cuts: tuple[float, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Also that of time: what is predicted is the number of events by then."""
+        return tuple(dict.fromkeys((*self.asked.columns, *self.time.columns)))
+
+    def split(self, site: Site, observed: bool = True) -> tuple[Site, Int[np.ndarray, " k"]]:
+        times = _times(self.time, site.columns)
+        starts, ends = np.array([0.0, *self.cuts]), np.array([*self.cuts, np.inf])
+        whose, which = np.nonzero(times[:, None] > starts)
+        exposure = np.minimum(times[whose], ends[which]) - starts[which]
+        last = times[whose] <= ends[which]
+        events = last & _events(self.event, site.columns, len(times))[whose] if observed else np.zeros(len(whose), bool)
+        columns = {name: values[whose] for name, values in site.columns.items()}
+        made = zip(_made(self.time), (events.astype(float), exposure, _labels(self.cuts)[which]), strict=True)
+        return Site(site.name, columns | dict(made), len(whose), site.dropped), whose
+
+
+def whole(formula: Formula, sites: Sequence[Site], declared: Declared) -> Rows:
+    """Every row is one row."""
+    return Rows(formula)
+
+
+def constant_hazard(formula: Formula, sites: Sequence[Site], declared: Declared) -> Rows:
+    """One interval for all times."""
+    return episodes(formula, sites, declared._replace(cuts=()))
+
+
+def episodes(formula: Formula, sites: Sequence[Site], declared: Declared) -> Rows:
+    """Intervals that end at the cut points given, or else at quartiles of time, told from sites' counts."""
+    time = formula.response
+    cuts = _quartiles(time, sites) if declared.cuts is None else _checked(declared.cuts)
+    events, exposure, interval = _made(time)
+    terms = formula.text.split("~")[1]
+    by_time = f" + C(`{interval}`, reference={_labels(cuts)[0]!r})" if cuts else ""
+    text = f"`{events}` ~ {terms}{by_time} + offset(log(`{exposure}`))"
+    return _Episodes(parsed(text), time, declared.event, formula, cuts)
+
+
+def _made(time: Factor) -> tuple[str, str, str]:
+    """The columns that are made of a time: events, exposure and interval."""
+    return f"events of {time.text}", f"exposure of {time.text}", time.text
+
+
+def _labels(cuts: Sequence[float]) -> np.ndarray:
+    ends = [f"{cut:.4g}" for cut in cuts]
+    return np.array([f"{low} to {high}" for low, high in zip(["0", *ends], [*ends, "…"], strict=True)])
+
+
+def _checked(cuts: Sequence[float]) -> tuple[float, ...]:
+    try:
+        found = tuple(float(cut) for cut in cuts)
+    except (TypeError, ValueError):
+        raise SettingsError("Give the cuts of time as a list of numbers.") from None
+    rising = all(low < high for low, high in zip((0.0, *found), found, strict=False))
+    if not rising or not np.isfinite(found).all() or len(set(_labels(found))) <= len(found) or len(found) > _MOST_CUTS:
+        raise SettingsError(f"The cuts of time must rise from above 0, and be at most {_MOST_CUTS}.")
+    return found
+
+
+def _quartiles(time: Factor, sites: Sequence[Site]) -> tuple[float, ...]:
+    logs = [np.log(_times(time, site.columns)) for site in sites]
+    about = Moments.merge("", [Moments.summarise(time.text, values) for values in logs])
+    counts = np.sum([binned(values, about) for values in logs], axis=0)
+    found = np.exp(quantiles(np.linspace(0, 1, _INTERVALS + 1)[1:-1], about, counts))
+    return tuple(float(f"{cut:.3g}") for cut in found)
+
+
+def _times(time: Factor, columns: Columns) -> Float[np.ndarray, " n"]:
+    values = evaluated(time.argument, columns)
+    if values.dtype.kind != "f" or not (np.isfinite(values).all() and (values > 0).all()):
+        raise DataError(f"The response {time.text!r} holds times: give finite numbers above 0.")
+    return values
+
+
+def _events(name: str | None, columns: Columns, rows: int) -> Bool[np.ndarray, " n"]:
+    """Whether the event was at each row's time; in all rows without a column."""
+    if name is None:
+        return np.ones(rows, bool)
+    values = columns[name]
+    if not set(values.tolist()) <= {0.0, 1.0, "True", "False"}:
+        raise DataError(f"Column {name!r} holds events: give 0 and 1, or truth values.")
+    return np.isin(values, [1.0]) if values.dtype.kind == "f" else values == "True"
