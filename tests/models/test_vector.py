@@ -239,12 +239,10 @@ def test_other_responses_are_refused(name, y, said):
 
 
 def test_the_solver_keeps_its_contract_from_a_wide_prior():
-    for name in ("negative binomial", "student"):
-        model = MEMBERS[name][0]
-        check_solver(ModeFixedPoint(), model, FullGaussian.standard_normal(2 + model.constants, 3.0), table(name))
+    check_solver(ModeFixedPoint(), MEMBERS["student"][0], FullGaussian.standard_normal(4, 3.0), table("student"))
 
 
 def test_the_solver_needs_a_vector():
+    prior = MeanFieldGaussian.standard_normal({"a": jnp.zeros(2)})
     with pytest.raises(SettingsError, match="one vector"):
-        prior = MeanFieldGaussian.standard_normal({"a": jnp.zeros(2)})
         check_solver(ModeFixedPoint(), MEMBERS["gamma"][0], prior, table("gamma"))

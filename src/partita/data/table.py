@@ -26,10 +26,10 @@ class Times(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The rows of a supervised problem: inputs and responses, numbers or `Trials` or `Times`."""
+    """The rows of a supervised problem: inputs and responses; for models of several predictors `Trials` or `Times`."""
 
     x: Float[Array, "n d"]
-    y: Float[Array, " n"] | Trials | Times
+    y: Float[Array, " n"]
 
     def shifted(self, linear: Float[Array, "..."]) -> Float[Array, "..."]:
         """The predictor of a generalised linear model whose linear part is this, row by row."""
@@ -40,7 +40,7 @@ class OffsetTable(NamedTuple):
     """A table with a known part of a generalised linear model's predictor, such as log exposure."""
 
     x: Float[Array, "n d"]
-    y: Float[Array, " n"] | Trials | Times
+    y: Float[Array, " n"]
     offset: Float[Array, " n"]
 
     def shifted(self, linear: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -1,5 +1,7 @@
 """Continuous responses whose spread is inferred with the coefficients: normal, Student-t, gamma, beta and Weibull."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
@@ -117,7 +119,7 @@ class WeibullRegression(VectorRegression):
     def constants(self) -> int:
         return 1
 
-    def check_response(self, y: Times) -> None:
+    def check_response(self, y: Any) -> None:
         time, event = y
         check_values(time, time > 0, "times are above 0")
         check_values(event, (event == 0) | (event == 1), "events are 0 or 1")

@@ -1,6 +1,7 @@
 """Counts: events among trials, over-dispersed counts, and counts with more zeros than they would have."""
 
 import abc
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,6 @@ from partita.models.vector import VectorRegression
 __all__ = [
     "BinomialRegression",
     "CloglogBinomial",
-    "CountRegression",
     "LogitBinomial",
     "NegativeBinomialCounts",
     "PoissonCounts",
@@ -40,7 +40,7 @@ class BinomialRegression(VectorRegression):
     def log_probabilities(self, f: Float[Array, "*s"]) -> tuple[Float[Array, "*s"], Float[Array, "*s"]]:
         """log p and log(1 − p)."""
 
-    def check_response(self, y: Trials) -> None:
+    def check_response(self, y: Any) -> None:
         events, trials = y
         check_values(trials, (trials >= 1) & (trials == np.round(trials)), "trials are whole numbers from 1 up")
         allowed = (events >= 0) & (events <= trials) & (events == np.round(events))
@@ -77,7 +77,7 @@ class CloglogBinomial(BinomialRegression):
         return jnp.log(-jnp.expm1(-jnp.exp(f))), -jnp.exp(f)
 
 
-class CountRegression(VectorRegression):
+class _CountRegression(VectorRegression):
     """Counts with the mean exp(f)."""
 
     def check_response(self, y: np.ndarray) -> None:
@@ -87,7 +87,7 @@ class CountRegression(VectorRegression):
         return jnp.exp(f[0])
 
 
-class PoissonCounts(CountRegression):
+class PoissonCounts(_CountRegression):
     """y ~ Poisson(exp(f))."""
 
     @property
@@ -98,7 +98,7 @@ class PoissonCounts(CountRegression):
         return y * f[0] - jnp.exp(f[0]) - log_gamma(y + 1)
 
 
-class NegativeBinomialCounts(CountRegression):
+class NegativeBinomialCounts(_CountRegression):
     """y with mean μ = exp(f) and variance μ + α μ²; the constant is log α.
 
     With r = 1/α, log Γ(y + r) − log Γ(r) − y log r is a small difference of large numbers for a small α: there it is
@@ -123,7 +123,7 @@ class NegativeBinomialCounts(CountRegression):
 class ZeroInflated(VectorRegression):
     """Zero with a probability π, and otherwise a count of another model; the last constant is logit π."""
 
-    counts: CountRegression = PoissonCounts()
+    counts: _CountRegression = PoissonCounts()
 
     @property
     def constants(self) -> int:

@@ -22,8 +22,8 @@ class VectorRegression(Model):
     """A likelihood p(y | f) with predictors f = (xᵀβ_1, …, xᵀβ_P, c_1, …, c_C) and θ = (β_1, …, β_P, c) as one vector.
 
     Coefficients and constants are jointly Gaussian under q, so that predictors are. The table's offset, if it has one,
-    is added to the first predictor. A subclass gives log p(y | f), the mean response and the allowed y; f comes with its
-    predictors along the first axis, and y is that of one row: a number, or a named tuple of numbers.
+    is added to the first predictor. A subclass gives log p(y | f), the mean response and the allowed y. The first axis
+    of f are the predictors, and y is that of one row: a number, or a named tuple of numbers.
     """
 
     expectation: Expectation = PredictorQuadrature()
@@ -67,9 +67,7 @@ class VectorRegression(Model):
     def response(self, theta: Float[Array, " d"], x: Float[Array, "n d"]) -> Float[Array, "n ..."]:
         return jax.vmap(lambda row: self.mean_response(self._at(theta, row)))(x)
 
-    def expected_response(
-        self, q: Family, x: Float[Array, "n d"], offset: Rows | float = 0.0
-    ) -> Float[Array, "n ..."]:
+    def expected_response(self, q: Family, x: Float[Array, "n d"], offset: Rows | float = 0.0) -> Float[Array, "n ..."]:
         """E_q[y], row by row."""
         known = jnp.broadcast_to(jnp.asarray(offset, x.dtype), (len(x),))
         return PredictorQuadrature().responses(self, q, OffsetTable(x, jnp.zeros(len(x), x.dtype), known))

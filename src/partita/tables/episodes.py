@@ -84,7 +84,7 @@ def episodes(formula: Formula, sites: Sequence[Site], declared: Declared) -> Row
     cuts = _quartiles(time, sites) if declared.cuts is None else _checked(declared.cuts)
     events, exposure, interval = _made(time)
     terms = formula.text.split("~")[1]
-    by_time = f" + C(`{interval}`, reference={_labels(cuts)[0]!r})" if cuts else ""
+    by_time = f" + C(`{interval}`, reference={str(_labels(cuts)[0])!r})" if cuts else ""
     text = f"`{events}` ~ {terms}{by_time} + offset(log(`{exposure}`))"
     return _Episodes(parsed(text), time, declared.event, formula, cuts)
 

@@ -17,8 +17,8 @@ from partita import methods
 from partita.data.shard import Partition, federate
 from partita.data.table import OffsetTable, Table
 from partita.errors import DataError, SettingsError, unknown
-from partita.families import Family, FullGaussian, MeanFieldGaussian
 from partita.expectations.capabilities import ShiftedResponse, offered
+from partita.families import Family, FullGaussian, MeanFieldGaussian
 from partita.inputs import check_choice, check_kind, check_texts, check_whole, described
 from partita.models import Model
 from partita.server.membership import retire
@@ -33,7 +33,7 @@ from partita.tables.episodes import Rows
 from partita.tables.formula import parsed
 from partita.tables.likelihoods import Likelihood, likelihood
 from partita.tables.reading import Site, columns_of, complete, frame_of, sites_of
-from partita.tables.response import Response, Declared
+from partita.tables.response import Declared, Response
 from partita.tables.units import Units
 
 __all__ = ["Fit", "fit"]
@@ -92,6 +92,11 @@ class Fit:
     def covariance(self) -> Float[np.ndarray, "d d"]:
         """Their posterior covariance."""
         return self._coefficients(self.result.posterior.q)[1]
+
+    def joint(self) -> tuple[tuple[str, ...], Float[np.ndarray, " k"], Float[np.ndarray, "k k"]]:
+        """Names, mean and covariance of the coefficients, then of constants on the scale on which they are Gaussian."""
+        names = (*self.names, *(constant.name for constant in self.units.constants))
+        return names, *self._own(self.result.posterior.q)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -168,7 +173,9 @@ class Fit:
         split, whose = self.rows.split(site, observed=False)
         with enable_x64(True):
             x, offset = self.design.standardised(split), _offset(self.design, split, self.response.slope)
-            model = offered(self.result.posterior.model, ShiftedResponse, "closed-form prediction", "use another family")
+            model = offered(
+                self.result.posterior.model, ShiftedResponse, "closed-form prediction", "use another family"
+            )
             known = 0.0 if offset is None else jnp.asarray(offset)
             each = np.asarray(model.expected_response(self.result.posterior.q, jnp.asarray(x), known))
         found = np.zeros((site.rows, *each.shape[1:]))
@@ -295,7 +302,9 @@ def fit(
         lengths = 1 if sum(site.rows for site in split) < _MANY_ROWS else 4
         partition = federate(tables, weights=weighted, names=[site.name for site in split], buckets=lengths)
         model = chosen.model(response)
-        start = _prior(prior, _FAMILIES[covariance], design.names, len(chosen.classes(response)), chosen.constants(response))
+        start = _prior(
+            prior, _FAMILIES[covariance], design.names, len(chosen.classes(response)), chosen.constants(response)
+        )
         method = methods.sequential(chosen.solver, learn=chosen.learned)
         result = run(method, model, start, partition, rounds=rounds, tolerance=tolerance, monitor=_QUIET)
     return Fit(asked.text, design, response, family, owners, start, model, method, partition, result, chosen, rows)

@@ -33,9 +33,9 @@ from partita.models.glm import LinearRegression, LogisticRegression, PoissonRegr
 from partita.tables.constants import Constant, Told, cut_points, scalars
 from partita.tables.episodes import Rows, constant_hazard, episodes, whole
 from partita.tables.response import (
+    Declared,
     Kind,
     Response,
-    Declared,
     binary,
     in_units,
     nominal,
@@ -70,9 +70,9 @@ class Likelihood:
     """A label for each linear predictor, where there are several."""
     threshold: Callable[[Response], Constant] | None = None
     """What minus the intercept is told as, before the constants."""
-    tell: Callable[
-        [Sequence[Constant], Float[np.ndarray, " c"], Float[np.ndarray, "c c"], float], Sequence[Told]
-    ] = scalars
+    tell: Callable[[Sequence[Constant], Float[np.ndarray, " c"], Float[np.ndarray, "c c"], float], Sequence[Told]] = (
+        scalars
+    )
     """Tells constants on their own scale."""
     rows: Callable[..., Rows] = whole
     """Which rows of the design a row of the table becomes."""
@@ -165,9 +165,7 @@ _MADE: Mapping[str, tuple[tuple[str, ...], Callable[[Declared], Likelihood]]] = 
     "gamma": (
         (),
         _constant(
-            Likelihood(
-                in_units, lambda response: GammaRegression(), "mean ratio", constants=lambda response: (_SHAPE,)
-            )
+            Likelihood(in_units, lambda response: GammaRegression(), "mean ratio", constants=lambda response: (_SHAPE,))
         ),
     ),
     "beta": (
@@ -226,16 +224,12 @@ _MADE: Mapping[str, tuple[tuple[str, ...], Callable[[Declared], Likelihood]]] = 
     "exponential": (
         ("event",),
         _constant(
-            Likelihood(
-                numeric, lambda response: PoissonRegression(), "hazard ratio", Newton(), rows=constant_hazard
-            )
+            Likelihood(numeric, lambda response: PoissonRegression(), "hazard ratio", Newton(), rows=constant_hazard)
         ),
     ),
     "piecewise_exponential": (
         ("event", "cuts"),
-        _constant(
-            Likelihood(numeric, lambda response: PoissonRegression(), "hazard ratio", Newton(), rows=episodes)
-        ),
+        _constant(Likelihood(numeric, lambda response: PoissonRegression(), "hazard ratio", Newton(), rows=episodes)),
     ),
 }
 LIKELIHOODS = tuple(_MADE)

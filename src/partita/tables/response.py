@@ -1,4 +1,4 @@
-"""The response of a formula as numbers: labels that are agreed among sites, the unit of a number, and what belongs to it.
+"""The response of a formula as numbers: labels that are agreed among sites, units, and what belongs to it.
 
 Each function below is a kind of response: given what all sites send of theirs, it says how every site turns it into
 numbers.
@@ -19,9 +19,9 @@ from partita.tables.formula import Factor, Formula, evaluated
 from partita.tables.reading import Columns
 
 __all__ = [
+    "Declared",
     "Kind",
     "Response",
-    "Declared",
     "binary",
     "in_units",
     "nominal",
@@ -73,7 +73,7 @@ class Response:
     """What is added to its intercept."""
     told: str | None = None
     """What a reader should know."""
-    paired: Callable[[np.ndarray, np.ndarray], Any] | None = None
+    paired: Callable[[Any, Any], Any] | None = None
     """Makes the response of two columns."""
     beside: str | None = None
     """The second of them; where there is none, it is ones."""
@@ -173,9 +173,7 @@ def ordered(formula: Formula, sites: Sequence[Columns], declared: Declared) -> R
     return Response(formula.response, labels, told=f"Order of {formula.response.text}: {' < '.join(labels)}.")
 
 
-def _listed(
-    factor: Factor, declared: Declared, order: Sequence[str], counts: Mapping[str, int]
-) -> tuple[str, ...]:
+def _listed(factor: Factor, declared: Declared, order: Sequence[str], counts: Mapping[str, int]) -> tuple[str, ...]:
     """The labels in the order that was asked for."""
     labels = tuple(order if declared.levels is None else map(str, declared.levels))
     if len(set(labels)) != len(labels) or set(labels) != set(counts):
@@ -223,7 +221,10 @@ def _refuse_texts(factor: Factor, sites: Sequence[Columns]) -> None:
 
 
 def _texts(factor: Factor, columns: Columns) -> list[str]:
-    return [f"{value:g}" if isinstance(value, float) else str(value) for value in evaluated(factor.argument, columns).tolist()]
+    return [
+        f"{value:g}" if isinstance(value, float) else str(value)
+        for value in evaluated(factor.argument, columns).tolist()
+    ]
 
 
 def _numbers(factor: Factor, columns: Columns) -> np.ndarray:

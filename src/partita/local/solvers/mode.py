@@ -11,7 +11,7 @@ from partita.families import Gaussian
 from partita.families.full_gaussian import symmetric
 from partita.families.gaussian import check_vector, gaussian
 from partita.local.objective import Problem
-from partita.local.solvers.base import Progress, running
+from partita.local.solvers.base import Progress, length, running
 from partita.local.solvers.fixed_point import FixedPoint
 from partita.local.solvers.newton import times, with_precision
 from partita.numerics.trees import where
@@ -50,7 +50,17 @@ class ModeFixedPoint(FixedPoint):
         members = jax.tree.map(lambda *leaves: jnp.stack(leaves), q, laplace)
         values = jax.lax.map(lambda member: problem.free_energy(member, key), members)
         better = laplace.is_proper() & problem.within(laplace) & (values[1] > values[0])
-        return Progress(*where(better, (laplace, values[1]), (q, values[0])), running())
+        start, value = where(better, (laplace, values[1]), (q, values[0]))
+        return Progress(start, value, running(), jnp.asarray(jnp.inf, values.dtype))
+
+    def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
+        q, target = progress.q, problem.target(progress.q, key)
+        moved, value, outcome, _ = self.towards(target, problem, progress, key)
+        return Progress(moved, value, outcome, length(q, target))
+
+    def ahead(self, problem: Problem, progress: Progress, key: Key[Array, ""]) -> Float[Array, ""]:
+        """From where the last step began, which is where a solver that stalls still is."""
+        return progress.memory
 
 
 class _Climb(NamedTuple):
