@@ -36,6 +36,11 @@ class Rows:
         """The columns of a table to predict for."""
         return self.formula.columns
 
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know."""
+        return []
+
     def split(self, site: Site, observed: bool = True) -> tuple[Site, Int[np.ndarray, " k"]]:
         """A site's rows of the design, and for each of them the row of the table; whether events are known."""
         return site, np.arange(site.rows)
@@ -56,6 +61,10 @@ class _Episodes(Rows):
         """Also that of time: what is predicted is the number of events by then."""
         return tuple(dict.fromkeys((*self.asked.columns, *self.time.columns)))
 
+    @property
+    def notes(self) -> list[str]:
+        return [f"Reference of the intervals: {_labels(self.time, self.cuts)[0]}."] if self.cuts else []
+
     def split(self, site: Site, observed: bool = True) -> tuple[Site, Int[np.ndarray, " k"]]:
         times = _times(self.time, site.columns)
         starts, ends = np.array([0.0, *self.cuts]), np.array([*self.cuts, np.inf])
@@ -63,9 +72,10 @@ class _Episodes(Rows):
         exposure = np.minimum(times[whose], ends[which]) - starts[which]
         last = times[whose] <= ends[which]
         events = last & _events(self.event, site.columns, len(times))[whose] if observed else np.zeros(len(whose), bool)
+        made = dict(zip(_made(self.time), (events.astype(float), exposure), strict=True))
+        made |= {label: (which == k).astype(float) for k, label in enumerate(_labels(self.time, self.cuts))}
         columns = {name: values[whose] for name, values in site.columns.items()}
-        made = zip(_made(self.time), (events.astype(float), exposure, _labels(self.cuts)[which]), strict=True)
-        return Site(site.name, columns | dict(made), len(whose), site.dropped), whose
+        return Site(site.name, columns | made, len(whose), site.dropped), whose
 
 
 def whole(formula: Formula, sites: Sequence[Site], declared: Declared) -> Rows:
@@ -82,21 +92,21 @@ def episodes(formula: Formula, sites: Sequence[Site], declared: Declared) -> Row
     """Intervals that end at the cut points given, or else at quartiles of time, told from sites' counts."""
     time = formula.response
     cuts = _quartiles(time, sites) if declared.cuts is None else _checked(declared.cuts)
-    events, exposure, interval = _made(time)
-    terms = formula.text.split("~")[1]
-    by_time = f" + C(`{interval}`, reference={str(_labels(cuts)[0])!r})" if cuts else ""
-    text = f"`{events}` ~ {terms}{by_time} + offset(log(`{exposure}`))"
+    events, exposure = _made(time)
+    terms = " + ".join([formula.text.split("~")[1], *(f"`{label}`" for label in _labels(time, cuts)[1:])])
+    text = f"`{events}` ~ {terms} + offset(log(`{exposure}`))"
     return _Episodes(parsed(text), time, declared.event, formula, cuts)
 
 
-def _made(time: Factor) -> tuple[str, str, str]:
-    """The columns that are made of a time: events, exposure and interval."""
-    return f"events of {time.text}", f"exposure of {time.text}", time.text
+def _made(time: Factor) -> tuple[str, str]:
+    """The columns that are made of a time: events and exposure."""
+    return f"events of {time.text}", f"exposure of {time.text}"
 
 
-def _labels(cuts: Sequence[float]) -> np.ndarray:
+def _labels(time: Factor, cuts: Sequence[float]) -> list[str]:
+    """The columns that are 1 in an interval."""
     ends = [f"{cut:.4g}" for cut in cuts]
-    return np.array([f"{low} to {high}" for low, high in zip(["0", *ends], [*ends, "…"], strict=True)])
+    return [f"{time.text} {low} to {high}" for low, high in zip(["0", *ends], [*ends, "…"], strict=True)]
 
 
 def _checked(cuts: Sequence[float]) -> tuple[float, ...]:
@@ -105,7 +115,12 @@ def _checked(cuts: Sequence[float]) -> tuple[float, ...]:
     except (TypeError, ValueError):
         raise SettingsError("Give the cuts of time as a list of numbers.") from None
     rising = all(low < high for low, high in zip((0.0, *found), found, strict=False))
-    if not rising or not np.isfinite(found).all() or len(set(_labels(found))) <= len(found) or len(found) > _MOST_CUTS:
+    if (
+        not rising
+        or not np.isfinite(found).all()
+        or len({f"{cut:.4g}" for cut in found}) < len(found)
+        or len(found) > _MOST_CUTS
+    ):
         raise SettingsError(f"The cuts of time must rise from above 0, and be at most {_MOST_CUTS}.")
     return found
 

@@ -107,7 +107,7 @@ class Fit:
         )
         notes = [", ".join(said) + "."]
         notes += [f"Reference of {name}: {level}." for name, level in self.design.references.items()]
-        notes += self.response.notes
+        notes += [*self.rows.notes, *self.response.notes]
         if self.result.status is not Status.CONVERGED:
             notes.append(f"The run has not converged ({self.result.message})")
         if vague := self._vague():
