@@ -1,7 +1,7 @@
 # `make test` is the README's test command without the installation.
 PYTHON ?= .venv/bin/python
 
-.PHONY: install test slow shapes mutate lint versions docs bench demo
+.PHONY: install test slow shapes mutate lint versions docs bench accuracy demo
 
 install:
 	python3 -m venv .venv && .venv/bin/pip install -e '.[test,lint,docs]' -e ./experiments
@@ -40,6 +40,9 @@ bench:
 	$(PYTHON) benchmarks/network_step.py
 	$(PYTHON) benchmarks/messages.py
 	$(PYTHON) benchmarks/power_ep.py
+
+accuracy:
+	$(PYTHON) benchmarks/accuracy.py --page docs/accuracy.md
 
 demo:
 	$(PYTHON) -m partita demo

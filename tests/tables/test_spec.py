@@ -25,7 +25,7 @@ def sites():
 
 @pytest.fixture(scope="module")
 def spec(sites):
-    return Spec(Settings(FORMULA, prior="normal(0, 1)"), agreed(Agreement.of(FORMULA), sites))
+    return Spec(Settings(FORMULA, prior="normal(0, 1)"), agreed(Settings(FORMULA).begun, sites))
 
 
 def test_it_goes_through_json(spec, sites):
@@ -37,7 +37,7 @@ def test_it_goes_through_json(spec, sites):
 
 
 def test_stages_through_json_give_the_same_design(spec, sites):
-    known, exchanges = Agreement.of(FORMULA), 0
+    known, exchanges = Settings(FORMULA).begun, 0
     while not known.complete:
         sent = through_json(known.to_dict())
         answers = [through_json(Agreement.from_dict(sent).answer(site)) for site in sites]
@@ -47,7 +47,7 @@ def test_stages_through_json_give_the_same_design(spec, sites):
 
 
 def test_no_answer_grows_with_the_rows(sites):
-    known = Agreement.of(FORMULA)
+    known = Settings(FORMULA).begun
     twice = [
         site._replace(columns={n: np.tile(v, 9) for n, v in site.columns.items()}, rows=9 * site.rows) for site in sites
     ]
@@ -97,11 +97,13 @@ def test_a_damaged_spec_is_refused(spec, path):
 )
 def test_a_damaged_answer_is_refused(answer):
     with pytest.raises(InputError):
-        Agreement.of("age ~ bmi").taken([answer])
+        Settings("age ~ bmi").begun.taken([answer])
 
 
 def test_a_formula_in_a_spec_is_admitted_before_it_is_read(spec):
     contents = through_json(spec.to_dict())
-    contents["design"]["formula"] = contents["settings"]["formula"] = "age ~ {__import__('os').getpid()}"
+    contents["rows"]["asked"] = contents["design"]["formula"] = contents["settings"]["formula"] = (
+        "age ~ {__import__('os').getpid()}"
+    )
     with pytest.raises(InputError, match="not admitted"):
         Spec.from_dict(contents)

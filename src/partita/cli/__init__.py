@@ -68,7 +68,14 @@ def demo(
 def fit(
     formula: Annotated[str, typer.Argument(help="Such as 'died ~ age + C(ward) + offset(log(days))'.")],
     file: Annotated[Path, typer.Argument(help="A CSV or Parquet file.")],
-    family: Annotated[str, typer.Option(help="gaussian, bernoulli, probit or poisson.")] = "gaussian",
+    family: Annotated[
+        str,
+        typer.Option(
+            help="gaussian, student_t, bernoulli, probit, binomial, poisson, negative_binomial, zero_inflated_poisson, "
+            "zero_inflated_negative_binomial, gamma, beta, ordinal, multinomial, weibull, exponential or "
+            "piecewise_exponential."
+        ),
+    ] = "gaussian",
     sites: Annotated[
         str | None, typer.Option(help="The column that says whose each row is; without it all rows are one site.")
     ] = None,
@@ -78,6 +85,15 @@ def fit(
     covariance: Annotated[str | None, typer.Option(help="full, the default up to 500 columns, or mean-field.")] = None,
     weights: Annotated[str | None, typer.Option(help="A column of row weights.")] = None,
     positive: Annotated[str | None, typer.Option(help="The label of the response that counts as 1.")] = None,
+    trials: Annotated[str | None, typer.Option(help="binomial: the column of the number of trials.")] = None,
+    event: Annotated[str | None, typer.Option(help="Survival: the column that is 1 where the event was.")] = None,
+    link: Annotated[str | None, typer.Option(help="binomial: logit, probit or cloglog.")] = None,
+    noise: Annotated[str | None, typer.Option(help="gaussian: learned, inferred, or its known sd.")] = None,
+    cuts: Annotated[str | None, typer.Option(help="piecewise_exponential: where intervals end, as 30,90,365.")] = None,
+    levels: Annotated[
+        str | None,
+        typer.Option(help="ordinal: the labels in order, as low,mid,high; multinomial: the reference first."),
+    ] = None,
     missing: Annotated[str, typer.Option(help="What to do about missing predictors: drop or mean.")] = "drop",
     mass: Annotated[float, typer.Option(help="The mass of the intervals.")] = 0.95,
     forest: Annotated[
@@ -108,6 +124,12 @@ def fit(
         covariance=covariance,
         weights=weights,
         positive=positive,
+        trials=trials,
+        event=event,
+        link=link,
+        noise=noise,
+        cuts=cuts,
+        levels=levels,
         missing=missing,
     )
 

@@ -17,7 +17,15 @@ _PICTURES = (".png", ".svg", ".pdf")
 
 
 def run_fit(
-    formula: str, file: Path, mass: float, as_json: bool, forest: str | None, output: Path | None, **options: Any
+    formula: str,
+    file: Path,
+    mass: float,
+    as_json: bool,
+    forest: str | None,
+    output: Path | None,
+    cuts: str | None,
+    levels: str | None,
+    **options: Any,
 ) -> None:
     """Fits, prints, and writes what was asked for."""
     if not 0 < mass < 1:
@@ -26,13 +34,18 @@ def run_fit(
     if picture is not None and forest is None:
         raise SettingsError(f"{picture} is a picture: say by --forest of which coefficient, or give a folder.")
     jax.config.update("jax_enable_x64", True)
-    found = fit(formula, file, **options)
+    found = fit(formula, file, cuts=_listed(cuts), levels=_listed(levels), **options)
     if forest is not None:
         found.forest(forest, picture or (output or Path()) / "forest.png", mass)
     if output is not None and picture is None:
         found.save(output)
         _write(found, output, mass, forest)
     show_fit(found, mass, as_json)
+
+
+def _listed(text: str | None) -> list[Any] | None:
+    """The parts of a text between commas."""
+    return None if text is None else [part.strip() for part in text.split(",")]
 
 
 def show_fit(found: Fit, mass: float, as_json: bool) -> None:

@@ -8,11 +8,25 @@ from jaxtyping import Array, ArrayLike, Float, Real
 from partita.errors import DataError
 from partita.inputs import real_array
 
-__all__ = ["OffsetTable", "Table", "with_intercept"]
+__all__ = ["OffsetTable", "Table", "Times", "Trials", "with_intercept"]
+
+
+class Trials(NamedTuple):
+    """The response of a binomial model: how many events there were among how many trials."""
+
+    events: Float[Array, " n"]
+    trials: Float[Array, " n"]
+
+
+class Times(NamedTuple):
+    """The response of a survival model: a time, and whether the event was then (1) or had not been by then (0)."""
+
+    time: Float[Array, " n"]
+    event: Float[Array, " n"]
 
 
 class Table(NamedTuple):
-    """The rows of a supervised problem: inputs and responses."""
+    """The rows of a supervised problem: inputs and responses; for models of several predictors `Trials` or `Times`."""
 
     x: Float[Array, "n d"]
     y: Float[Array, " n"]

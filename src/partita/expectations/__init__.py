@@ -3,6 +3,7 @@
 from partita.expectations.base import Derivatives, Expectation
 from partita.expectations.deterministic import Analytic, Assignments, GaussHermite, GridQuadrature, root
 from partita.expectations.estimate import Estimate
+from partita.expectations.predictors import PredictorQuadrature
 from partita.expectations.sampled import LocalReparameterisation, MonteCarlo, Sampled
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "GridQuadrature",
     "LocalReparameterisation",
     "MonteCarlo",
+    "PredictorQuadrature",
     "Sampled",
     "root",
 ]

@@ -26,8 +26,10 @@ __all__ = [
     "Response",
     "ResponseOfRows",
     "Rows",
+    "ShiftedResponse",
     "Simulated",
     "Template",
+    "VectorPredictor",
     "offered",
 ]
 
@@ -64,6 +66,23 @@ class LinearInTable(LinearPredictor, Protocol):
 
     def log_link_density(self, f: Array, y: Array) -> Array:
         """The log density log p(y | f), elementwise."""
+
+
+@runtime_checkable
+class VectorPredictor(Protocol):
+    """Rows that depend on θ through several predictors f_n, which are jointly Gaussian under q; f comes first."""
+
+    def standard(self, q: Family) -> PyTree:
+        """Mean and covariance of θ, which all rows share."""
+
+    def predictors(self, standard: PyTree, datum: PyTree) -> tuple[Float[Array, " k"], Float[Array, "k k"]]:
+        """Mean and covariance of one row's predictors."""
+
+    def log_density_at(self, predictors: Float[Array, "k s"], datum: PyTree) -> Float[Array, " s"]:
+        """The row's log p(y_n | f_n) at several values of its predictors."""
+
+    def response_at(self, predictors: Float[Array, "k s"], datum: PyTree) -> Float[Array, "... s"]:
+        """The row's E[y_n | f_n], or the probabilities of its classes, at several values of its predictors."""
 
 
 @runtime_checkable
@@ -156,6 +175,14 @@ class ClosedResponse(Protocol):
 
     def expected_response(self, q: Family, x: Float[Array, "n d"]) -> Rows:
         """E_q E[y | θ, x], exactly or by a documented closed-form approximation."""
+
+
+@runtime_checkable
+class ShiftedResponse(Protocol):
+    """The same with a known part of the predictor."""
+
+    def expected_response(self, q: Family, x: Float[Array, "n d"], offset: Rows | float = 0.0) -> Array:
+        """E_q E[y | θ, x], or the probabilities of classes, where the offset is added to the first predictor."""
 
 
 @runtime_checkable

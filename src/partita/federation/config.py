@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 CONFIG_FILE = "federation.toml"
+_DEFAULT_SOLVER = {"kind": "newton"}
 NAME = re.compile(r"\w(?:[\w.-]*\w)?")
 """Valid client names; they are also names of folders and keys."""
 _HOST = re.compile(r"(?=.{1,64}$)[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
@@ -121,7 +122,7 @@ class Federation:
     data: Data | None = None
     model: Likelihood | None = None
     method: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"name": "sequential"})
-    solver: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"kind": "newton"})
+    solver: Mapping[str, Any] = dataclasses.field(default_factory=lambda: dict(_DEFAULT_SOLVER))
     prior: Prior = Prior()
     run: Run = Run()
     admission: Bounds = Bounds()
@@ -155,9 +156,9 @@ class Federation:
 
     @property
     def method_settings(self) -> dict[str, Any]:
-        """The method's name and settings, with the solver if it takes one."""
+        """The method's name and settings, with the solver if it takes one and the likelihood does not say which."""
         settings, solver = dict(self.method), dict(self.solver)
-        if "solver" in settings_of(settings["name"]):
+        if "solver" in settings_of(settings["name"]) and (self.fit is None or solver != _DEFAULT_SOLVER):
             settings["solver"] = solver_named(solver.pop("kind"), solver)
         return settings
 

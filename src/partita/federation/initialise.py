@@ -30,9 +30,6 @@ positive = {positive}  # the label of the response that counts as 1; empty for t
 [method]
 name = {schedule}  # sequential, synchronous, asynchronous, or another of partita's methods
 
-[solver]
-kind = "newton"
-
 [run]  # times are in seconds
 rounds = 20
 tolerance = 1e-6  # in nats: the run has converged when every client's residual is below it

@@ -92,7 +92,7 @@ class Regression(Scheme):
         if not contents:
             return self
         agreement = Agreement.from_dict(contents)
-        if agreement.design.formula.text != self._settings.formula:
+        if agreement.rows.asked.text != self._settings.formula:
             raise FederationError(_OTHER_FORMULA, _OTHER_FORMULA)
         return dataclasses.replace(self, agreement=agreement)
 
@@ -134,7 +134,7 @@ class Regression(Scheme):
 
     @property
     def _formula(self) -> Any:
-        return self.agreement.design.formula
+        return self.agreement.rows.asked
 
     @property
     def _spec(self) -> Spec:

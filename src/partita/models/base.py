@@ -72,13 +72,17 @@ def check_finite(data: PyTree) -> None:
             raise DataError(f"row {int(np.argmax(bad))} holds a value that is not finite: drop or impute it")
 
 
-def check_table(table: PyTree, kinds: type[Any] | tuple[type[Any], ...] = Table) -> None:
-    """Raises an `InputError` unless `table` is a finite matrix x and a vector y with as many rows, of these kinds."""
+def check_table(table: PyTree, kinds: type[Any] | tuple[type[Any], ...] = Table, paired: bool = False) -> None:
+    """Raises an `InputError` unless `table` is a finite matrix x and a vector y with as many rows, of these kinds.
+
+    With `paired` y may be several vectors, as of `Trials`.
+    """
     if not isinstance(table, kinds):
         raise DataError("the data are not a Table(x, y): pass partita.Table(x, y)")
-    x, y = _shape(table.x), _shape(table.y)
-    if len(x) != 2 or len(y) != 1 or x[0] != y[0]:
-        raise DataError(f"x has shape {x} and y {y}: give a matrix and a vector with as many rows")
+    for response in jax.tree.leaves(table.y) if paired else [table.y]:
+        x, y = _shape(table.x), _shape(response)
+        if len(x) != 2 or len(y) != 1 or x[0] != y[0]:
+            raise DataError(f"x has shape {x} and y {y}: give a matrix and a vector with as many rows")
     check_finite(table)
 
 

@@ -1,8 +1,9 @@
 """Round 0: sites agree on design and response from counts and sums, never from pooled rows.
 
 It goes in stages. In each, every site answers with a summary of its rows, and the server adds what follows from all
-answers: levels and moments of factors and response, then knots of splines from counts in bins as wide as a tenth of a
-standard deviation, then the scales of the columns. Answers are plain data, the same in one process and on a network.
+answers: where intervals of time end, if rows are split at them, from counts in bins; levels and moments of factors and
+response; knots of splines from counts in bins as wide as a tenth of a standard deviation; the scales of the columns.
+Answers are plain data, the same in one process and on a network.
 """
 
 import abc
@@ -18,7 +19,8 @@ from partita.data.columns import Column, Counts, Moments
 from partita.data.preprocess import Summary, merge
 from partita.errors import DataError, SettingsError
 from partita.tables.design import Design, Spline, absent, categories, numbers
-from partita.tables.formula import Factor, parsed
+from partita.tables.episodes import TIMES, Episodes, Rows, rows_from_dict
+from partita.tables.formula import Factor
 from partita.tables.likelihoods import Likelihood
 from partita.tables.reading import Columns, Site
 
@@ -35,14 +37,18 @@ _MOST_LEVELS = 1000
 class Agreement:
     """What sites have agreed on so far."""
 
+    rows: Rows
+    """Which rows of the design a row of the table becomes."""
     design: Design
+    counted: bool = False
+    """Whether numbers that are the response are labels."""
     response: Summary = Summary({})
     """Of the response."""
 
     @classmethod
-    def of(cls, formula: str, indicated: bool = False) -> Self:
+    def of(cls, rows: Rows, indicated: bool = False, counted: bool = False) -> Self:
         """The beginning: a formula, and whether missing numbers are replaced by means and marked."""
-        return cls(Design(parsed(formula), indicated))
+        return cls(rows, Design(rows.formula, indicated), counted)
 
     @property
     def complete(self) -> bool:
@@ -60,7 +66,7 @@ class Agreement:
 
     def strangers(self, answers: Mapping[str, Answer], likelihood: Likelihood) -> dict[str, str]:
         """The sites whose columns are of another kind, or whose labels are others, than most sites', and why."""
-        if not self._waiting() or self.response.columns:
+        if not self.rows.known or self.response.columns:
             return {}
         return _strangers({name: Summary.from_dict(answer) for name, answer in answers.items()}, self, likelihood)
 
@@ -70,14 +76,23 @@ class Agreement:
 
     def to_dict(self) -> dict[str, Any]:
         """The agreement as lists, texts and numbers, for JSON."""
-        return {"design": self.design.to_dict(), "response": self.response.to_dict()}
+        return {
+            "rows": self.rows.to_dict(),
+            "design": self.design.to_dict(),
+            "counted": self.counted,
+            "response": self.response.to_dict(),
+        }
 
     @classmethod
     def from_dict(cls, contents: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict`; anything else raises an `InputError`."""
-        if not isinstance(contents, Mapping) or contents.keys() != {"design", "response"}:
+        keys = {"rows", "design", "counted", "response"}
+        if not isinstance(contents, Mapping) or contents.keys() != keys:
             raise DataError("This is not an agreement on a design: send what Agreement.to_dict made.")
-        return cls(Design.from_dict(contents["design"]), Summary.from_dict(contents["response"]))
+        rows, design = rows_from_dict(contents["rows"]), Design.from_dict(contents["design"])
+        if rows.formula.text != design.formula.text:
+            raise DataError("This design is not of its formula: send what Agreement.to_dict made.")
+        return cls(rows, design, contents["counted"] is True, Summary.from_dict(contents["response"]))
 
     def _waiting(self) -> "list[_Stage]":
         return [stage for stage in _STAGES if stage.needed(self)]
@@ -111,6 +126,28 @@ class _Stage(abc.ABC):
         """What is known with all answers."""
 
 
+class _Intervals(_Stage):
+    """Counts of times in bins, where rows are split at quartiles of time."""
+
+    def needed(self, known: Agreement) -> bool:
+        return not known.rows.known
+
+    def answer(self, known: Agreement, site: Site) -> Answer:
+        return {"times": self._rows(known).counts(site).tolist()}
+
+    def check(self, known: Agreement, answer: Answer) -> None:
+        _counts(answer, "times", len(TIMES) - 1)
+
+    def taken(self, known: Agreement, answers: Sequence[Answer]) -> Agreement:
+        counts = np.sum([_counts(answer, "times", len(TIMES) - 1) for answer in answers], axis=0)
+        return Agreement.of(self._rows(known).at_quartiles(counts), known.design.indicated, known.counted)
+
+    @staticmethod
+    def _rows(known: Agreement) -> Episodes:
+        assert isinstance(known.rows, Episodes)
+        return known.rows
+
+
 class _Factors(_Stage):
     """Levels with their numbers of rows, or moments, of every factor and of the response."""
 
@@ -118,11 +155,13 @@ class _Factors(_Stage):
         return not known.response.columns
 
     def answer(self, known: Agreement, site: Site) -> Answer:
-        return Summary({factor.text: _summarised(factor, site.columns) for factor in self._all(known)}).to_dict()
+        columns = known.rows.split(site)[0].columns
+        response, *others = self._all(known)
+        found = {response.text: _counted(response, columns) if known.counted else _summarised(response, columns)}
+        return Summary(found | {factor.text: _summarised(factor, columns) for factor in others}).to_dict()
 
     def check(self, known: Agreement, answer: Answer) -> None:
-        formula = known.design.formula
-        _merged([answer], [factor.text for factor in (formula.response, *formula.factors)])
+        _merged([answer], [factor.text for factor in self._all(known)])
 
     def taken(self, known: Agreement, answers: Sequence[Answer]) -> Agreement:
         formula = known.design.formula
@@ -130,7 +169,8 @@ class _Factors(_Stage):
         for factor in formula.factors:
             _check(factor, found[factor.text])
         response = {formula.response.text: found.pop(formula.response.text)}
-        return Agreement(dataclasses.replace(known.design, summary=Summary(found)), Summary(response))
+        design = dataclasses.replace(known.design, summary=Summary(found))
+        return dataclasses.replace(known, design=design, response=Summary(response))
 
     @staticmethod
     def _all(known: Agreement) -> list[Factor]:
@@ -145,19 +185,17 @@ class _Knots(_Stage):
         return any(factor.text not in known.design.splines for factor in _splines(known.design))
 
     def answer(self, known: Agreement, site: Site) -> Answer:
-        design = known.design
-        return {
-            factor.text: _binned(factor, design.moments(factor), site.columns).tolist() for factor in _splines(design)
-        }
+        design, columns = known.design, known.rows.split(site)[0].columns
+        return {factor.text: _binned(factor, design.moments(factor), columns).tolist() for factor in _splines(design)}
 
     def check(self, known: Agreement, answer: Answer) -> None:
         for factor in _splines(known.design):
-            _counts(answer.get(factor.text) if isinstance(answer, Mapping) else None)
+            _counts(answer, factor.text, len(_BINS) - 1)
 
     def taken(self, known: Agreement, answers: Sequence[Answer]) -> Agreement:
         splines = {}
         for factor in _splines(known.design):
-            counts = np.sum([_counts(answer.get(factor.text)) for answer in answers], axis=0)
+            counts = np.sum([_counts(answer, factor.text, len(_BINS) - 1) for answer in answers], axis=0)
             splines[factor.text] = _spline(factor, known.design.moments(factor), counts)
         return dataclasses.replace(known, design=dataclasses.replace(known.design, splines=splines))
 
@@ -170,7 +208,7 @@ class _Scales(_Stage):
 
     def answer(self, known: Agreement, site: Site) -> Answer:
         design = known.design.named()
-        columns = zip(design.names, design.matrix(site).T, strict=True)
+        columns = zip(design.names, design.matrix(known.rows.split(site)[0]).T, strict=True)
         return Summary({name: Moments.summarise(name, column) for name, column in columns}).to_dict()
 
     def check(self, known: Agreement, answer: Answer) -> None:
@@ -183,7 +221,7 @@ class _Scales(_Stage):
         return dataclasses.replace(known, design=design.scaled([each for each in found if isinstance(each, Moments)]))
 
 
-_STAGES: tuple[_Stage, ...] = (_Factors(), _Knots(), _Scales())
+_STAGES: tuple[_Stage, ...] = (_Intervals(), _Factors(), _Knots(), _Scales())
 """In their order."""
 
 
@@ -207,7 +245,7 @@ def _strangers(summaries: Mapping[str, Summary], known: Agreement, likelihood: L
     text = formula.response.text
     labels = {name: summary.columns[text].levels for name, summary in summaries.items() if name not in found}
     having = Counter(label for some in labels.values() for label in some)
-    if likelihood.binary and len(having) > 2:
+    if likelihood.kind.binary and len(having) > 2:
         usual_labels = {label for label, _ in having.most_common(2)}
         strange = {name for name, some in labels.items() if not set(some) <= usual_labels}
         found |= dict.fromkeys(strange, f"The response {text!r} has other labels than at most clients: recode it.")
@@ -221,8 +259,13 @@ def _summarised(factor: Factor, columns: Columns) -> Column:
     name = factor.columns[0] if factor.columns else factor.text
     is_text = columns[name].dtype.kind == Counts.dtype.kind and len(factor.columns) == 1
     if factor.function == "C" or (is_text and not factor.function and factor.text == name):
-        return Counts.summarise(factor.text, np.array(categories(factor, columns), dtype=str), ())
+        return _counted(factor, columns)
     return Moments.summarise(factor.text, numbers(factor, columns))
+
+
+def _counted(factor: Factor, columns: Columns) -> Counts:
+    """How many rows have each of a category's levels."""
+    return Counts.summarise(factor.text, np.array(categories(factor, columns), dtype=str), ())
 
 
 def _check(factor: Factor, about: Column) -> None:
@@ -249,10 +292,11 @@ def _binned(factor: Factor, about: Moments, columns: Columns) -> Int[np.ndarray,
     return np.histogram(np.clip(scores[~np.isnan(scores)], _BINS[0], np.nextafter(_BINS[-1], 0)), _BINS)[0]
 
 
-def _counts(contents: Any) -> Int[np.ndarray, " b"]:
+def _counts(answer: Answer, name: str, bins: int) -> Int[np.ndarray, " b"]:
     """A site's counts in bins, as it has sent them."""
+    contents: Any = answer.get(name) if isinstance(answer, Mapping) else None
     plain = isinstance(contents, list) and all(type(count) is int and 0 <= count < 2**53 for count in contents)
-    if not plain or len(contents) != len(_BINS) - 1 or not any(contents):
+    if not plain or len(contents) != bins or not any(contents):
         raise DataError("A site has sent something else than counts in bins: it needs the same version of partita.")
     return np.array(contents)
 

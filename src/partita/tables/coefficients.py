@@ -21,14 +21,14 @@ class Coefficient:
     sd: float
     low: float
     high: float
-    standardised: float
-    """The mean for the standardised column."""
+    standardised: float | None
+    """The mean for the standardised column; None of what belongs to no column, such as a dispersion."""
     ratio: tuple[float, ...] | None
     """exp(mean) and the ends of its interval, where it has a meaning."""
 
     def flat(self) -> dict[str, float | str]:
-        """The same with one number a field, for a table in a file."""
-        fields: dict[str, float | str] = {name: getattr(self, name) for name in _PLAIN}
+        """The same with one number a field, for a table in a file, without what has no meaning."""
+        fields = {name: getattr(self, name) for name in _PLAIN if getattr(self, name) is not None}
         return fields | dict(zip(("ratio", "ratio_low", "ratio_high"), self.ratio or (), strict=bool(self.ratio)))
 
 
@@ -44,7 +44,9 @@ def coefficient_grid(rows: Sequence[Coefficient], ratio: str | None, mass: float
         told = [row.name, short(row.mean), short(row.sd), f"{short(row.low)} to {short(row.high)}"]
         if row.ratio is not None:
             told += [short(row.ratio[0]), f"{short(row.ratio[1])} to {short(row.ratio[2])}"]
-        cells.append([*told, short(row.standardised)])
+        elif ratio:
+            told += ["", ""]
+        cells.append([*told, "" if row.standardised is None else short(row.standardised)])
     return heads, cells
 
 

@@ -36,20 +36,20 @@ def described_fit(fit: Fitted, mass: float = 0.95) -> dict[str, Any]:
         {
             "format": "partita fit 1",
             "version": metadata.version("partita"),
-            "formula": design.formula.text,
+            "formula": fit.formula,
             "family": fit.family,
             "status": fit.result.status.value,
             "names": fit.names,
             "mean": fit.mean,
             "covariance": fit.covariance,
             "mass": mass,
+            "joint": dict(zip(("names", "mean", "covariance"), fit.joint(), strict=True)),
             "coefficients": [dataclasses.asdict(row) for row in fit.coefficients(mass)],
             "ratio": fit.likelihood.ratio,
             "references": design.references,
             "response": {
                 "name": response.factor.text,
-                "positive": response.positive,
-                "negative": response.negative,
+                "labels": response.labels,
                 "mean": response.mean,
                 "sd": response.sd,
             },
@@ -111,7 +111,7 @@ def fit_to_arviz(fit: Fitted, draws: int, rows: bool, seed: int) -> "DataTree":
         groups["observed_data"] = {name: observed}
         coords["row"] = np.arange(len(sites))
         dims[name] = ["row"]
-    about = {"formula": fit.design.formula.text, "family": fit.family, "creation_library": "partita"}
+    about = {"formula": fit.formula, "family": fit.family, "creation_library": "partita"}
     tree: DataTree = from_dict(groups, coords=coords, dims=dims, attrs={"/": about})
     for group in ("log_likelihood", "observed_data") if rows else ():
         tree[group].dataset = tree[group].to_dataset().assign_coords(site=("row", sites))

@@ -14,9 +14,9 @@ from scipy import stats
 from partita.data.shard import Partition, federate
 from partita.engines import Engine, LocalEngine
 from partita.errors import SettingsError, unknown
+from partita.expectations.capabilities import ShiftedResponse, offered
 from partita.families import Family, FullGaussian
-from partita.inputs import check_choice, check_flag, check_kind, check_whole
-from partita.models.glm import GeneralisedLinear
+from partita.inputs import check_choice, check_finite_number, check_flag, check_kind, check_texts, check_whole
 from partita.server.monitor import Monitor
 from partita.server.run import Result, run
 from partita.server.stopping import Status
@@ -24,8 +24,9 @@ from partita.stream import Batch, Stream
 from partita.tables.agreement import agreed
 from partita.tables.check import Check, check_of
 from partita.tables.coefficients import Coefficient, coefficient_grid, text_table
+from partita.tables.constants import Told
 from partita.tables.contrast import Effect, contrast_of
-from partita.tables.design import INTERCEPT, Design
+from partita.tables.design import Design
 from partita.tables.drift import Drift, drift_of
 from partita.tables.export import fit_to_arviz, fit_to_csv, fit_to_json
 from partita.tables.forest import draw_forest, saved
@@ -37,16 +38,16 @@ from partita.tables.reading import Site, columns_of, complete, frame_of, sites_o
 from partita.tables.report import write_report
 from partita.tables.response import Response
 from partita.tables.sources import Source, read_again, read_batch, source_of
-from partita.tables.spec import POLICIES, Settings, Spec
+from partita.tables.spec import Settings, Spec
 from partita.tables.study import Study, load_study, save_study
+from partita.tables.units import Units
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from xarray import DataTree
 
-__all__ = ["Fit", "fit", "fitted"]
+__all__ = ["Fit", "fit"]
 
-_OPTIONAL = ("covariance", "weights", "positive")
 _UNINFORMED = 0.3
 """A coefficient whose sd is at least so much of its prior's is said to depend on the prior."""
 _MANY_ROWS = 50_000
@@ -74,6 +75,11 @@ class Fit:
             return self.spec.prior()
 
     @property
+    def formula(self) -> str:
+        """The formula as it was given."""
+        return self.spec.formula.text
+
+    @property
     def design(self) -> Design:
         """How rows become a design matrix."""
         return self.spec.design
@@ -96,17 +102,27 @@ class Fit:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the coefficients."""
-        return self.spec.design.names
+        return self.units.names
+
+    @property
+    def units(self) -> Units:
+        """From θ to the table's own units."""
+        return self.spec.units
 
     @property
     def mean(self) -> Float[np.ndarray, " d"]:
         """The posterior mean of the coefficients, in the columns' own units."""
-        return self._own(self.result.posterior.q)[0]
+        return self._coefficients(self.result.posterior.q)[0]
 
     @property
     def covariance(self) -> Float[np.ndarray, "d d"]:
         """Their posterior covariance."""
-        return self._own(self.result.posterior.q)[1]
+        return self._coefficients(self.result.posterior.q)[1]
+
+    def joint(self) -> tuple[tuple[str, ...], Float[np.ndarray, " k"], Float[np.ndarray, "k k"]]:
+        """Names, mean and covariance of the coefficients, then of constants on the scale on which they are Gaussian."""
+        names = (*self.names, *(constant.name for constant in self.units.constants))
+        return names, *self._own(self.result.posterior.q)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -116,7 +132,7 @@ class Fit:
             [f"{dropped} rows with missing values dropped"] if dropped else []
         )
         notes = [", ".join(said) + "."]
-        notes += self.design.notes + self.response.notes
+        notes += self.design.notes + self.spec.agreement.rows.notes + self.response.notes
         if self.result.status is not Status.CONVERGED:
             notes.append(f"The run has not converged ({self.result.message})")
         if vague := self._vague():
@@ -127,20 +143,26 @@ class Fit:
         return tuple(notes)
 
     def coefficients(self, mass: float = 0.95) -> list[Coefficient]:
-        """A row per coefficient, with central intervals of this mass."""
+        """A row per coefficient, then one per constant such as a dispersion, with central intervals of this mass."""
         if not 0 < mass < 1:
             raise SettingsError(f"The mass of an interval must be between 0 and 1, not {mass}.")
-        mean, covariance = self._own(self.result.posterior.q)
-        standardised = self.vector(self.result.posterior.q)[0]
+        mean, covariance = self._coefficients(self.result.posterior.q)
+        scaled = dict(zip(self.units.parameters, self.vector(self.result.posterior.q)[0], strict=True))
+        standardised = [scaled[name] for name in self.names]
         sd = np.sqrt(np.diag(covariance))
         reach = float(stats.norm.ppf((1 + mass) / 2)) * sd
         rows = zip(self.names, mean, sd, mean - reach, mean + reach, standardised, strict=True)
         return [
             Coefficient(
-                name, float(own), float(wide), float(low), float(high), float(scaled), self._ratio(own, low, high)
+                name, float(own), float(wide), float(low), float(high), float(plain), self._ratio(own, low, high)
             )
-            for name, own, wide, low, high, scaled in rows
-        ]
+            for name, own, wide, low, high, plain in rows
+        ] + [Coefficient(*told, None, None) for told in self._constants(mass)]
+
+    def _constants(self, mass: float) -> Sequence[Told]:
+        mean, covariance = self._own(self.result.posterior.q)
+        first = len(self.names)
+        return self.likelihood.tell(self.units.constants, mean[first:], covariance[first:, first:], mass)
 
     def _ratio(self, *numbers: float) -> tuple[float, ...] | None:
         return tuple(np.exp(numbers).tolist()) if self.likelihood.ratio else None
@@ -282,18 +304,24 @@ class Fit:
         """Writes all that is told of the fit as one HTML file, with its pictures and nothing else to load."""
         write_report(self, path, mass)
 
-    def predict(self, frame: Any) -> Float[np.ndarray, " n"]:
-        """The posterior mean of the response for the rows of a table, NaN where a value that is needed is missing."""
-        columns, optional, frame = self.spec.formula.columns, self.spec.settings.optional, frame_of(frame)
+    def predict(self, frame: Any) -> Float[np.ndarray, "n ..."]:
+        """The posterior mean of the response for the rows of a table, NaN where a value that is needed is missing.
+
+        For ordinal and multinomial responses the probability of each label, in the order of `response.labels`; for
+        exponential ones the expected number of events by the row's time.
+        """
+        columns, optional, frame = self.spec.agreement.rows.columns, self.spec.settings.optional, frame_of(frame)
         (site,) = sites_of(frame, columns, None, optional)
+        x, offset, whose = self.spec.inputs(site)
         with enable_x64(True):
-            x, offset = self.spec.design.standardised(site), self.spec.offset(site)
-            model, q = self.result.posterior.model, self.result.posterior.q
-            assert isinstance(model, GeneralisedLinear)
-            found = np.asarray(model.expected_response(q, jnp.asarray(x), jnp.asarray(offset)))
-        told = np.full(len(frame), np.nan)
+            posterior = self.result.posterior
+            model = offered(posterior.model, ShiftedResponse, "closed-form prediction", "use another family")
+            each = np.asarray(model.expected_response(posterior.q, jnp.asarray(x), jnp.asarray(offset)))
+        found = np.zeros((site.rows, *each.shape[1:]))
+        np.add.at(found, whose, each)
+        told = np.full((len(frame), *each.shape[1:]), np.nan)
         needed = [name for name in columns if name not in optional]
-        told[complete(columns_of(frame, needed), len(frame))] = self.spec.response.restored(found)
+        told[complete(columns_of(frame, needed), len(frame))] = self.response.restored(found)
         return told
 
     @property
@@ -382,24 +410,28 @@ class Fit:
 
     def table(self, mass: float = 0.95) -> str:
         """The coefficients as a text, with central intervals of this mass."""
-        title = f"{self.design.formula.text}   ({self.family}, {self.result.status.value})"
+        title = f"{self.formula}   ({self.family}, {self.result.status.value})"
         return text_table(title, *coefficient_grid(self.coefficients(mass), self.likelihood.ratio, mass), self.notes)
 
-    def in_own_units(self, draws: Float[np.ndarray, "s d"]) -> Float[np.ndarray, "s d"]:
-        """Draws of the standardised columns' coefficients as those of the columns as they are."""
-        shift = np.zeros(len(self.names))
-        if INTERCEPT in self.names:
-            shift[self.names.index(INTERCEPT)] = self.response.mean
-        return self.response.sd * draws @ self.design.in_own_units().T + shift
+    def in_own_units(self, draws: Float[np.ndarray, "s d"]) -> Float[np.ndarray, "s k"]:
+        """Draws of θ as coefficients of the columns as they are."""
+        return (draws @ self.units.turn.T + self.units.shift)[:, : len(self.names)]
 
     def table_of(self, site: Site) -> PyTree[Array]:
         """A site's rows as the model takes them."""
         return self.spec.table(site)
 
     def _own(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
+        """Coefficients and constants."""
         mean, covariance = self.vector(q)
-        turn = self.response.sd * self.design.in_own_units()
-        return self.in_own_units(mean[None])[0], turn @ covariance @ turn.T
+        turn = self.units.turn
+        return turn @ mean + self.units.shift, turn @ covariance @ turn.T
+
+    def _coefficients(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
+        """Without the constants."""
+        mean, covariance = self._own(q)
+        size = len(self.names)
+        return mean[:size], covariance[:size, :size]
 
     def vector(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
         """Mean and covariance of the standardised columns' coefficients."""
@@ -414,7 +446,7 @@ class Fit:
     def _vague(self) -> list[str]:
         with enable_x64(True):
             sds = np.asarray(self.result.posterior.sd) / np.asarray(self.prior.moments()[1])
-        return [name for name, share in zip(self.names, sds, strict=True) if share >= _UNINFORMED]
+        return [name for name, share in zip(self.units.parameters, sds, strict=True) if share >= _UNINFORMED]
 
 
 _QUIET = Monitor(progress=False)
@@ -432,8 +464,15 @@ def fit(
     covariance: str | None = None,
     weights: str | None = None,
     positive: str | None = None,
+    trials: str | None = None,
+    event: str | None = None,
+    link: str | None = None,
+    noise: str | float | None = None,
+    cuts: Sequence[float] | None = None,
+    levels: Sequence[str] | None = None,
     missing: str = "drop",
     rounds: int = 100,
+    tolerance: float = 1e-6,
     engine: Callable[[Partition], Engine] | None = None,
 ) -> Fit:
     """Fits a formula to a table, the rows of each site kept apart.
@@ -449,9 +488,16 @@ def fit(
             correlated.
         weights: a column of row weights.
         positive: the label of a binary response that counts as 1.
+        trials: of a binomial response, the column of the number of trials.
+        event: of a time, the column that says whether the event was then (1) or had not been by then (0).
+        link: of a binomial response, "logit", the default, "probit" or "cloglog".
+        noise: of a Gaussian response, "learned", the default, "inferred" with the coefficients, or its known sd.
+        cuts: where the intervals of a piecewise exponential end; quartiles of time by default.
+        levels: the labels of an ordinal response in their order, or of a multinomial one with the reference first.
         missing: what is done about missing predictors, one of `POLICIES`; a row without response, offset or weight is
             dropped in any case.
         rounds: how many visits of each site at most.
+        tolerance: how many nats of KL every site's last answer may lie from the posterior when a fit has converged.
         engine: makes the engine that runs the sites, such as `lambda rows: DaskEngine(cluster, rows)`; without it they
             run in this process.
 
@@ -460,26 +506,48 @@ def fit(
 
     """
     check_whole("number of rounds", rounds)
-    check_choice("policy on missing values", missing, POLICIES)
-    texts = (("covariance", covariance), ("column of weights", weights), ("positive label", positive))
-    for what, text in (*texts, ("column of sites", sites)):
+    named = {"covariance": covariance, "weights": weights, "positive": positive, "trials": trials, "event": event}
+    named |= {"link": link, "sites": sites}
+    for what, text in named.items():
         if text is not None:
-            check_kind(what, text, str, "give a name", name="a text")
-    given = {what: text for what, text in zip(_OPTIONAL, (covariance, weights, positive), strict=True) if text}
+            check_kind(f"setting {what}", text, str, "give a name", name="a text")
+    if levels is not None:
+        check_texts("levels", levels)
+    if noise is not None and not isinstance(noise, str):
+        check_finite_number("noise", noise, above=0)
+    listed = {"cuts": cuts, "levels": levels}
+    given: dict[str, Any] = {name: text for name, text in named.items() if text is not None and name != "sites"}
+    given |= {name: _listed(name, values) for name, values in listed.items() if values is not None}
+    given |= {} if noise is None else {"noise": str(noise)}
     settings = Settings(formula, family, prior, missing=missing, **given)
     rows = tuple(sites_of(frame_of(data), settings.columns, sites, settings.optional))
-    found = fitted(
-        Spec(settings, agreed(settings.begun, rows)), rows, rounds, LocalEngine if engine is None else engine
-    )
+    spec, there = Spec(settings, agreed(settings.begun, rows)), LocalEngine if engine is None else engine
+    found = _fitted(spec, rows, rounds, tolerance, there)
     return dataclasses.replace(found, sources=source_of(data, sites or ""))
 
 
-def fitted(spec: Spec, rows: tuple[Site, ...], rounds: int, engine: Callable[[Partition], Engine] = LocalEngine) -> Fit:
+def _listed(name: str, values: Any) -> tuple[Any, ...]:
+    try:
+        return tuple(map(float, values)) if name == "cuts" else tuple(values)
+    except (TypeError, ValueError):
+        raise SettingsError(f"Give the {name} as a list, of numbers for cuts and of texts for levels.") from None
+
+
+def _fitted(
+    spec: Spec, rows: tuple[Site, ...], rounds: int, tolerance: float, engine: Callable[[Partition], Engine]
+) -> Fit:
     """The fit of a spec to the rows of sites, which the engine runs."""
     with enable_x64(True):
         partition = _partition(spec, rows)
-        there = _made(engine, partition)
-        result = run(spec.method(), spec.model(), spec.prior(), engine=there, rounds=rounds, monitor=_QUIET)
+        result = run(
+            spec.method(),
+            spec.model(),
+            spec.prior(),
+            engine=_made(engine, partition),
+            rounds=rounds,
+            tolerance=tolerance,
+            monitor=_QUIET,
+        )
         return Fit(spec, rows, partition, result)
 
 

@@ -34,7 +34,7 @@ def write_report(fit: Fitted, path: str | os.PathLike[str], mass: float = 0.95) 
     """Writes the report of a fit; see `Fit.report`."""
     check_path(path)
     page = string.Template((resources.files("partita.tables") / "report.html").read_text(encoding="utf-8"))
-    title = fit.design.formula.text
+    title = fit.formula
     parts = (
         f"<h1>{_escaped(title)}</h1>",
         f'<p class="lead">{_escaped(_summary(fit))}</p>',

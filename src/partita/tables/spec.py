@@ -7,26 +7,30 @@ import dataclasses
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from partita import methods
+from partita.data.columns import Moments
 from partita.data.table import OffsetTable, Table
 from partita.errors import DataError, SettingsError
 from partita.families import Family, FullGaussian, MeanFieldGaussian
 from partita.inputs import check_choice, check_kind, described
 from partita.io.settings import build
-from partita.models.glm import GeneralisedLinear
+from partita.models import Model
 from partita.server.method import Method
 from partita.tables.agreement import Agreement
+from partita.tables.constants import Constant
 from partita.tables.design import INTERCEPT, Design
 from partita.tables.formula import Formula, parsed
-from partita.tables.likelihoods import LIKELIHOODS, Likelihood
+from partita.tables.likelihoods import Likelihood, likelihood
 from partita.tables.reading import Site
-from partita.tables.response import Response
+from partita.tables.response import Declared, Response
+from partita.tables.units import Units
 
 __all__ = ["POLICIES", "Settings", "Spec"]
 
@@ -56,22 +60,45 @@ class Settings:
     """The column of row weights; empty for none."""
     positive: str = ""
     """The label of a binary response that counts as 1; empty for the last in the alphabet."""
+    trials: str = ""
+    """The column of the number of trials."""
+    event: str = ""
+    """The column that says whether the event was at the time."""
+    link: str = ""
+    noise: str = ""
+    """Of a Gaussian response: learned, inferred, or its known sd."""
+    cuts: tuple[float, ...] = ()
+    """Where intervals of time end; empty for quartiles."""
+    levels: tuple[str, ...] = ()
+    """The labels of the response in their order, or with the reference first."""
     missing: str = "drop"
     """What is done about missing predictors: one of `POLICIES`."""
 
     def __post_init__(self) -> None:
-        check_choice("family", self.family, LIKELIHOODS)
         check_choice("covariance", self.covariance, (_AUTOMATIC, *_FAMILIES))
         check_choice("policy on missing values", self.missing, POLICIES)
-        for what, text in (("column of weights", self.weights), ("positive label", self.positive)):
-            check_kind(what, text, str, "give a name", name="a text")
+        for what in ("weights", "positive", "trials", "event", "link", "noise"):
+            check_kind(f"setting {what}", getattr(self, what), str, "give a name", name="a text")
         _normal(self.prior)
-        parsed(self.formula)
+        _ = self.begun  # which refuses what does not fit formula and likelihood
+
+    @property
+    def declared(self) -> Declared:
+        """What is said of response and likelihood."""
+        return Declared(
+            self.positive or None,
+            self.trials or None,
+            self.event or None,
+            self.link or None,
+            _number(self.noise) if self.noise else None,
+            self.cuts or None,
+            self.levels or None,
+        )
 
     @property
     def likelihood(self) -> Likelihood:
         """The likelihood."""
-        return LIKELIHOODS[self.family]
+        return likelihood(self.family, self.declared)
 
     def row_weights(self, site: Site) -> Float[np.ndarray, " n"]:
         """The weight of each of a site's rows."""
@@ -85,31 +112,45 @@ class Settings:
 
     def check_response(self, site: Site) -> None:
         """Raises where the model takes none of a site's numbers as its response, whatever sites agree on."""
-        response = parsed(self.formula).response
-        texts = any(site.columns[name].dtype.kind != "f" for name in response.columns)
-        if not texts and not self.likelihood.scaled:
+        rows, chosen = self.begun.rows, self.likelihood
+        formula, site = rows.formula, rows.split(site)[0]
+        texts = any(site.columns[name].dtype.kind != "f" for name in formula.response.columns)
+        if not texts and chosen.kind.plain:
             x: Any = np.ones((site.rows, 1))
-            y: Any = Response(response).numbers(site.columns)
-            self.likelihood.model().check(Table(x, y))
+            response = chosen.kind.agreed(formula, Moments(0, 0.0, 0.0, 0.0), self.declared)
+            chosen.model(response).check(Table(x, response.numbers(site.columns)))
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that sites read."""
         formula = parsed(self.formula)
         weights = (self.weights,) if self.weights else ()
-        return tuple(dict.fromkeys((*formula.response.columns, *formula.columns, *weights)))
+        beside = (*self.declared.columns, *weights)
+        return tuple(dict.fromkeys((*formula.response.columns, *formula.columns, *beside)))
 
     @property
     def optional(self) -> frozenset[str]:
         """The columns that may be missing in a row that is used."""
         formula = parsed(self.formula)
-        needed = {name for factor in (formula.response, *formula.offsets) for name in factor.columns} | {self.weights}
+        needed = {name for factor in (formula.response, *formula.offsets) for name in factor.columns}
+        needed |= {self.weights, *self.declared.columns}
         return frozenset() if self.missing == "drop" else frozenset(formula.columns) - needed
 
     @property
     def begun(self) -> Agreement:
         """What sites begin to agree on."""
-        return Agreement.of(self.formula, self.missing == "mean")
+        chosen = self.likelihood
+        rows = chosen.rows(parsed(self.formula), self.declared)
+        return Agreement.of(rows, self.missing == "mean", chosen.kind.counted)
+
+
+class Inputs(NamedTuple):
+    """Rows as the numbers from which their response is predicted."""
+
+    x: Float[np.ndarray, "k d"]
+    offset: Float[np.ndarray, " k"]
+    whose: Int[np.ndarray, " k"]
+    """For each row of the design, the row of the table."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,18 +161,28 @@ class Spec:
     agreement: Agreement
 
     def __post_init__(self) -> None:
-        begun, design = self.settings.begun.design, self.agreement.design
-        same = design.formula.text == begun.formula.text and design.indicated == begun.indicated
-        if not (same and self.agreement.complete):
+        begun, found = self.settings.begun, self.agreement
+        same = (
+            found.rows.to_dict() == begun.rows.to_dict()
+            if begun.rows.known
+            else found.rows.asked.text == begun.rows.asked.text
+        )
+        same &= (found.design.indicated, found.counted) == (begun.design.indicated, begun.counted)
+        if not (same and found.complete):
             raise DataError("Sites have not agreed on a design of this formula: go through round 0 with it.")
         _ = self.response  # which refuses what does not fit the likelihood
 
     @functools.cached_property
     def response(self) -> Response:
         """How every site turns its response into numbers."""
-        factor = self.formula.response
-        about = self.agreement.response.columns[factor.text]
-        return Response.agreed(factor, self.settings.likelihood, about, self.settings.positive or None)
+        formula = self.design.formula
+        about = self.agreement.response.columns[formula.response.text]
+        return self.settings.likelihood.kind.agreed(formula, about, self.settings.declared)
+
+    @functools.cached_property
+    def units(self) -> Units:
+        """From θ to the table's own units."""
+        return Units.of(self.design, self.response, self.settings.likelihood)
 
     @property
     def design(self) -> Design:
@@ -140,43 +191,56 @@ class Spec:
 
     @property
     def formula(self) -> Formula:
-        """The formula."""
-        return self.design.formula
+        """The formula as it was given."""
+        return self.agreement.rows.asked
 
     @property
     def covariance(self) -> str:
         """The form of the covariance."""
         if self.settings.covariance != _AUTOMATIC:
             return self.settings.covariance
-        return "full" if len(self.design.names) <= _MOST_FULL else "mean-field"
+        return "full" if len(self.units.parameters) <= _MOST_FULL else "mean-field"
 
     def table(self, site: Site) -> Table | OffsetTable:
         """A site's rows as numbers."""
-        x, y = jnp.asarray(self.design.standardised(site)), jnp.asarray(self.response.numbers(site.columns))
-        return OffsetTable(x, y, jnp.asarray(self.offset(site))) if self.formula.offsets else Table(x, y)
+        split, _ = self.agreement.rows.split(site)
+        x = jnp.asarray(self.design.standardised(split))
+        y = jax.tree.map(jnp.asarray, self.response.numbers(split.columns))
+        return OffsetTable(x, y, jnp.asarray(self._offset(split))) if self.design.formula.offsets else Table(x, y)
 
-    def offset(self, site: Site) -> Float[np.ndarray, " n"]:
-        """The sum of the formula's offsets, in units of the response; 0 without any."""
-        return self.design.offset(site) / self.response.sd if self.formula.offsets else np.zeros(site.rows)
+    def inputs(self, site: Site) -> Inputs:
+        """A site's rows as the numbers from which their response is predicted."""
+        split, whose = self.agreement.rows.split(site, observed=False)
+        return Inputs(self.design.standardised(split), self._offset(split), whose)
+
+    def _offset(self, split: Site) -> Float[np.ndarray, " n"]:
+        """The sum of the formula's offsets, in units of the coefficients of the response as it is fitted."""
+        return self.design.offset(split) / self.response.slope if self.design.formula.offsets else np.zeros(split.rows)
 
     def weights(self, site: Site) -> Float[np.ndarray, " n"]:
-        """The weight of each row."""
-        return self.settings.row_weights(site)
+        """The weight of each row of the design."""
+        return self.settings.row_weights(self.agreement.rows.split(site)[0])
 
-    def model(self) -> GeneralisedLinear:
+    def model(self) -> Model:
         """The likelihood's model."""
-        return self.settings.likelihood.model()
+        return self.settings.likelihood.model(self.response)
 
     def method(self, name: str = "sequential", **settings: Any) -> Method:
-        """By which it is fitted; what the likelihood has besides coefficients is learned."""
-        return methods.named(name, **{"learn": self.settings.likelihood.learned} | settings)
+        """By which it is fitted; what the likelihood has besides coefficients and constants is learned."""
+        chosen = self.settings.likelihood
+        own: dict[str, Any] = {"learn": chosen.learned}
+        if "solver" in methods.settings_of(name):
+            own["solver"] = chosen.solver
+        return methods.named(name, **own | settings)
 
     def prior(self) -> Family:
-        """The prior of the coefficients of standardised columns.
+        """The prior of the coefficients of standardised columns, of each linear predictor, and of the constants.
 
         The intercept's is wide, as a base rate may be small.
         """
-        return _prior(*_normal(self.settings.prior), _FAMILIES[self.covariance], self.design.names)
+        chosen, response = self.settings.likelihood, self.response
+        names = self.design.names * len(chosen.classes(response))
+        return _prior(*_normal(self.settings.prior), _FAMILIES[self.covariance], names, chosen.constants(response))
 
     def to_dict(self) -> dict[str, Any]:
         """The spec as lists, texts and numbers, for JSON."""
@@ -200,11 +264,24 @@ def _normal(text: str) -> tuple[float, float]:
     return float(found[1]), float(found[2])
 
 
+def _number(text: str) -> str | float:
+    """The number that a text is, or else the text."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def _prior(
-    mean: float, sd: float, family: type[FullGaussian] | type[MeanFieldGaussian], names: Sequence[str]
+    mean: float,
+    sd: float,
+    family: type[FullGaussian] | type[MeanFieldGaussian],
+    names: Sequence[str],
+    constants: Sequence[Constant],
 ) -> Family:
     own = np.array([name == INTERCEPT for name in names])
-    means, sds = np.where(own, 0.0, mean), np.where(own, max(sd, _INTERCEPT_SD), sd)
+    means = np.append(np.where(own, 0.0, mean), [constant.mean for constant in constants])
+    sds = np.append(np.where(own, max(sd, _INTERCEPT_SD), sd), [constant.sd for constant in constants])
     if family is FullGaussian:
         return FullGaussian.from_mean_covariance(means, np.diag(sds**2))
     return MeanFieldGaussian.from_mean_sd(means, sds)

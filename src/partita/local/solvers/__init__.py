@@ -5,6 +5,7 @@ from partita.local.solvers.base import Outcome, Solution, Solver
 from partita.local.solvers.blockwise import Blockwise
 from partita.local.solvers.fixed_point import Conjugate, FixedPoint, NaturalGradient
 from partita.local.solvers.gradient import LBFGS, Gradient
+from partita.local.solvers.mode import ModeFixedPoint
 from partita.local.solvers.moment_matching import MomentMatching
 from partita.local.solvers.named import named
 from partita.local.solvers.newton import Newton
@@ -17,6 +18,7 @@ __all__ = [
     "Conjugate",
     "FixedPoint",
     "Gradient",
+    "ModeFixedPoint",
     "MomentMatching",
     "NaturalGradient",
     "Newton",

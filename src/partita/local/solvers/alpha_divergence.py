@@ -62,8 +62,8 @@ class AlphaDivergence(LBFGS):
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         return super().step(self.alpha_problem(problem), progress, index, key)
 
-    def ahead(self, problem: Problem, q: Family, key: Key[Array, ""]) -> Float[Array, ""]:
-        alpha = self.alpha_problem(problem)
+    def ahead(self, problem: Problem, progress: Progress, key: Key[Array, ""]) -> Float[Array, ""]:
+        q, alpha = progress.q, self.alpha_problem(problem)
         left = q.length(q.natural_gradient(lambda member: alpha.free_energy(member, key)))
         return jnp.where(jnp.isnan(left), jnp.inf, left)
 

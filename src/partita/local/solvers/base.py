@@ -24,6 +24,7 @@ __all__ = [
     "Solution",
     "Solver",
     "after",
+    "length",
     "line_search",
     "running",
     "single_step_outcome",
@@ -141,16 +142,15 @@ class Solver(eqx.Module):
         outcome = jnp.where(progress.outcome == Outcome.RUNNING, Outcome.STEP_LIMIT, progress.outcome)
         solution = self.solution(progress, steps, outcome)
         stuck, zero = outcome == Outcome.STALLED, jnp.zeros_like(progress.free_energy)
-        ahead = jax.lax.cond(stuck, lambda: self.ahead(problem, progress.q, key), lambda: zero)
+        ahead = jax.lax.cond(stuck, lambda: self.ahead(problem, progress, key), lambda: zero)
         return dataclasses.replace(solution, left=jnp.where(stuck, ahead, solution.left))
 
-    def ahead(self, problem: Problem, q: Family, key: Key[Array, ""]) -> Float[Array, ""]:
+    def ahead(self, problem: Problem, progress: Progress, key: Key[Array, ""]) -> Float[Array, ""]:
         """KL of an undamped natural-gradient step from q, in nats: of a solver that stalls, how far it has to go.
 
         Where the free energy is so large that its rounding hides every step, q stays, and that is no convergence.
         """
-        left = q.length(problem.target(q, key) / q)
-        return jnp.where(jnp.isnan(left), jnp.inf, left)
+        return length(progress.q, problem.target(progress.q, key))
 
     def solution(self, progress: Progress, steps: Int[Array, ""], outcome: Int[Array, ""]) -> Solution:
         """The solution from the last progress."""
@@ -225,6 +225,12 @@ def single_step_outcome(max_steps: Whole, outcome: Int[Array, ""]) -> Int[Array,
     """The outcome, where reaching a limit of one step counts as converged."""
     unfinished = (outcome == Outcome.RUNNING) | (outcome == Outcome.STEP_LIMIT)
     return jnp.where(unfinished & (max_steps == 1), Outcome.CONVERGED, outcome)
+
+
+def length(q: Family, target: Family) -> Float[Array, ""]:
+    """KL of the step from q to a target, in nats; infinite where it is not known."""
+    left = q.length(target / q)
+    return jnp.where(jnp.isnan(left), jnp.inf, left)
 
 
 def running() -> Int[Array, ""]:

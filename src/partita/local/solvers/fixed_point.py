@@ -41,8 +41,11 @@ class FixedPoint(Solver):
         return True
 
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
+        return self.towards(problem.target(progress.q, key), problem, progress, key)
+
+    def towards(self, target: Family, problem: Problem, progress: Progress, key: Key[Array, ""]) -> Progress:
+        """A damped step to a target."""
         q, value, _, _ = progress
-        target = problem.target(q, key)
 
         def candidate(trial: Int[Array, ""]) -> Family:
             return damped(q, target, self.damping * 0.5**trial)

@@ -33,6 +33,7 @@ __all__ = [
     "mean_and_scale",
     "scales",
     "times",
+    "with_precision",
 ]
 
 Path = Callable[[Float[Array, ""]], Family]
@@ -78,7 +79,8 @@ class Newton(Solver):
         mean, spread = q.project(problem.shard.data.x)
 
         def tight() -> LineSearchResult:
-            laplace = _with_precision(q, _optimal_precision(q, problem, mean, jnp.full_like(spread, 1e-4)))
+            precision = _optimal_precision(q, problem, mean, jnp.full_like(spread, 1e-4))
+            laplace = with_precision(q, q.standard().mean, precision)
             return line_search(problem, q, progress.free_energy, lambda _: laplace, 1, key)
 
         found = jax.lax.cond(jnp.mean(spread) > 1, tight, lambda: unmoved(q, progress.free_energy))
@@ -166,7 +168,7 @@ def mean_and_scale(q: Gaussian, problem: Problem, memory: Memory) -> tuple[Path,
 def correlations(q: Gaussian, problem: Problem) -> Path:
     """The natural-gradient step of the precision around a fixed mean."""
     target = _optimal_precision(q, problem, *q.project(problem.shard.data.x))
-    return lambda size: _with_precision(q, q.precision + size * (target - q.precision))
+    return lambda size: with_precision(q, q.standard().mean, q.precision + size * (target - q.precision))
 
 
 def _optimal_precision(q: Gaussian, problem: Problem, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Array:
@@ -194,9 +196,9 @@ def scales(q: Gaussian) -> tuple[Float[Array, " d"], Float[Array, " d"], Float[A
     return mean, sd, variance / jnp.outer(sd, sd)
 
 
-def _with_precision(q: Gaussian, precision: Array) -> Gaussian:
-    """q with another precision around the same mean."""
-    return dataclasses.replace(q, precision_mean=times(precision, q.standard().mean), precision=precision)
+def with_precision(q: Gaussian, mean: Float[Array, " d"], precision: Array) -> Gaussian:
+    """The member of q's family with this mean and precision."""
+    return dataclasses.replace(q, precision_mean=times(precision, mean), precision=precision)
 
 
 def times(precision: Array, vector: Float[Array, " d"]) -> Float[Array, " d"]:

@@ -1,0 +1,70 @@
+"""Parameters beside the coefficients, such as a dispersion: their priors, and how they are told on their own scale."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from scipy import stats
+
+__all__ = ["Constant", "Told", "cut_points", "scalars"]
+
+_NODES, _MASSES = np.polynomial.hermite_e.hermegauss(60)
+
+
+class Constant(NamedTuple):
+    """A constant of a model, which is Gaussian under q on a scale without bounds."""
+
+    name: str
+    scale: Callable[[np.ndarray], np.ndarray] = np.exp
+    """From that scale to its own; it rises."""
+    mean: float = 0.0
+    sd: float = 3.0
+    """Of its prior, on the scale without bounds."""
+    in_units: bool = False
+    """Whether it has the unit of the response."""
+
+
+class Told(NamedTuple):
+    """A constant on its own scale."""
+
+    name: str
+    mean: float
+    sd: float
+    low: float
+    high: float
+
+
+def scalars(
+    constants: Sequence[Constant], mean: Float[np.ndarray, " c"], covariance: Float[np.ndarray, "c c"], mass: float
+) -> list[Told]:
+    """Each by itself: mean and sd by quadrature; an interval's ends are those of its Gaussian, transformed."""
+    reach = float(stats.norm.ppf((1 + mass) / 2))
+    told = []
+    for constant, centre, spread in zip(constants, mean, np.sqrt(np.diag(covariance)), strict=True):
+        values, weights = constant.scale(centre + spread * _NODES), _MASSES / _MASSES.sum()
+        average = float(weights @ values)
+        sd = float(np.sqrt(weights @ (values - average) ** 2))
+        low, high = constant.scale(np.array([centre - reach * spread, centre + reach * spread])).tolist()
+        told.append(Told(constant.name, average, sd, low, high))
+    return told
+
+
+def cut_points(
+    constants: Sequence[Constant], mean: Float[np.ndarray, " c"], covariance: Float[np.ndarray, "c c"], mass: float
+) -> list[Told]:
+    """The cut points c_0, c_0 + exp(δ_1), …, given c_0 and the log increments δ.
+
+    Their means and covariances are exact, those of a Gaussian and log-normals; intervals are mean ± a multiple of sd.
+    """
+    raised = np.exp(mean[1:] + np.diag(covariance)[1:] / 2)
+    means, spread = np.concatenate([mean[:1], raised]), covariance.copy()
+    spread[0, 1:] = spread[1:, 0] = covariance[0, 1:] * raised
+    spread[1:, 1:] = np.outer(raised, raised) * np.expm1(covariance[1:, 1:])
+    sums = np.tri(len(mean))
+    centres, sds = sums @ means, np.sqrt(np.diag(sums @ spread @ sums.T))
+    reach = float(stats.norm.ppf((1 + mass) / 2))
+    return [
+        Told(constant.name, float(m), float(s), float(m - reach * s), float(m + reach * s))
+        for constant, m, s in zip(constants, centres, sds, strict=True)
+    ]
