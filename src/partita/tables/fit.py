@@ -17,10 +17,11 @@ from partita import methods
 from partita.data.shard import Partition, federate
 from partita.data.table import OffsetTable, Table
 from partita.errors import DataError, SettingsError, unknown
-from partita.expectations.capabilities import ShiftedResponse, offered
+from partita.expectations.capabilities import CurvedInTable, ShiftedResponse, offered
 from partita.families import Family, FullGaussian, MeanFieldGaussian
 from partita.inputs import check_choice, check_kind, check_texts, check_whole, described
 from partita.models import Model
+from partita.results.mean_field import MeanFieldCheck
 from partita.server.membership import retire
 from partita.server.method import Method
 from partita.server.monitor import Monitor
@@ -113,7 +114,11 @@ class Fit:
         if vague := self._vague():
             few = ", ".join(vague[:5]) + (", …" if len(vague) > 5 else "")
             notes.append(f"The prior shapes {few}: the data tell little, as with separation or few rows.")
-        if caveat := self.result.posterior.caveat(self.names, 'use covariance="full"'):
+        remedy = 'use covariance="full"'
+        caveat = self.result.posterior.caveat(self.names, remedy)
+        if not isinstance(self.model, CurvedInTable) and not isinstance(self.prior, FullGaussian):
+            caveat = MeanFieldCheck().sentence(self.names, remedy)
+        if caveat:
             notes.append(caveat)
         return tuple(notes)
 
