@@ -25,7 +25,7 @@ from statsmodels.othermod.betareg import BetaModel
 import partita as pt
 
 jax.config.update("jax_enable_x64", True)
-ROWS, SEED, DRAWS = 1500, 0, 14_000
+ROWS, SEED, DRAWS = 1500, 0, 40_000
 PRIOR = "normal(0, 100)"
 CUTS = [60.0, 150.0]
 
