@@ -14,7 +14,10 @@ import partita as pt
 from docs.pages import ROOT
 from partita.cli import app
 from partita.errors import InputError
+from partita.tables.agreement import agreed
 from partita.tables.constants import Constant, cut_points, scalars
+from partita.tables.reading import frame_of, sites_of
+from partita.tables.spec import Settings
 
 VAGUE = "normal(0, 100)"
 FIRST = np.random.default_rng(0)
@@ -92,13 +95,8 @@ def test_rows_are_split_where_intervals_end(hazards):
 
 def test_intervals_are_quartiles_of_time_where_none_are_given():
     """To within a tenth of a standard deviation of log time."""
-    from partita.tables.episodes import episodes
-    from partita.tables.formula import parsed
-    from partita.tables.reading import frame_of, sites_of
-    from partita.tables.response import Declared
-
     sites = sites_of(frame_of(FRAME), ["days", "died"], "site")
-    found = episodes(parsed("days ~ 1"), sites, Declared(event="died"))
+    found = agreed(Settings("days ~ 1", "piecewise_exponential", event="died").begun, sites).rows
     quartiles = np.log(FRAME.days).quantile([0.25, 0.5, 0.75])
     assert np.abs(np.log(found.cuts) - quartiles).max() < 0.1 * np.log(FRAME.days).std()
     rows = [found.split(site)[0] for site in sites]

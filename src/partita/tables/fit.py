@@ -14,9 +14,10 @@ from scipy import stats
 from partita.data.shard import Partition, federate
 from partita.engines import Engine, LocalEngine
 from partita.errors import SettingsError, unknown
-from partita.expectations.capabilities import ShiftedResponse, offered
+from partita.expectations.capabilities import CurvedInTable, ShiftedResponse, offered
 from partita.families import Family, FullGaussian
 from partita.inputs import check_choice, check_finite_number, check_flag, check_kind, check_texts, check_whole
+from partita.results.mean_field import MeanFieldCheck
 from partita.server.monitor import Monitor
 from partita.server.run import Result, run
 from partita.server.stopping import Status
@@ -138,7 +139,11 @@ class Fit:
         if vague := self._vague():
             few = ", ".join(vague[:5]) + (", …" if len(vague) > 5 else "")
             notes.append(f"The prior shapes {few}: the data tell little, as with separation or few rows.")
-        if caveat := self.result.posterior.caveat(self.names, 'use covariance="full"'):
+        remedy = 'use covariance="full"'
+        caveat = self.result.posterior.caveat(self.names, remedy)
+        if not isinstance(self.result.posterior.model, CurvedInTable) and not isinstance(self.prior, FullGaussian):
+            caveat = MeanFieldCheck().sentence(self.names, remedy)
+        if caveat:
             notes.append(caveat)
         return tuple(notes)
 

@@ -49,7 +49,8 @@ class ModeFixedPoint(FixedPoint):
         # in turn, so that the free energy is compiled once
         members = jax.tree.map(lambda *leaves: jnp.stack(leaves), q, laplace)
         values = jax.lax.map(lambda member: problem.free_energy(member, key), members)
-        better = laplace.is_proper() & problem.within(laplace) & (values[1] > values[0])
+        # under a wide q the expectation may overflow, to something that is no number
+        better = laplace.is_proper() & problem.within(laplace) & jnp.isfinite(values[1]) & ~(values[0] >= values[1])
         start, value = where(better, (laplace, values[1]), (q, values[0]))
         return Progress(start, value, running(), jnp.asarray(jnp.inf, values.dtype))
 
