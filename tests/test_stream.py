@@ -67,6 +67,7 @@ def test_of_a_conjugate_model_gains_are_conditional_evidences(conjugate):
     np.testing.assert_allclose(conjugate.free_energy, sum(predictive(k) for k in range(4)), rtol=1e-9)
     assert conjugate.names == ("batch 1", "batch 2", "batch 3", "batch 4")
     assert [batch.rows for batch in conjugate.batches] == [9] * 4
+    assert conjugate.without("batch 2").add(BATCHES[0]).names == ("batch 1", "batch 3", "batch 4", "batch 2")
 
 
 def test_scores_are_predictive_densities_before_a_batch_is_taken_in(conjugate):

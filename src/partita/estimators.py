@@ -7,6 +7,7 @@ prior, so that a fit of another size seldom compiles anything.
 import abc
 import dataclasses
 import math
+import warnings
 from typing import Any, Self
 
 import jax.numpy as jnp
@@ -26,10 +27,12 @@ from partita.models.base import check_values
 from partita.models.glm import GeneralisedLinear
 from partita.server.monitor import Monitor
 from partita.server.run import run
+from partita.server.stopping import Status
 from partita.stream import Stream
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.exceptions import ConvergenceWarning
     from sklearn.utils.multiclass import type_of_target
     from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 except ModuleNotFoundError as error:  # pragma: no cover
@@ -97,9 +100,7 @@ class _Partitioned(BaseEstimator, abc.ABC):
         with enable_x64(True):
             stream = self._begun() if first else self.stream_
             table, weights = self._table(X, y, weight)
-            count = sum(name.startswith("batch ") for name in stream.names)
-            added = stream.add(table, f"batch {count + 1}", weights=weights, rounds=self.rounds, tolerance=_TOLERANCE)
-            self._keep(added)
+            self._keep(stream.add(table, weights=weights, rounds=self.rounds, tolerance=_TOLERANCE))
         return self
 
     def _predictor(self, X: Any) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
@@ -169,6 +170,8 @@ class _Partitioned(BaseEstimator, abc.ABC):
 
     def _keep(self, stream: Stream) -> None:
         """Sets what a fit is known by."""
+        if stream.result is not None and stream.result.status is not Status.CONVERGED:
+            warnings.warn(f"The fit has not converged. {stream.result.message}", ConvergenceWarning, stacklevel=3)
         self.stream_ = dataclasses.replace(stream, result=None)
         size = self.n_features_in_ + 1
         assert stream.state is not None

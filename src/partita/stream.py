@@ -6,6 +6,7 @@ in for its likelihood in the free energy.
 """
 
 import dataclasses
+import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -146,7 +147,7 @@ class Stream:
 
         Args:
             data: its rows, such as a `Table`.
-            name: what it is called, "batch 3" unless it is given.
+            name: what it is called; "batch 1", or the next number that is free, unless it is given.
             weights: of its rows.
             rounds: how many visits at most; one where the method's context counts rows again at every visit.
             tolerance: as for `run`.
@@ -155,7 +156,8 @@ class Stream:
             Another stream. Learned hyperparameters stay as they are until `revisit` sees all rows.
 
         """
-        name = f"batch {len(self.batches) + 1}" if name is None else name
+        if name is None:
+            name = next(free for k in itertools.count(1) if (free := f"batch {k}") not in self.names)
         check_kind("name of a batch", name, str, "give one", name="a text")
         if name in self.names:
             raise SettingsError(f"There is a batch named {name!r} already: choose another name.")

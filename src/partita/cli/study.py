@@ -48,8 +48,7 @@ def forget(
 
 def drift(folder: _Folder, json: _Json = False) -> None:
     """Show how far each batch lies from all before it: in nats, and beside what is expected if nothing has changed."""
-    with _held(folder) as found:
-        rows = found.drift()
+    rows = _loaded(folder).drift()
     if json:
         typer.echo(dumps([dataclasses.asdict(row) | {"ratio": row.ratio} for row in rows]))
         return
@@ -62,14 +61,20 @@ def drift(folder: _Folder, json: _Json = False) -> None:
 @contextlib.contextmanager
 def _held(folder: Path) -> "Iterator[Fit]":
     """The fit in a folder, which no other process changes meanwhile."""
+    from partita.tables.study import held_study
+
+    with held_study(folder):
+        yield _loaded(folder)
+
+
+def _loaded(folder: Path) -> "Fit":
+    """The fit in a folder."""
     import jax
 
     from partita.tables.fit import Fit
-    from partita.tables.study import held_study
 
     jax.config.update("jax_enable_x64", True)
-    with held_study(folder):
-        yield Fit.load(folder)
+    return Fit.load(folder)
 
 
 def _show(found: "Fit", json: bool) -> None:

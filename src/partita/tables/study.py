@@ -52,11 +52,12 @@ class Study(NamedTuple):
 def held_study(folder: str | os.PathLike[str]) -> Iterator[Path]:
     """Keeps other processes from changing a study meanwhile."""
     path = _folder(folder)
-    try:
-        with hold(path / ".lock"):
-            yield path
-    except PermissionError as error:
-        raise DiskError(path, error.strerror or error) from error
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(hold(path / ".lock"))
+        except PermissionError as error:
+            raise DiskError(path, error.strerror or error) from error
+        yield path
 
 
 def save_study(folder: str | os.PathLike[str], study: Study) -> None:
