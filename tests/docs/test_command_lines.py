@@ -49,7 +49,7 @@ def parse(line: str) -> None:
         word = words.pop(0)
         if not word.startswith("-"):
             place += 1
-            if place > len(arguments):
+            if place > len(arguments) and not (arguments and arguments[-1].nargs == -1):
                 raise click.UsageError(f"One argument too many: {word!r}")
         elif word in ("-h", "--help"):
             return

@@ -76,6 +76,7 @@ FAMILIES = {
     "probit": "ill ~ age + pain",
     "poisson": "visits ~ age + pain + offset(log(pressure))",
 }
+assert set(FAMILIES) == set(LIKELIHOODS)
 QUICK = ("gaussian", "poisson")
 """With what others do not have: learned noise and row weights, and an offset."""
 
@@ -106,10 +107,6 @@ def test_a_federation_equals_the_fit_of_one_table(family, tmp_path):
     np.testing.assert_allclose(there.predict(files["east"]), here.predict(files["east"]), rtol=1e-7)
     with pytest.raises(InputError, match="partita federation retire"):
         there.without("north")
-
-
-def test_every_likelihood_is_run_here():
-    assert set(FAMILIES) == set(LIKELIHOODS)
 
 
 def test_a_rehearsal_equals_a_run_over_a_bad_network_to_the_last_bit(tmp_path):

@@ -17,16 +17,12 @@ class Sent:
     def __init__(self) -> None:
         self.messages: dict[str, int] = {}
         self.bytes: dict[str, int] = {}
-        self.refusals: list[str] = []
-        """What the server was told of data that do not fit."""
 
     def add(self, answer: Message, size: int) -> None:
         """Counts a message."""
         kind = str(answer.header.get("kind"))
         self.messages[kind] = self.messages.get(kind, 0) + 1
         self.bytes[kind] = self.bytes.get(kind, 0) + size
-        if kind == "error":
-            self.refusals.append(answer.words("reason", ""))
 
 
 class Loop(Transport):
