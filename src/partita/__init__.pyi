@@ -66,6 +66,6 @@ from partita.storage.ledger import Ledger as Ledger
 from partita.stream import Stream as Stream
 from partita.tables.compare import compare as compare
 from partita.tables.fit import Fit as Fit
-from partita.tables.fit import fit as fit
+from partita.tables.fitting import fit as fit
 
 __version__: str

@@ -8,8 +8,10 @@ from statsmodels.imputation import mice
 
 import partita as pt
 from partita.errors import DataError
+from partita.tables.agreement import agreed
 from partita.tables.imputation import combined, imputed
 from partita.tables.reading import MISSING, frame_of, sites_of
+from partita.tables.spec import Settings
 
 
 def rows(size=600, seed=0):
@@ -46,21 +48,29 @@ def test_missing_numbers_become_the_mean_and_are_marked():
     assert told[0] - told[1] == pytest.approx(fit.mean[3])
 
 
+def _read(formula, frame, site="site"):
+    """Settings, and the sites' rows."""
+    settings = Settings(formula, missing="mean")
+    return settings, sites_of(frame_of(frame), settings.columns, site, settings.optional)
+
+
 def test_a_missing_category_has_a_level_of_its_own():
-    fit = pt.fit("pain ~ sex", HOLES, sites="site", missing="mean")
-    assert fit.names == ("Intercept", "sex[T.(missing)]", "sex[T.f]")
-    assert sum(site.rows for site in fit.sites) == len(HOLES)
+    settings, sites = _read("pain ~ sex", HOLES)
+    assert agreed(settings.begun, sites).design.names == ("Intercept", "sex[T.(missing)]", "sex[T.m]")
+    assert sum(site.rows for site in sites) == len(HOLES)
 
 
 def test_without_missing_values_policies_are_the_same():
-    one, other = (pt.fit("pain ~ dose + sex", WHOLE, sites="site", missing=missing) for missing in ("drop", "mean"))
-    np.testing.assert_array_equal(one.mean, other.mean)
+    policies = ("drop", "mean", "multiple")
+    one, *others = (pt.fit("pain ~ dose + sex", WHOLE, sites="site", missing=missing) for missing in policies)
+    for other in others:
+        np.testing.assert_allclose(one.mean, other.mean, rtol=1e-12)
+        np.testing.assert_allclose(one.covariance, other.covariance, rtol=1e-9)
 
 
 def test_rows_without_response_are_dropped_in_any_case():
-    frame = HOLES.assign(pain=HOLES.pain.where(HOLES.index > 3))
-    fit = pt.fit("pain ~ age", frame, missing="mean")
-    assert [(site.rows, site.dropped) for site in fit.sites] == [(len(HOLES) - 4, 4)]
+    _, (site,) = _read("pain ~ age", HOLES.assign(pain=HOLES.pain.where(HOLES.index > 3)), None)
+    assert (site.rows, site.dropped) == (len(HOLES) - 4, 4)
 
 
 def _regression(frame):
@@ -83,6 +93,7 @@ def test_draws_keep_what_is_known_and_fill_the_rest():
     assert MISSING not in set(drawn.sex)
 
 
+@pytest.mark.slow
 def test_combined_draws_are_those_of_statsmodels_and_near_the_whole_table():
     """Both impute by chance: with 20 draws means differ by a fraction of an sd; complete cases are biased by more."""
     fits = [_regression(frame) for frame in _draws(20)]
@@ -111,3 +122,43 @@ def test_a_site_with_few_values_says_so():
     (site,) = sites_of(frame_of(frame), ("age", "pain"), None, {"age"})
     with pytest.raises(DataError, match="too few to impute"):
         imputed(site, np.random.default_rng(0))
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return pt.fit("pain ~ dose + age + sex", HOLES, sites="site", missing="multiple", prior="normal(0, 100)")
+
+
+def test_a_fit_of_drawn_values_is_near_statsmodels(drawn):
+    """Sites draw from their own rows, half of them each; the noise of ten draws is a fraction of an sd."""
+    coded = HOLES[["dose", "age", "pain"]].assign(male=HOLES.sex.map({"m": 1.0, "f": 0.0}))
+    np.random.seed(0)  # noqa: NPY002, since statsmodels draws from the global generator
+    other = mice.MICE("pain ~ dose + age + male", sm.OLS, mice.MICEData(coded)).fit(n_imputations=20, n_burnin=5)
+    expected = dict(
+        zip(("Intercept", "dose", "age", "sex[T.m]"), zip(other.params, other.bse, strict=True), strict=True)
+    )
+    found = {row.name: row for row in drawn.coefficients()}
+    assert found.keys() == {"Intercept", "dose", "age", "sex[T.f]"}
+    for name in ("dose", "age"):
+        assert abs(found[name].mean - expected[name][0]) < 0.5 * expected[name][1]
+        assert found[name].sd == pytest.approx(expected[name][1], rel=0.2)
+    assert abs(found["sex[T.f]"].mean + expected["sex[T.m]"][0]) < 0.5 * expected["sex[T.m]"][1]
+
+
+def test_drawn_values_widen_the_posterior_and_are_told(drawn):
+    within = np.mean([fit.covariance for fit in drawn.imputations], axis=0)
+    assert (np.diag(drawn.covariance) > np.diag(within)).all()
+    np.testing.assert_allclose(drawn.mean, np.mean([fit.mean for fit in drawn.imputations], axis=0))
+    counts = f"age in {HOLES.age.isna().sum()} rows, sex in {HOLES.sex.isna().sum()} rows"
+    assert f"Missing values ({counts}) were drawn 10 times at the sites" in drawn.notes[-1]
+    assert sum(site.rows for site in drawn.sites) == len(HOLES)
+
+
+def test_a_fit_of_drawn_values_tells_sites_and_predicts(drawn):
+    assert list(drawn.by_site("age")) == ["Hull", "York"]
+    assert drawn.by_site("age")["Hull"]["all"] == pytest.approx((drawn.mean[2], drawn.covariance[2, 2] ** 0.5))
+    told = drawn.predict(WHOLE)
+    assert np.corrcoef(told, WHOLE.pain)[0, 1] > 0.6
+    alone = drawn.without("Hull")
+    assert [site.name for site in alone.sites] == ["York"]
+    assert len(alone.imputations) == 10

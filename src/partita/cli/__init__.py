@@ -94,7 +94,7 @@ def fit(
         str | None,
         typer.Option(help="ordinal: the labels in order, as low,mid,high; multinomial: the reference first."),
     ] = None,
-    missing: Annotated[str, typer.Option(help="What to do about missing predictors: drop or mean.")] = "drop",
+    missing: Annotated[str, typer.Option(help="What to do about missing predictors: drop, mean or multiple.")] = "drop",
     mass: Annotated[float, typer.Option(help="The mass of the intervals.")] = 0.95,
     forest: Annotated[
         str | None, typer.Option(help="A coefficient or category to draw by site, into --output or forest.png.")

@@ -7,8 +7,10 @@ from typing import Any
 import jax
 
 from partita.errors import SettingsError
+from partita.tables.estimates import Estimates
 from partita.tables.export import described_fit
-from partita.tables.fit import Fit, fit
+from partita.tables.fit import Fit
+from partita.tables.fitting import fit
 from partita.tables.report import forest_names
 
 __all__ = ["run_fit", "show_fit"]
@@ -38,6 +40,8 @@ def run_fit(
     if forest is not None:
         found.forest(forest, picture or (output or Path()) / "forest.png", mass)
     if output is not None and picture is None:
+        if not isinstance(found, Fit):
+            raise SettingsError("--output keeps one fit, and missing values that are drawn make several: leave it out.")
         found.save(output)
         _write(found, output, mass, forest)
     show_fit(found, mass, as_json)
@@ -48,7 +52,7 @@ def _listed(text: str | None) -> list[Any] | None:
     return None if text is None else [part.strip() for part in text.split(",")]
 
 
-def show_fit(found: Fit, mass: float, as_json: bool) -> None:
+def show_fit(found: Estimates, mass: float, as_json: bool) -> None:
     """Prints a fit."""
     print(json.dumps(described_fit(found, mass)) if as_json else found.table(mass))
 

@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from partita.errors import DataError
 from partita.tables.reading import MISSING, Columns, Site
 
-__all__ = ["Combined", "combined", "imputed"]
+__all__ = ["Combined", "combined", "imputed", "missing_in"]
 
 _SWEEPS = 10
 """How often every column is drawn again, given the others."""
@@ -45,6 +45,12 @@ def imputed(site: Site, generator: np.random.Generator) -> Site:
             drawn = draw(columns[name], absent[name], others, generator)
             columns[name] = _filled(columns[name], absent[name], drawn)
     return site._replace(columns=columns)
+
+
+def missing_in(site: Site) -> dict[str, int]:
+    """In how many of a site's rows each incomplete column is missing."""
+    counts = {name: int(_absent(values).sum()) for name, values in site.columns.items()}
+    return {name: count for name, count in counts.items() if count}
 
 
 class Combined(NamedTuple):

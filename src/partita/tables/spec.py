@@ -6,7 +6,7 @@ A spec is plain data, so that it goes to a file, or from a server to its clients
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -16,9 +16,10 @@ from jaxtyping import Float, Int
 
 from partita import methods
 from partita.data.columns import Moments
+from partita.data.shard import Partition, federate
 from partita.data.table import OffsetTable, Table
 from partita.errors import DataError, SettingsError
-from partita.families import Family, FullGaussian, MeanFieldGaussian
+from partita.families import Family, FullGaussian, Gaussian, MeanFieldGaussian
 from partita.inputs import check_choice, check_kind, described
 from partita.io.settings import build
 from partita.models import Model
@@ -32,17 +33,19 @@ from partita.tables.reading import Site
 from partita.tables.response import Declared, Response
 from partita.tables.units import Units
 
-__all__ = ["POLICIES", "Settings", "Spec"]
+__all__ = ["POLICIES", "Settings", "Spec", "gaussian_of"]
 
 POLICIES = ("drop", "mean")
 """What may be done about missing predictors: drop their rows, or take the mean, and mark it in a column."""
 
-_FAMILIES: Mapping[str, type[FullGaussian] | type[MeanFieldGaussian]] = {
-    "full": FullGaussian,
-    "mean-field": MeanFieldGaussian,
+_FAMILIES: Mapping[str, Callable[[np.ndarray, np.ndarray], Gaussian]] = {
+    "full": FullGaussian.from_mean_covariance,
+    "mean-field": lambda mean, variance: MeanFieldGaussian.from_mean_sd(mean, np.sqrt(np.diag(variance))),
 }
 _MOST_FULL = 500
 """The largest number of columns for which a full covariance is the default."""
+_MANY_ROWS = 50_000
+"""Above so many rows padding sites to one length would take longer than compiling for several lengths."""
 _AUTOMATIC = "automatic"
 _INTERCEPT_SD = 10.0
 """The least sd of the intercept's prior."""
@@ -221,6 +224,14 @@ class Spec:
         """The weight of each row of the design."""
         return self.settings.row_weights(self.agreement.rows.split(site)[0])
 
+    def partition(self, sites: Sequence[Site]) -> Partition:
+        """The rows of sites as numbers; none where none are at hand."""
+        if not sites:
+            return Partition((), (), ())
+        tables, weights = [self.table(site) for site in sites], [self.weights(site) for site in sites]
+        lengths = 1 if sum(site.rows for site in sites) < _MANY_ROWS else 4
+        return federate(tables, weights=weights, names=[site.name for site in sites], buckets=lengths)
+
     def model(self) -> Model:
         """The likelihood's model."""
         return self.settings.likelihood.model(self.response)
@@ -240,7 +251,7 @@ class Spec:
         """
         chosen, response = self.settings.likelihood, self.response
         names = self.design.names * len(chosen.classes(response))
-        return _prior(*_normal(self.settings.prior), _FAMILIES[self.covariance], names, chosen.constants(response))
+        return _prior(*_normal(self.settings.prior), self.covariance, names, chosen.constants(response))
 
     def to_dict(self) -> dict[str, Any]:
         """The spec as lists, texts and numbers, for JSON."""
@@ -272,16 +283,13 @@ def _number(text: str) -> str | float:
         return text
 
 
-def _prior(
-    mean: float,
-    sd: float,
-    family: type[FullGaussian] | type[MeanFieldGaussian],
-    names: Sequence[str],
-    constants: Sequence[Constant],
-) -> Family:
+def _prior(mean: float, sd: float, covariance: str, names: Sequence[str], constants: Sequence[Constant]) -> Family:
     own = np.array([name == INTERCEPT for name in names])
     means = np.append(np.where(own, 0.0, mean), [constant.mean for constant in constants])
     sds = np.append(np.where(own, max(sd, _INTERCEPT_SD), sd), [constant.sd for constant in constants])
-    if family is FullGaussian:
-        return FullGaussian.from_mean_covariance(means, np.diag(sds**2))
-    return MeanFieldGaussian.from_mean_sd(means, sds)
+    return gaussian_of(covariance, means, np.diag(sds**2))
+
+
+def gaussian_of(covariance: str, mean: Float[np.ndarray, " d"], variance: Float[np.ndarray, "d d"]) -> Gaussian:
+    """The Gaussian with this mean and variance, as far as this form of the covariance has it."""
+    return _FAMILIES[covariance](mean, variance)

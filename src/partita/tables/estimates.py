@@ -1,0 +1,243 @@
+"""What a fitted formula tells of its coefficients, in the table's own units."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import enable_x64
+from jaxtyping import Array, Float, PyTree
+from scipy import stats
+
+from partita.data.shard import Partition
+from partita.errors import SettingsError, unknown
+from partita.expectations.capabilities import CurvedInTable, ShiftedResponse, offered
+from partita.families import Family, FullGaussian
+from partita.results.mean_field import MeanFieldCheck
+from partita.server.run import Result
+from partita.server.stopping import Status
+from partita.tables.coefficients import Coefficient, coefficient_grid, text_table
+from partita.tables.constants import Told
+from partita.tables.design import Design
+from partita.tables.likelihoods import Likelihood
+from partita.tables.reading import Site, columns_of, complete, frame_of, sites_of
+from partita.tables.response import Response
+from partita.tables.spec import Spec
+from partita.tables.units import Units
+
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["Estimates"]
+
+_UNINFORMED = 0.3
+"""A coefficient whose sd is at least so much of its prior's is said to depend on the prior."""
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Estimates:
+    """Coefficients of a formula, with what a reader should know of them."""
+
+    spec: Spec
+    sites: tuple[Site, ...]
+    partition: Partition
+    """The rows at hand: of all sites, but none of a fit that was loaded, or made by a federation."""
+    result: Result
+
+    @property
+    def q(self) -> Family:
+        """The posterior of θ, that is, of standardised columns' coefficients and of constants."""
+        return self.result.posterior.q
+
+    @property
+    def prior(self) -> Family:
+        """The prior of the coefficients of standardised columns."""
+        with enable_x64(True):
+            return self.spec.prior()
+
+    @property
+    def formula(self) -> str:
+        """The formula as it was given."""
+        return self.spec.formula.text
+
+    @property
+    def design(self) -> Design:
+        """How rows become a design matrix."""
+        return self.spec.design
+
+    @property
+    def response(self) -> Response:
+        """How the response becomes numbers."""
+        return self.spec.response
+
+    @property
+    def family(self) -> str:
+        """The name of the likelihood."""
+        return self.spec.settings.family
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """The likelihood."""
+        return self.spec.settings.likelihood
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the coefficients."""
+        return self.units.names
+
+    @property
+    def units(self) -> Units:
+        """From θ to the table's own units."""
+        return self.spec.units
+
+    @property
+    def mean(self) -> Float[np.ndarray, " d"]:
+        """The posterior mean of the coefficients, in the columns' own units."""
+        return self._coefficients(self.q)[0]
+
+    @property
+    def covariance(self) -> Float[np.ndarray, "d d"]:
+        """Their posterior covariance."""
+        return self._coefficients(self.q)[1]
+
+    def joint(self) -> tuple[tuple[str, ...], Float[np.ndarray, " k"], Float[np.ndarray, "k k"]]:
+        """Names, mean and covariance of the coefficients, then of constants on the scale on which they are Gaussian."""
+        names = (*self.names, *(constant.name for constant in self.units.constants))
+        return names, *self._own(self.q)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know: rows dropped, reference levels, labels, and what the data hardly tell."""
+        rows, dropped = (sum(getattr(site, field) for site in self.sites) for field in ("rows", "dropped"))
+        said = [f"{rows} rows of {len(self.sites)} sites"] + (
+            [f"{dropped} rows with missing values dropped"] if dropped else []
+        )
+        notes = [", ".join(said) + "."]
+        notes += self.design.notes + self.spec.agreement.rows.notes + self.response.notes
+        if self.result.status is not Status.CONVERGED:
+            notes.append(f"The run has not converged ({self.result.message})")
+        if vague := self._vague():
+            few = ", ".join(vague[:5]) + (", …" if len(vague) > 5 else "")
+            notes.append(f"The prior shapes {few}: the data tell little, as with separation or few rows.")
+        remedy = 'use covariance="full"'
+        caveat = self.result.posterior.caveat(self.names, remedy)
+        if not isinstance(self.result.posterior.model, CurvedInTable) and not isinstance(self.prior, FullGaussian):
+            caveat = MeanFieldCheck().sentence(self.names, remedy)
+        if caveat:
+            notes.append(caveat)
+        return tuple(notes)
+
+    def coefficients(self, mass: float = 0.95) -> list[Coefficient]:
+        """A row per coefficient, then one per constant such as a dispersion, with central intervals of this mass."""
+        if not 0 < mass < 1:
+            raise SettingsError(f"The mass of an interval must be between 0 and 1, not {mass}.")
+        mean, covariance = self._coefficients(self.q)
+        scaled = dict(zip(self.units.parameters, self.vector(self.q)[0], strict=True))
+        standardised = [scaled[name] for name in self.names]
+        sd = np.sqrt(np.diag(covariance))
+        reach = float(stats.norm.ppf((1 + mass) / 2)) * sd
+        rows = zip(self.names, mean, sd, mean - reach, mean + reach, standardised, strict=True)
+        return [
+            Coefficient(
+                name, float(own), float(wide), float(low), float(high), float(plain), self._ratio(own, low, high)
+            )
+            for name, own, wide, low, high, plain in rows
+        ] + [Coefficient(*told, None, None) for told in self._constants(mass)]
+
+    def _constants(self, mass: float) -> Sequence[Told]:
+        mean, covariance = self._own(self.q)
+        first = len(self.names)
+        return self.likelihood.tell(self.units.constants, mean[first:], covariance[first:, first:], mass)
+
+    def _ratio(self, *numbers: float) -> tuple[float, ...] | None:
+        return tuple(np.exp(numbers).tolist()) if self.likelihood.ratio else None
+
+    def by_site(self, name: str) -> dict[str, dict[str, tuple[float, float]]]:
+        """Mean and sd of one coefficient from each site alone, from all, and from all without that site.
+
+        All three follow from the factors that the server holds, without another message: a site alone is its factor
+        times the prior.
+        """
+        if name not in self.names:
+            raise unknown("coefficient", name, self.names)
+        place, found = self.names.index(name), {}
+        with enable_x64(True):
+            q, state = self.q, self.result.state
+            without = self.leaving_out()
+            for site, factor in zip(state.names, state.factors, strict=True):
+                alone = state.current_prior * factor.natural
+                found[site] = {
+                    label: self._one(member, place)
+                    for label, member in (("alone", alone), ("without", without[site]))
+                    if bool(member.is_proper())
+                } | {"all": self._one(q, place)}
+        return found
+
+    def leaving_out(self) -> dict[str, Family]:
+        """The posterior of all sites but one, by the name of that one: its factor is divided out."""
+        state = self.result.state
+        return {site: self.q / factor.natural for site, factor in zip(state.names, state.factors, strict=True)}
+
+    def predict(self, frame: Any) -> Float[np.ndarray, "n ..."]:
+        """The posterior mean of the response for the rows of a table, NaN where a value that is needed is missing.
+
+        For ordinal and multinomial responses the probability of each label, in the order of `response.labels`; for
+        exponential ones the expected number of events by the row's time.
+        """
+        columns, optional, frame = self.spec.agreement.rows.columns, self.spec.settings.optional, frame_of(frame)
+        (site,) = sites_of(frame, columns, None, optional)
+        x, offset, whose = self.spec.inputs(site)
+        with enable_x64(True):
+            posterior = self.result.posterior
+            model = offered(posterior.model, ShiftedResponse, "closed-form prediction", "use another family")
+            each = np.asarray(model.expected_response(self.q, jnp.asarray(x), jnp.asarray(offset)))
+        found = np.zeros((site.rows, *each.shape[1:]))
+        np.add.at(found, whose, each)
+        told = np.full((len(frame), *each.shape[1:]), np.nan)
+        needed = [name for name in columns if name not in optional]
+        told[complete(columns_of(frame, needed), len(frame))] = self.response.restored(found)
+        return told
+
+    def __repr__(self) -> str:
+        return self.table()
+
+    def table(self, mass: float = 0.95) -> str:
+        """The coefficients as a text, with central intervals of this mass."""
+        title = f"{self.formula}   ({self.family}, {self.result.status.value})"
+        return text_table(title, *coefficient_grid(self.coefficients(mass), self.likelihood.ratio, mass), self.notes)
+
+    def in_own_units(self, draws: Float[np.ndarray, "s d"]) -> Float[np.ndarray, "s k"]:
+        """Draws of θ as coefficients of the columns as they are."""
+        return (draws @ self.units.turn.T + self.units.shift)[:, : len(self.names)]
+
+    def table_of(self, site: Site) -> PyTree[Array]:
+        """A site's rows as the model takes them."""
+        return self.spec.table(site)
+
+    def _own(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
+        """Coefficients and constants."""
+        mean, covariance = self.vector(q)
+        turn = self.units.turn
+        return turn @ mean + self.units.shift, turn @ covariance @ turn.T
+
+    def _coefficients(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
+        """Without the constants."""
+        mean, covariance = self._own(q)
+        size = len(self.names)
+        return mean[:size], covariance[:size, :size]
+
+    def vector(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and covariance of the standardised columns' coefficients."""
+        with enable_x64(True):
+            covariance = q.covariance if isinstance(q, FullGaussian) else np.diag(np.asarray(q.moments()[1]) ** 2)
+            return np.asarray(q.moments()[0]), np.asarray(covariance)
+
+    def _one(self, q: Family, place: int) -> tuple[float, float]:
+        mean, covariance = self._own(q)
+        return float(mean[place]), float(np.sqrt(covariance[place, place]))
+
+    def _vague(self) -> list[str]:
+        with enable_x64(True):
+            sds = np.asarray(self.q.moments()[1]) / np.asarray(self.prior.moments()[1])
+        return [name for name, share in zip(self.units.parameters, sds, strict=True) if share >= _UNINFORMED]

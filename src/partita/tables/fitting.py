@@ -1,0 +1,168 @@
+"""`fit`: a formula and a table in, a posterior in the table's own units out."""
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jax import enable_x64
+
+from partita.data.shard import Partition
+from partita.engines import Engine, LocalEngine
+from partita.errors import SettingsError
+from partita.inputs import check_choice, check_finite_number, check_kind, check_seed, check_texts, check_whole
+from partita.server.monitor import Monitor
+from partita.server.run import run
+from partita.tables.agreement import agreed
+from partita.tables.fit import Fit
+from partita.tables.imputation import imputed, missing_in
+from partita.tables.multiple import ImputedFit
+from partita.tables.reading import Site, frame_of, sites_of
+from partita.tables.sources import source_of
+from partita.tables.spec import POLICIES, Settings, Spec
+
+__all__ = ["fit"]
+
+_QUIET = Monitor(progress=False)
+_MULTIPLE = "multiple"
+"""The policy that draws missing values several times."""
+
+
+def fit(
+    formula: str,
+    data: Any,
+    *,
+    family: str = "gaussian",
+    sites: str | None = None,
+    prior: str = "normal(0, 2.5)",
+    covariance: str | None = None,
+    weights: str | None = None,
+    positive: str | None = None,
+    trials: str | None = None,
+    event: str | None = None,
+    link: str | None = None,
+    noise: str | float | None = None,
+    cuts: Sequence[float] | None = None,
+    levels: Sequence[str] | None = None,
+    missing: str = "drop",
+    rounds: int = 100,
+    tolerance: float = 1e-6,
+    engine: Callable[[Partition], Engine] | None = None,
+    imputations: int = 10,
+    seed: int = 0,
+) -> Fit | ImputedFit:
+    """Fits a formula to a table, the rows of each site kept apart.
+
+    Args:
+        formula: such as "died ~ age + C(ward) + bs(bmi, df=4) + offset(log(days))".
+        data: a data frame (pandas, polars, pyarrow, DuckDB), a mapping of columns, or the path of a file.
+        family: the likelihood, one of `LIKELIHOODS`.
+        sites: the column that says whose each row is; without it all rows are one site.
+        prior: of the coefficients of standardised columns, "normal(mean, sd)"; the intercept's is normal(0, 10), or
+            wider if this one is. For a Gaussian response in units of its sd.
+        covariance: "full", the default up to 500 columns, or "mean-field", whose sds are too small where columns are
+            correlated.
+        weights: a column of row weights.
+        positive: the label of a binary response that counts as 1.
+        trials: of a binomial response, the column of the number of trials.
+        event: of a time, the column that says whether the event was then (1) or had not been by then (0).
+        link: of a binomial response, "logit", the default, "probit" or "cloglog".
+        noise: of a Gaussian response, "learned", the default, "inferred" with the coefficients, or its known sd.
+        cuts: where the intervals of a piecewise exponential end; quartiles of time by default.
+        levels: the labels of an ordinal response in their order, or of a multinomial one with the reference first.
+        missing: what is done about missing predictors: "drop" their rows, take the "mean" and mark it, or draw them
+            several times, "multiple"; a row without response, offset or weight is dropped in any case.
+        rounds: how many visits of each site at most.
+        tolerance: how many nats of KL every site's last answer may lie from the posterior when a fit has converged.
+        engine: makes the engine that runs the sites, such as `lambda rows: DaskEngine(cluster, rows)`; without it they
+            run in this process.
+        imputations: how many times missing values are drawn, at least 5.
+        seed: of these draws.
+
+    Returns:
+        The fit: print it, or ask for `coefficients`, `by_site`, `predict`, `without`; an `ImputedFit` where missing
+        values were drawn.
+
+    """
+    check_whole("number of rounds", rounds)
+    named = {"covariance": covariance, "weights": weights, "positive": positive, "trials": trials, "event": event}
+    named |= {"link": link, "sites": sites}
+    for what, text in named.items():
+        if text is not None:
+            check_kind(f"setting {what}", text, str, "give a name", name="a text")
+    if levels is not None:
+        check_texts("levels", levels)
+    if noise is not None and not isinstance(noise, str):
+        check_finite_number("noise", noise, above=0)
+    listed = {"cuts": cuts, "levels": levels}
+    given: dict[str, Any] = {name: text for name, text in named.items() if text is not None and name != "sites"}
+    given |= {name: _listed(name, values) for name, values in listed.items() if values is not None}
+    given |= {} if noise is None else {"noise": str(noise)}
+    check_choice("policy on missing values", missing, (*POLICIES, _MULTIPLE))
+    settings = Settings(formula, family, prior, missing="drop" if missing == _MULTIPLE else missing, **given)
+    there, frame = LocalEngine if engine is None else engine, frame_of(data)
+    if missing == _MULTIPLE:
+        optional = dataclasses.replace(settings, missing="mean").optional
+        rows = tuple(sites_of(frame, settings.columns, sites, optional))
+        return _imputed(settings, rows, imputations, seed, functools.partial(_fitted, rounds, tolerance, there))
+    rows = tuple(sites_of(frame, settings.columns, sites, settings.optional))
+    found = _fitted(rounds, tolerance, there, Spec(settings, agreed(settings.begun, rows)), rows)
+    return dataclasses.replace(found, sources=source_of(data, sites or ""))
+
+
+def _imputed(
+    settings: Settings,
+    rows: tuple[Site, ...],
+    imputations: int,
+    seed: int,
+    fitted: Callable[[Spec, tuple[Site, ...]], Fit],
+) -> ImputedFit:
+    """The fits of several draws of missing values, all with the design of the first."""
+    check_whole("number of imputations", imputations, least=5)
+    check_seed(seed)
+    generators = [np.random.default_rng([seed, place]) for place in range(len(rows))]
+    drawn = [tuple(map(imputed, rows, generators)) for _ in range(imputations)]
+    spec = Spec(settings, agreed(settings.begun, drawn[0]))
+    missing = sum((Counter(missing_in(site)) for site in rows), Counter())
+    return ImputedFit.of(tuple(fitted(spec, draw) for draw in drawn), missing)
+
+
+def _listed(name: str, values: Any) -> tuple[Any, ...]:
+    try:
+        return tuple(map(float, values)) if name == "cuts" else tuple(values)
+    except (TypeError, ValueError):
+        raise SettingsError(f"Give the {name} as a list, of numbers for cuts and of texts for levels.") from None
+
+
+def _fitted(
+    rounds: int, tolerance: float, engine: Callable[[Partition], Engine], spec: Spec, rows: tuple[Site, ...]
+) -> Fit:
+    """The fit of a spec to the rows of sites, which the engine runs."""
+    with enable_x64(True):
+        partition = spec.partition(rows)
+        result = run(
+            spec.method(),
+            spec.model(),
+            spec.prior(),
+            engine=_made(engine, partition),
+            rounds=rounds,
+            tolerance=tolerance,
+            monitor=_QUIET,
+        )
+        return Fit(spec, rows, partition, result)
+
+
+def _made(engine: Callable[[Partition], Engine], partition: Partition) -> Engine:
+    """The engine of these rows."""
+    try:
+        made: Any = engine(partition)
+    except Exception as error:  # a user's function may raise anything
+        made = error
+    if not isinstance(made, Engine):
+        why = f" ({made!r:.100})" if isinstance(made, Exception) else ""
+        raise SettingsError(
+            f"The engine must be a function that makes one of a partition{why}: give one such as LocalEngine."
+        )
+    return made
