@@ -11,7 +11,8 @@ from scipy import stats
 
 from partita.data.shard import Partition, federate
 from partita.errors import SettingsError, unknown
-from partita.families import Family, FullGaussian
+from partita.families import Family
+from partita.families.gaussian import gaussian
 from partita.inputs import check_choice, check_kind, check_whole
 from partita.models.glm import GeneralisedLinear
 from partita.server.membership import retire
@@ -169,8 +170,7 @@ class Fit:
 
     def _vector(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
         with enable_x64(True):
-            covariance = q.covariance if isinstance(q, FullGaussian) else np.diag(np.asarray(q.moments()[1]) ** 2)
-            return np.asarray(q.moments()[0]), np.asarray(covariance)
+            return np.asarray(q.moments()[0]), np.asarray(gaussian(q).covariance)
 
     def _one(self, q: Family, place: int) -> tuple[float, float]:
         mean, covariance = self._own(q)
@@ -207,8 +207,8 @@ def fit(
         sites: the column that says whose each row is; without it all rows are one site.
         prior: of the coefficients of standardised columns, "normal(mean, sd)"; the intercept's is normal(0, 10), or
             wider if this one is. For a Gaussian response in units of its sd.
-        covariance: "full", the default up to 500 columns, or "mean-field", whose sds are too small where columns are
-            correlated.
+        covariance: "full", the default up to 500 columns, "block", the default beyond, which ignores correlation
+            across blocks of about 200 columns, or "mean-field", whose sds are too small where columns are correlated.
         weights: a column of row weights.
         positive: the label of a binary response that counts as 1.
         missing: what is done about missing predictors, one of `POLICIES`; a row without response, offset or weight is

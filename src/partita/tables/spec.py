@@ -6,7 +6,7 @@ A spec is plain data, so that it goes to a file, or from a server to its clients
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import jax.numpy as jnp
@@ -16,12 +16,13 @@ from jaxtyping import Float
 from partita import methods
 from partita.data.table import OffsetTable, Table
 from partita.errors import DataError, SettingsError
-from partita.families import Family, FullGaussian, MeanFieldGaussian
+from partita.families import BlockGaussian, Family, FullGaussian, MeanFieldGaussian
 from partita.inputs import check_choice, check_kind, described
 from partita.io.settings import build
 from partita.models.glm import GeneralisedLinear
 from partita.server.method import Method
 from partita.tables.agreement import Agreement
+from partita.tables.blocks import block_sizes
 from partita.tables.design import INTERCEPT, Design
 from partita.tables.formula import Formula, parsed
 from partita.tables.likelihoods import LIKELIHOODS, Likelihood
@@ -33,12 +34,29 @@ __all__ = ["POLICIES", "Settings", "Spec"]
 POLICIES = ("drop", "mean")
 """What may be done about missing predictors: drop their rows, or take the mean, and mark it in a column."""
 
-_FAMILIES: Mapping[str, type[FullGaussian] | type[MeanFieldGaussian]] = {
-    "full": FullGaussian,
-    "mean-field": MeanFieldGaussian,
+_Vector = Float[np.ndarray, " d"]
+
+
+def _full(mean: _Vector, sd: _Vector, design: Design) -> Family:
+    return FullGaussian.from_mean_covariance(mean, np.diag(sd**2))
+
+
+def _block(mean: _Vector, sd: _Vector, design: Design) -> Family:
+    return BlockGaussian.from_mean_sd(mean, sd, block_sizes(design.widths))
+
+
+def _mean_field(mean: _Vector, sd: _Vector, design: Design) -> Family:
+    return MeanFieldGaussian.from_mean_sd(mean, sd)
+
+
+_FAMILIES: Mapping[str, Callable[[_Vector, _Vector, Design], Family]] = {
+    "full": _full,
+    "block": _block,
+    "mean-field": _mean_field,
 }
+"""A prior of each form of the covariance, given mean and sd of every coefficient."""
 _MOST_FULL = 500
-"""The largest number of columns for which a full covariance is the default."""
+"""The largest number of columns for which a full covariance is the default; beyond it is one of blocks."""
 _AUTOMATIC = "automatic"
 _INTERCEPT_SD = 10.0
 """The least sd of the intercept's prior."""
@@ -129,7 +147,7 @@ class Spec:
         """The form of the covariance."""
         if self.settings.covariance != _AUTOMATIC:
             return self.settings.covariance
-        return "full" if len(self.design.names) <= _MOST_FULL else "mean-field"
+        return "full" if len(self.design.names) <= _MOST_FULL else "block"
 
     def table(self, site: Site) -> Table | OffsetTable:
         """A site's rows as numbers."""
@@ -163,7 +181,10 @@ class Spec:
 
         The intercept's is wide, as a base rate may be small.
         """
-        return _prior(*_normal(self.settings.prior), _FAMILIES[self.covariance], self.design.names)
+        mean, sd = _normal(self.settings.prior)
+        own = np.array([name == INTERCEPT for name in self.design.names])
+        means, sds = np.where(own, 0.0, mean), np.where(own, max(sd, _INTERCEPT_SD), sd)
+        return _FAMILIES[self.covariance](means, sds, self.design)
 
     def to_dict(self) -> dict[str, Any]:
         """The spec as lists, texts and numbers, for JSON."""
@@ -185,13 +206,3 @@ def _normal(text: str) -> tuple[float, float]:
     if not found or not float(found[2]) > 0:
         raise SettingsError(f'Write the prior as "normal(mean, sd)" with a positive sd, not {described(text)}.')
     return float(found[1]), float(found[2])
-
-
-def _prior(
-    mean: float, sd: float, family: type[FullGaussian] | type[MeanFieldGaussian], names: Sequence[str]
-) -> Family:
-    own = np.array([name == INTERCEPT for name in names])
-    means, sds = np.where(own, 0.0, mean), np.where(own, max(sd, _INTERCEPT_SD), sd)
-    if family is FullGaussian:
-        return FullGaussian.from_mean_covariance(means, np.diag(sds**2))
-    return MeanFieldGaussian.from_mean_sd(means, sds)
