@@ -80,9 +80,11 @@ class _BlockSampler(eqx.Module):
         return drawn(self, key, shape)
 
     def spread(self, noise: Float[Array, "s d"]) -> Theta:
-        parts = jnp.swapaxes(_places(self.sizes).cut(noise), 1, 2)
-        away = jsp.linalg.solve_triangular(self.cholesky, parts, lower=True, trans="T")
-        return self.mean + _places(self.sizes).join(jnp.swapaxes(away, 1, 2))
+        def away(cholesky: Float[Array, "p p"], part: Float[Array, "s p"]) -> Float[Array, "s p"]:
+            return jsp.linalg.solve_triangular(cholesky, part.T, lower=True, trans="T").T
+
+        places = _places(self.sizes)
+        return self.mean + places.join(_each(away, self.cholesky, places.cut(noise)))
 
 
 class BlockGaussian(Gaussian):
@@ -186,7 +188,8 @@ class BlockGaussian(Gaussian):
         return jnp.min(low), jnp.max(high)
 
     def sampler(self) -> _BlockSampler:
-        return _BlockSampler(self.mean, jnp.linalg.cholesky(self._at.filled(self.precision)), self.sizes)
+        factors = _each(lambda part: part.sampler().cholesky, self._parts())
+        return _BlockSampler(self.mean, factors, self.sizes)
 
     def symmetrised(self) -> Self:
         """Also without anything where a block is short."""
@@ -238,8 +241,8 @@ class BlockGaussian(Gaussian):
 
     def project(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         mean, variance = self.standard()
-        parts = self._at.cut(x)
-        return x @ mean, jnp.sum((parts @ variance) * parts, axis=(0, 2))
+        own = _each(lambda square, part: jnp.sum((part @ square) * part, axis=-1), variance, self._at.cut(x))
+        return x @ mean, jnp.sum(own, axis=0)
 
     def times(self, vector: Float[Array, " d"]) -> Float[Array, " d"]:
         return self._at.join(_each(jnp.matmul, self.precision, self._at.cut(vector)))
@@ -251,13 +254,17 @@ class BlockGaussian(Gaussian):
         return self._at.blocks(matrix)
 
     def gram(self, x: Float[Array, "n d"], rows: Float[Array, " n"]) -> _Matrices:
-        parts = self._at.cut(x)
-        return (jnp.swapaxes(parts * rows[:, None].astype(x.dtype), 1, 2) @ parts).astype(rows.dtype)
+        weights = rows[:, None].astype(x.dtype)
+        return _each(lambda part: (part * weights).T @ part, self._at.cut(x)).astype(rows.dtype)
 
 
 def _each(function: Callable[..., Any], *batches: Any) -> Any:
-    """A function of every block."""
-    return jax.vmap(function)(*batches)
+    """A function of every block, one after the other.
+
+    Factorisations of a batch, as `jax.vmap` would make them, were seen to wait for each other forever in XLA's pool of
+    threads (jaxlib 0.10, two cores, ten blocks of 200).
+    """
+    return jax.lax.map(lambda each: function(*each), batches)
 
 
 def _batch(precision_mean: _Vectors, precision: _Matrices) -> FullGaussian:

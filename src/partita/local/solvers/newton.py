@@ -34,7 +34,6 @@ __all__ = [
     "mean_and_scale",
     "scales",
     "times",
-    "with_precision",
 ]
 Path = Callable[[Float[Array, ""]], Family]
 """Maps a step size (1 for the full step) to a member; the free energy rises for small step sizes."""
@@ -84,7 +83,7 @@ class Newton(Solver):
 
         def tight() -> LineSearchResult:
             precision = _optimal_precision(q, problem, mean, jnp.full_like(spread, 1e-4))
-            laplace = with_precision(q, q.standard().mean, precision)
+            laplace = _with_precision(q, q.standard().mean, precision)
             return line_search(problem, q, progress.free_energy, lambda _: laplace, 1, key)
 
         found = jax.lax.cond(jnp.mean(spread) > 1, tight, lambda: unmoved(q, progress.free_energy))
@@ -206,7 +205,7 @@ def correlations(q: Gaussian, problem: Problem) -> Path:
 
     def path(size: Float[Array, ""]) -> Family:
         between = jax.tree.map(lambda old, new: old + size * (new - old), q.precision, target)
-        return with_precision(q, q.standard().mean, between)
+        return _with_precision(q, q.standard().mean, between)
 
     return path
 
@@ -238,7 +237,7 @@ def scales(q: Gaussian) -> tuple[Float[Array, " d"], Float[Array, " d"], Float[A
     return q.standard().mean, sd, covariance / jnp.outer(sd, sd)
 
 
-def with_precision(q: Gaussian, mean: Float[Array, " d"], precision: PyTree) -> Gaussian:
+def _with_precision(q: Gaussian, mean: Float[Array, " d"], precision: PyTree) -> Gaussian:
     """The member of q's family with this mean and precision."""
     member = dataclasses.replace(q, precision=precision)
     return dataclasses.replace(member, precision_mean=member.times(mean))
