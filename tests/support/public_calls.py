@@ -96,7 +96,7 @@ CALLS = {
         },
     ),
     "Monitor": (pt.Monitor, {"metrics": None, "every": 1, "progress": False, "label": "PVI", "callbacks": ()}),
-    "Newton": (pt.Newton, {"max_steps": 2, "tolerance": 1e-9, "halvings": 3}),
+    "Newton": (pt.Newton, {"max_steps": 2, "tolerance": 1e-9, "halvings": 3, "together": 5}),
     "NoDeletion": (pt.NoDeletion, {}),
     "Partition.only": (PARTS.only, {"name": "client 0"}),
     "PoissonRegression": (pt.PoissonRegression, {"expectation": pt.expectations.Analytic()}),
@@ -223,6 +223,18 @@ CALLS = {
     "families.Dirichlet.from_concentration": (
         pt.families.Dirichlet.from_concentration,
         {"concentration": np.ones(3)},
+    ),
+    "families.BlockGaussian.from_mean_covariances": (
+        pt.families.BlockGaussian.from_mean_covariances,
+        {"mean": np.zeros(3), "covariances": [np.eye(2), np.eye(1)]},
+    ),
+    "families.BlockGaussian.from_mean_sd": (
+        pt.families.BlockGaussian.from_mean_sd,
+        {"mean": np.zeros(3), "sd": np.ones(3), "sizes": [2, 1]},
+    ),
+    "families.BlockGaussian.standard_normal": (
+        pt.families.BlockGaussian.standard_normal,
+        {"sizes": [2, 1], "scale": 1.0},
     ),
     "families.Gamma.from_shape_rate": (pt.families.Gamma.from_shape_rate, {"shape": 2.0, "rate": 1.0}),
     "families.InverseGamma.from_shape_scale": (
@@ -366,8 +378,8 @@ REASONS = {
         "solvers.Solution datasets.Dataset datasets.encoded"
     ),
     "natural parameters, as compiled programs make them; users have the constructors above": (
-        "FullGaussian MeanFieldGaussian families.Dirichlet families.Gamma families.InverseGamma families.LogNormal "
-        "families.NormalGamma Frame"
+        "FullGaussian MeanFieldGaussian families.BlockGaussian families.Dirichlet families.Gamma "
+        "families.InverseGamma families.LogNormal families.NormalGamma Frame"
     ),
     "as scikit-learn has it: nothing is checked before fit, where it checks rows by itself": (
         "PartitionedClassifier PartitionedPoissonRegressor PartitionedRegressor"

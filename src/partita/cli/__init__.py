@@ -82,7 +82,9 @@ def fit(
     prior: Annotated[
         str, typer.Option(help="The prior of standardised coefficients, normal(mean, sd).")
     ] = "normal(0, 2.5)",
-    covariance: Annotated[str | None, typer.Option(help="full, the default up to 500 columns, or mean-field.")] = None,
+    covariance: Annotated[
+        str | None, typer.Option(help="full, the default up to 500 columns, block, the default beyond, or mean-field.")
+    ] = None,
     weights: Annotated[str | None, typer.Option(help="A column of row weights.")] = None,
     positive: Annotated[str | None, typer.Option(help="The label of the response that counts as 1.")] = None,
     trials: Annotated[str | None, typer.Option(help="binomial: the column of the number of trials.")] = None,

@@ -1,6 +1,7 @@
 """What shape has q? Exponential families of approximate posteriors and factors."""
 
 from partita.families.base import Family, inner
+from partita.families.block_gaussian import BlockGaussian
 from partita.families.dirichlet import Dirichlet
 from partita.families.full_gaussian import FullGaussian
 from partita.families.gamma import Gamma
@@ -12,6 +13,7 @@ from partita.families.product import Product
 from partita.families.transformed import Transformed
 
 __all__ = [
+    "BlockGaussian",
     "Dirichlet",
     "Family",
     "FullGaussian",

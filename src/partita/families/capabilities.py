@@ -9,7 +9,15 @@ from jaxtyping import Array, Float, PyTree
 
 from partita.families.base import Sampler, Theta
 
-__all__ = ["IndependentGaussian", "NoisyPredictor", "Positive", "Probabilities", "Projected", "Spreading"]
+__all__ = [
+    "GroupedGaussian",
+    "IndependentGaussian",
+    "NoisyPredictor",
+    "Positive",
+    "Probabilities",
+    "Projected",
+    "Spreading",
+]
 
 
 @runtime_checkable
@@ -38,6 +46,17 @@ class IndependentGaussian(Projected, Protocol):
     """Independent Gaussians, one per parameter."""
 
     variance: Theta
+
+
+@runtime_checkable
+class GroupedGaussian(Projected, Protocol):
+    """A Gaussian over one vector, in groups of parameters that are independent of one another."""
+
+    independent_groups: int
+    sd: Float[Array, " d"]
+
+    def matrix(self) -> Float[Array, "d d"]:
+        """Its precision matrix."""
 
 
 @runtime_checkable

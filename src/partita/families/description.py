@@ -1,6 +1,7 @@
 """A family's structure as JSON, so that a file of natural parameters can be read without a template."""
 
 import dataclasses
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +35,8 @@ def _described(node: Any) -> Mapping[str, Any]:
         return {type(node).__name__: [_described(value) for value in node]}
     if node is None:
         return {"none": True}
+    if isinstance(node, int):
+        return {"whole": node}
     return {"shape": list(np.shape(node)), "dtype": np.dtype(jnp.result_type(node)).str}
 
 
@@ -62,4 +65,6 @@ def _template(node: Mapping[str, Any]) -> Any:
         return (tuple if kind == "tuple" else list)(_template(part) for part in value)
     if kind == "none":
         return None
+    if kind == "whole":
+        return operator.index(value)
     return jnp.zeros(tuple(value), dict(rest)["dtype"])

@@ -10,11 +10,12 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Key, Real
 
 from partita.errors import SettingsError
 from partita.families.base import Theta, finite, floating
+from partita.families.capabilities import Spreading
 from partita.families.gaussian import LOG_2PI, Gaussian, Moments, Standard, Unconstrained, check_vector, zeros_of
 from partita.families.layout import Layout
 from partita.inputs import check_finite_number, described
 
-__all__ = ["FullGaussian", "symmetric"]
+__all__ = ["FullGaussian", "drawn", "symmetric"]
 
 
 class _CorrelatedSampler(eqx.Module):
@@ -25,9 +26,7 @@ class _CorrelatedSampler(eqx.Module):
     layout: Layout = eqx.field(static=True)
 
     def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Theta:
-        noise = jax.random.normal(key, (*shape, self.mean.size), self.mean.dtype)
-        drawn = self.spread(noise.reshape(-1, noise.shape[-1]))
-        return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), drawn)
+        return drawn(self, key, shape)
 
     def spread(self, noise: Float[Array, "s d"]) -> Theta:
         away = jsp.linalg.solve_triangular(self.cholesky, noise.T, lower=True, trans="T").T
@@ -173,6 +172,29 @@ class FullGaussian(Gaussian):
     def project(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         check_vector(self.mean)
         return x @ self._vector_mean(), jnp.sum((x @ self.covariance) * x, axis=-1)
+
+    @property
+    def independent_groups(self) -> int:
+        return 1
+
+    def times(self, vector: Float[Array, " d"]) -> Float[Array, " d"]:
+        return self.precision @ vector
+
+    def matrix(self) -> Float[Array, "d d"]:
+        return self.precision
+
+    def cut(self, matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
+        return matrix
+
+    def gram(self, x: Float[Array, "n d"], rows: Float[Array, " n"]) -> Float[Array, "d d"]:
+        return ((x * rows[:, None].astype(x.dtype)).T @ x).astype(rows.dtype)
+
+
+def drawn(sampler: Spreading, key: Key[Array, ""], shape: tuple[int, ...]) -> Theta:
+    """Draws with leading axes `shape` of a Gaussian over one vector, or a θ that is raveled into one."""
+    noise = jax.random.normal(key, (*shape, sampler.mean.size), sampler.mean.dtype)
+    found = sampler.spread(noise.reshape(-1, noise.shape[-1]))
+    return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), found)
 
 
 def symmetric(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from partita.errors import DataError, InputError, SettingsError
@@ -77,6 +78,32 @@ class Gaussian(Family):
     @abc.abstractmethod
     def project(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         """Mean and variance of the linear predictor xᵀθ of each row."""
+
+    @property
+    @abc.abstractmethod
+    def covariance(self) -> Float[Array, "d d"]:
+        """The covariance of the raveled θ."""
+
+    @property
+    @abc.abstractmethod
+    def independent_groups(self) -> int:
+        """How many groups of parameters are independent of one another: 1 where all covariances are free."""
+
+    @abc.abstractmethod
+    def times(self, vector: Float[Array, " d"]) -> Float[Array, " d"]:
+        """Λ times a vector, where θ is one."""
+
+    @abc.abstractmethod
+    def matrix(self) -> Float[Array, "d d"]:
+        """Λ as a matrix, where θ is a vector."""
+
+    @abc.abstractmethod
+    def cut(self, matrix: Float[Array, "d d"]) -> PyTree:
+        """Those elements of a matrix that `precision` holds, and in its form, where θ is a vector."""
+
+    @abc.abstractmethod
+    def gram(self, x: Float[Array, "n d"], rows: Float[Array, " n"]) -> PyTree:
+        """The same of Σ_n rows_n x_n x_nᵀ."""
 
     @abc.abstractmethod
     def sampler(self) -> Spreading: ...
@@ -235,6 +262,26 @@ class MeanFieldGaussian(Gaussian):
     def project(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         check_vector(self.precision)
         return x @ self.mean, jnp.sum(jnp.square(x) * self.variance, axis=-1)
+
+    @property
+    def covariance(self) -> Float[Array, "d d"]:
+        return jnp.diag(ravel_pytree(self.variance)[0])
+
+    @property
+    def independent_groups(self) -> int:
+        return sum(leaf.size for leaf in jax.tree.leaves(self.precision))
+
+    def times(self, vector: Float[Array, " d"]) -> Float[Array, " d"]:
+        return self.precision * vector
+
+    def matrix(self) -> Float[Array, "d d"]:
+        return jnp.diag(self.precision)
+
+    def cut(self, matrix: Float[Array, "d d"]) -> Float[Array, " d"]:
+        return jnp.diagonal(matrix)
+
+    def gram(self, x: Float[Array, "n d"], rows: Float[Array, " n"]) -> Float[Array, " d"]:
+        return jnp.sum(jnp.square(x) * rows[:, None], axis=0)
 
 
 def _keys(key: Key[Array, ""], tree: PyTree) -> PyTree:

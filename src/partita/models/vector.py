@@ -12,6 +12,7 @@ from partita.data.table import OffsetTable, Table
 from partita.expectations import Expectation, PredictorQuadrature
 from partita.expectations.capabilities import Rows
 from partita.families import Family
+from partita.families.capabilities import IndependentGaussian
 from partita.families.gaussian import Standard, check_vector, gaussian
 from partita.models.base import Model, check_finite, check_table
 
@@ -73,9 +74,11 @@ class VectorRegression(Model):
         return PredictorQuadrature().responses(self, q, OffsetTable(x, jnp.zeros(len(x), x.dtype), known))
 
     def standard(self, q: Family) -> Standard:
-        standard = gaussian(q).standard()
-        check_vector(standard.mean)
-        return standard
+        member = gaussian(q)
+        check_vector(member.mean)
+        if isinstance(member, IndependentGaussian):
+            return Standard(member.mean, member.variance)
+        return Standard(member.mean, member.covariance)
 
     def predictors(
         self, standard: Standard, datum: Table | OffsetTable

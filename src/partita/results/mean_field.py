@@ -1,4 +1,4 @@
-"""Are the standard deviations of independent coefficients too small beside correlated columns?"""
+"""Are the standard deviations of coefficients that are independent, or so in blocks, too small?"""
 
 import dataclasses
 import functools
@@ -9,13 +9,13 @@ from jaxtyping import Float
 
 from partita.expectations.capabilities import CurvedInTable
 from partita.families import Family
-from partita.families.capabilities import IndependentGaussian
+from partita.families.capabilities import GroupedGaussian
 from partita.models import Model
 
-__all__ = ["MAX_COLUMNS", "MeanFieldCheck", "independent", "ratios"]
+__all__ = ["MAX_COLUMNS", "MeanFieldCheck", "grouped", "ratios"]
 
-MAX_COLUMNS = 300
-"""The largest number of columns whose full covariance is looked at."""
+MAX_COLUMNS = 2_500
+"""The largest number of columns whose full covariance is looked at; it takes about as long as a step of Newton's."""
 _LIMIT = 1.2
 """How many times as large, or as small, a standard deviation may be with full covariance before it is told."""
 _NAMED = 3
@@ -44,11 +44,11 @@ class MeanFieldCheck:
         """What was found; the rows it was found from stay where they are."""
         return {"compare": _unknown, "found": self.found}
 
-    def sentence(self, names: Sequence[str], remedy: str) -> str:
+    def sentence(self, names: Sequence[str], remedy: str, of: str = "independent coefficients") -> str:
         """A sentence where some standard deviation differs by more than 20%, or that it is not known; or nothing."""
         if self.found is None:
             return (
-                "The standard deviations are of independent coefficients, and too small beside correlated columns, "
+                f"The standard deviations are of {of}, and too small beside correlated columns, "
                 f"which could not be checked here: {remedy}."
             )
         apart = np.abs(np.log(self.found))
@@ -58,7 +58,7 @@ class MeanFieldCheck:
         worst = np.argsort(-apart, kind="stable")[: min(far, _NAMED)]
         each = ", ".join(f"that of {names[j]} is {self.found[j]:.3g} times as large" for j in worst)
         more = f", and {far - len(worst)} more differ by over 20%" if far > len(worst) else ""
-        return f"The standard deviations are of independent coefficients; with full covariance {each}{more}: {remedy}."
+        return f"The standard deviations are of {of}; with full covariance {each}{more}: {remedy}."
 
 
 def ratios(precision: Float[np.ndarray, "d d"], sd: _Ratios) -> _Ratios | None:
@@ -79,7 +79,9 @@ def ratios(precision: Float[np.ndarray, "d d"], sd: _Ratios) -> _Ratios | None:
     return np.where(wider > _LIMIT, found, 1.0) if np.isfinite(found).all() else None
 
 
-def independent(model: Model, member: Family) -> IndependentGaussian | None:
-    """The coefficients of a linear predictor under a member, if there are any and they are independent Gaussians."""
+def grouped(model: Model, member: Family) -> GroupedGaussian | None:
+    """The coefficients of a linear predictor under a member, if they are Gaussian, in groups that are independent."""
     coefficients = model.coefficients(member) if isinstance(model, CurvedInTable) else None
-    return coefficients if isinstance(coefficients, IndependentGaussian) else None
+    if isinstance(coefficients, GroupedGaussian) and coefficients.independent_groups > 1:
+        return coefficients
+    return None

@@ -33,7 +33,7 @@ from partita.io.archive import understood
 from partita.models import Model
 from partita.models.base import check_finite
 from partita.numerics.compiled import Compiled
-from partita.results.mean_field import MeanFieldCheck, independent
+from partita.results.mean_field import MeanFieldCheck, grouped
 from partita.results.posterior_file import load_posterior, save_posterior
 from partita.results.summary import Summary
 
@@ -184,10 +184,13 @@ class Posterior:
         It names the coefficients whose standard deviation would differ by more than 20% with full covariance. The
         clients' rows are looked at when this is first asked for.
         """
-        coefficients = independent(self.model, self.q)
-        if coefficients is None or len(coefficients.precision) < 2:
+        coefficients = grouped(self.model, self.q)
+        if coefficients is None:
             return ""
-        return self.mean_field.sentence(self._named(names), remedy)
+        groups = coefficients.independent_groups
+        alone = groups == coefficients.sd.size
+        of = "independent coefficients" if alone else f"coefficients in {groups} independent blocks"
+        return self.mean_field.sentence(self._named(names), remedy, of)
 
     def _named(self, names: Sequence[str] | None) -> Sequence[str]:
         """The names that are given or known, or else a name for every parameter from its place in θ."""

@@ -6,30 +6,30 @@ from jaxtyping import Float
 from partita.engines.base import Engine
 from partita.expectations.capabilities import CurvedInTable
 from partita.models import Model
-from partita.results.mean_field import MAX_COLUMNS, MeanFieldCheck, independent, ratios
+from partita.results.mean_field import MAX_COLUMNS, MeanFieldCheck, grouped, ratios
 from partita.server.state import State
 
 __all__ = ["mean_field_check"]
 
 
 def mean_field_check(model: Model, engine: Engine, state: State, temperature: float) -> MeanFieldCheck:
-    """The check of a posterior whose coefficients are independent.
+    """The check of a posterior whose coefficients are independent, or so in blocks.
 
     At the optimum of mean field the precisions are the diagonal of Λ = Λ_prior + Σ_n c_n x_n x_nᵀ, with the expected
-    curvatures c_n of the rows; with full covariance Λ is the precision. What a client that has left said of its
-    rows is in its factor.
+    curvatures c_n of the rows, and in blocks its blocks; with full covariance Λ is the precision. What a client that
+    has left said of its rows is in its factor.
     """
 
     def compare() -> Float[np.ndarray, " d"] | None:
-        q = independent(model, state.posterior)
-        if not isinstance(model, CurvedInTable) or q is None or len(q.precision) > MAX_COLUMNS:
+        q = grouped(model, state.posterior)
+        if not isinstance(model, CurvedInTable) or q is None or q.sd.size > MAX_COLUMNS:
             return None
         curvature = engine.curvature(model, state.posterior, state.inactive_names)
         if curvature is None:
             return None
         kept = [state.factors[k].natural for k in np.flatnonzero(state.inactive)]
-        parts = [independent(model, each) for each in (state.current_prior, *kept)]
-        own = sum(np.asarray(part.precision, float) for part in parts if part is not None)
-        return ratios(np.diag(own) + curvature / temperature, np.sqrt(np.asarray(q.variance, float)))
+        parts = [grouped(model, each) for each in (state.current_prior, *kept)]
+        own = sum(np.asarray(part.matrix(), float) for part in parts if part is not None)
+        return ratios(own + curvature / temperature, np.asarray(q.sd, float))
 
     return MeanFieldCheck(compare)

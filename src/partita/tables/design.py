@@ -128,15 +128,25 @@ class Design:
 
     def named(self) -> Self:
         """The same with the names of the matrix's columns, which follow from kinds and levels."""
+        marked = (factor.text for factor in self.marked)
+        return dataclasses.replace(self, names=(*map(str, self._example().columns), *marked))
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The number of columns of each term, in the order of the matrix."""
+        slices = self._example().model_spec.term_slices.values()
+        found = (columns.stop - columns.start for columns in slices)
+        return (*(width for width in found if width), *(1 for _ in self.marked))
+
+    def _example(self) -> Any:
+        """The terms' columns for a row of zeros and reference levels."""
         values = {
             factor.text: pandas.Categorical(self.levels(factor)[:1], self.levels(factor))
             if self.is_category(factor)
             else self._encoded(factor, np.zeros(1))
             for factor in self.formula.factors
         }
-        found = self._materialised(values, 1)
-        marked = (factor.text for factor in self.marked)
-        return dataclasses.replace(self, names=(*map(str, found.columns), *marked))
+        return self._materialised(values, 1)
 
     def scaled(self, columns: Sequence[Moments]) -> Self:
         """The same with the scales of its columns, given the moments of each."""

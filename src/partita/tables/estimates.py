@@ -13,7 +13,8 @@ from scipy import stats
 from partita.data.shard import Partition
 from partita.errors import SettingsError, unknown
 from partita.expectations.capabilities import CurvedInTable, ShiftedResponse, offered
-from partita.families import Family, FullGaussian
+from partita.families import Family
+from partita.families.gaussian import gaussian
 from partita.results.mean_field import MeanFieldCheck
 from partita.server.run import Result
 from partita.server.stopping import Status
@@ -122,7 +123,8 @@ class Estimates:
             notes.append(f"The prior shapes {few}: the data tell little, as with separation or few rows.")
         remedy = 'use covariance="full"'
         caveat = self.result.posterior.caveat(self.names, remedy)
-        if not isinstance(self.result.posterior.model, CurvedInTable) and not isinstance(self.prior, FullGaussian):
+        blocks = gaussian(self.prior).independent_groups
+        if not isinstance(self.result.posterior.model, CurvedInTable) and blocks > 1:
             caveat = MeanFieldCheck().sentence(self.names, remedy)
         if caveat:
             notes.append(caveat)
@@ -230,8 +232,7 @@ class Estimates:
     def vector(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
         """Mean and covariance of the standardised columns' coefficients."""
         with enable_x64(True):
-            covariance = q.covariance if isinstance(q, FullGaussian) else np.diag(np.asarray(q.moments()[1]) ** 2)
-            return np.asarray(q.moments()[0]), np.asarray(covariance)
+            return np.asarray(q.moments()[0]), np.asarray(gaussian(q).covariance)
 
     def _one(self, q: Family, place: int) -> tuple[float, float]:
         mean, covariance = self._own(q)

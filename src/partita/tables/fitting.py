@@ -62,8 +62,8 @@ def fit(
         sites: the column that says whose each row is; without it all rows are one site.
         prior: of the coefficients of standardised columns, "normal(mean, sd)"; the intercept's is normal(0, 10), or
             wider if this one is. For a Gaussian response in units of its sd.
-        covariance: "full", the default up to 500 columns, or "mean-field", whose sds are too small where columns are
-            correlated.
+        covariance: "full", the default up to 500 columns, "block", the default beyond, which ignores correlation
+            across blocks of about 200 columns, or "mean-field", whose sds are too small where columns are correlated.
         weights: a column of row weights.
         positive: the label of a binary response that counts as 1.
         trials: of a binomial response, the column of the number of trials.

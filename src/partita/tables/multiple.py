@@ -10,14 +10,13 @@ import numpy as np
 from jax import enable_x64
 from jaxtyping import Float
 
-from partita.families import Family
+from partita.families import Family, FullGaussian
 from partita.tables.contrast import Effect, contrast_of
 from partita.tables.estimates import Estimates
 from partita.tables.export import fit_to_csv
 from partita.tables.fit import Fit
 from partita.tables.forest import draw_forest, saved
 from partita.tables.imputation import Combined, combined
-from partita.tables.spec import gaussian_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +47,7 @@ class ImputedFit(Estimates):
     def q(self) -> Family:
         together = self._together
         with enable_x64(True):
-            return gaussian_of(self.spec.covariance, together.mean, together.covariance)
+            return FullGaussian.from_mean_covariance(together.mean, together.covariance)
 
     @functools.cached_property
     def _together(self) -> Combined:

@@ -19,13 +19,13 @@ from partita.data.columns import Moments
 from partita.data.shard import Partition, federate
 from partita.data.table import OffsetTable, Table
 from partita.errors import DataError, SettingsError
-from partita.families import Family, FullGaussian, Gaussian, MeanFieldGaussian
+from partita.families import BlockGaussian, Family, FullGaussian, MeanFieldGaussian
 from partita.inputs import check_choice, check_kind, described
 from partita.io.settings import build
 from partita.models import Model
 from partita.server.method import Method
 from partita.tables.agreement import Agreement
-from partita.tables.constants import Constant
+from partita.tables.blocks import block_sizes
 from partita.tables.design import INTERCEPT, Design
 from partita.tables.formula import Formula, parsed
 from partita.tables.likelihoods import Likelihood, likelihood
@@ -33,17 +33,34 @@ from partita.tables.reading import Site
 from partita.tables.response import Declared, Response
 from partita.tables.units import Units
 
-__all__ = ["POLICIES", "Settings", "Spec", "gaussian_of"]
+__all__ = ["POLICIES", "Settings", "Spec"]
 
 POLICIES = ("drop", "mean")
 """What may be done about missing predictors: drop their rows, or take the mean, and mark it in a column."""
 
-_FAMILIES: Mapping[str, Callable[[np.ndarray, np.ndarray], Gaussian]] = {
-    "full": FullGaussian.from_mean_covariance,
-    "mean-field": lambda mean, variance: MeanFieldGaussian.from_mean_sd(mean, np.sqrt(np.diag(variance))),
+_Vector = Float[np.ndarray, " d"]
+
+
+def _full(mean: _Vector, sd: _Vector, widths: Sequence[int]) -> Family:
+    return FullGaussian.from_mean_covariance(mean, np.diag(sd**2))
+
+
+def _block(mean: _Vector, sd: _Vector, widths: Sequence[int]) -> Family:
+    return BlockGaussian.from_mean_sd(mean, sd, block_sizes(widths))
+
+
+def _mean_field(mean: _Vector, sd: _Vector, widths: Sequence[int]) -> Family:
+    return MeanFieldGaussian.from_mean_sd(mean, sd)
+
+
+_FAMILIES: Mapping[str, Callable[[_Vector, _Vector, Sequence[int]], Family]] = {
+    "full": _full,
+    "block": _block,
+    "mean-field": _mean_field,
 }
+"""A prior of each form of the covariance, given mean and sd of every coefficient."""
 _MOST_FULL = 500
-"""The largest number of columns for which a full covariance is the default."""
+"""The largest number of columns for which a full covariance is the default; beyond it is one of blocks."""
 _MANY_ROWS = 50_000
 """Above so many rows padding sites to one length would take longer than compiling for several lengths."""
 _AUTOMATIC = "automatic"
@@ -202,7 +219,7 @@ class Spec:
         """The form of the covariance."""
         if self.settings.covariance != _AUTOMATIC:
             return self.settings.covariance
-        return "full" if len(self.units.parameters) <= _MOST_FULL else "mean-field"
+        return "full" if len(self.units.parameters) <= _MOST_FULL else "block"
 
     def table(self, site: Site) -> Table | OffsetTable:
         """A site's rows as numbers."""
@@ -250,8 +267,12 @@ class Spec:
         The intercept's is wide, as a base rate may be small.
         """
         chosen, response = self.settings.likelihood, self.response
-        names = self.design.names * len(chosen.classes(response))
-        return _prior(*_normal(self.settings.prior), self.covariance, names, chosen.constants(response))
+        mean, sd = _normal(self.settings.prior)
+        classes, constants = len(chosen.classes(response)), chosen.constants(response)
+        own = np.array([name == INTERCEPT for name in self.design.names] * classes)
+        means = np.append(np.where(own, 0.0, mean), [constant.mean for constant in constants])
+        sds = np.append(np.where(own, max(sd, _INTERCEPT_SD), sd), [constant.sd for constant in constants])
+        return _FAMILIES[self.covariance](means, sds, self.design.widths * classes + (1,) * len(constants))
 
     def to_dict(self) -> dict[str, Any]:
         """The spec as lists, texts and numbers, for JSON."""
@@ -281,15 +302,3 @@ def _number(text: str) -> str | float:
         return float(text)
     except ValueError:
         return text
-
-
-def _prior(mean: float, sd: float, covariance: str, names: Sequence[str], constants: Sequence[Constant]) -> Family:
-    own = np.array([name == INTERCEPT for name in names])
-    means = np.append(np.where(own, 0.0, mean), [constant.mean for constant in constants])
-    sds = np.append(np.where(own, max(sd, _INTERCEPT_SD), sd), [constant.sd for constant in constants])
-    return gaussian_of(covariance, means, np.diag(sds**2))
-
-
-def gaussian_of(covariance: str, mean: Float[np.ndarray, " d"], variance: Float[np.ndarray, "d d"]) -> Gaussian:
-    """The Gaussian with this mean and variance, as far as this form of the covariance has it."""
-    return _FAMILIES[covariance](mean, variance)

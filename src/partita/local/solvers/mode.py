@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from partita.errors import SettingsError
 from partita.families import Gaussian
@@ -13,7 +13,7 @@ from partita.families.gaussian import check_vector, gaussian
 from partita.local.objective import Problem
 from partita.local.solvers.base import Progress, length, running
 from partita.local.solvers.fixed_point import FixedPoint
-from partita.local.solvers.newton import times, with_precision
+from partita.local.solvers.newton import with_precision
 from partita.numerics.trees import where
 
 __all__ = ["ModeFixedPoint"]
@@ -78,7 +78,7 @@ class _Climb(NamedTuple):
     tries: Int[Array, ""]
 
 
-def _mode(problem: Problem, q: Gaussian) -> tuple[Float[Array, " d"], Array]:
+def _mode(problem: Problem, q: Gaussian) -> tuple[Float[Array, " d"], PyTree]:
     """The mode of context and rows, climbed to from the mean of q, and the precision of q's kind there.
 
     A try that lowers the density is halved; after one that does not, the next direction follows from the same
@@ -88,7 +88,7 @@ def _mode(problem: Problem, q: Gaussian) -> tuple[Float[Array, " d"], Array]:
 
     def log_density(theta: Float[Array, " d"]) -> Float[Array, ""]:
         rows = jax.vmap(problem.model.log_density, in_axes=(None, 0))(theta, problem.shard.data)
-        pulled = theta @ context.precision_mean - theta @ times(context.precision, theta) / 2
+        pulled = theta @ context.precision_mean - theta @ context.times(theta) / 2
         return problem.weight * (problem.shard.weights @ rows) + pulled
 
     def evaluated(theta: Float[Array, " d"]) -> tuple[Float[Array, ""], Float[Array, " d"], Float[Array, "d d"]]:
@@ -118,5 +118,4 @@ def _mode(problem: Problem, q: Gaussian) -> tuple[Float[Array, " d"], Array]:
     far, still = jnp.asarray(jnp.inf, mean.dtype), jnp.zeros_like(mean)
     first = _Climb(mean, -far, jnp.zeros((len(mean),) * 2, mean.dtype), still, jnp.ones_like(far), far, jnp.asarray(0))
     found = jax.lax.while_loop(go_on, step, first)
-    precision = -found.hessian
-    return found.at, precision if q.precision.ndim == 2 else jnp.diagonal(precision)
+    return found.at, q.cut(-found.hessian)

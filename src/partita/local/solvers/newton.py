@@ -8,14 +8,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
+from partita.data.shard import Shard
 from partita.errors import SettingsError
 from partita.expectations import Derivatives
 from partita.expectations.blocks import Block, over_blocks
 from partita.expectations.capabilities import LinearInTable
 from partita.families import Family, Gaussian
-from partita.families.full_gaussian import symmetric
+from partita.families.capabilities import IndependentGaussian
 from partita.families.gaussian import Standard, gaussian
 from partita.inputs import check_whole
 from partita.local.objective import Problem
@@ -35,7 +36,6 @@ __all__ = [
     "times",
     "with_precision",
 ]
-
 Path = Callable[[Float[Array, ""]], Family]
 """Maps a step size (1 for the full step) to a member; the free energy rises for small step sizes."""
 
@@ -57,17 +57,21 @@ class Newton(Solver):
     For a log-concave likelihood the local free energy and its quadrature are jointly concave in means and standard
     deviations; updating the two alternately converges slowly if some predictors have a large variance. With a full
     covariance the correlations are fixed during such a step and then updated by a natural-gradient step of the
-    precision. The Hessian dominates the cost and hardly changes near the optimum: it is reused while steps are below
-    1 nat and shrink at least tenfold.
+    precision. With many parameters the Hessian is that of the means alone, a quarter of the numbers, and the precision
+    follows by natural-gradient steps, whatever its form. The Hessian dominates the cost and hardly changes near the
+    optimum: it is reused while steps are below 1 nat and shrink at least tenfold.
     """
 
     max_steps: int = 50
     tolerance: float | None = 1e-6
     """Stops after a step that moves q by less than this, in nats of KL."""
     halvings: int = eqx.field(static=True, default=30)
+    together: int = eqx.field(static=True, default=500)
+    """With more parameters than these the steps are in means alone, and then in the precision."""
 
     def __check_init__(self) -> None:
         check_whole("number of halvings", self.halvings)
+        check_whole("number of parameters to move together", self.together, 0)
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         """Starts from q, or from a Laplace approximation at its mean if that has a higher free energy.
@@ -84,15 +88,15 @@ class Newton(Solver):
             return line_search(problem, q, progress.free_energy, lambda _: laplace, 1, key)
 
         found = jax.lax.cond(jnp.mean(spread) > 1, tight, lambda: unmoved(q, progress.free_energy))
-        size, dtype = 2 * len(q.precision), q.precision.dtype
+        size, dtype = q.precision_mean.size * (1 + self._is_joint(q)), q.precision_mean.dtype
         memory = Memory(jnp.eye(size, dtype=dtype), jnp.asarray(jnp.inf, dtype), jnp.asarray(True))
         return Progress(found.q, found.free_energy, progress.outcome, memory)
 
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         q, memory = gaussian(progress.q), progress.memory
-        path, factor = mean_and_scale(q, problem, memory)
+        path, factor = (mean_and_scale if self._is_joint(q) else _mean_alone)(q, problem, memory)
         found = line_search(problem, q, progress.free_energy, lambda trial: path(0.5**trial), self.halvings, key)
-        if q.precision.ndim == 2:
+        if not (self._is_joint(q) and isinstance(q, IndependentGaussian)):
             turn, value = correlations(gaussian(found.q), problem), found.free_energy
             then = line_search(problem, found.q, value, lambda trial: turn(0.5**trial), self.halvings, key)
             trials = jnp.maximum(found.trials, then.trials)
@@ -102,6 +106,10 @@ class Newton(Solver):
         outcome = jnp.where((outcome == Outcome.STALLED) & ~memory.stale, Outcome.RUNNING, outcome)
         slow = (moved > 1) | (moved > 0.1 * memory.moved) | ~found.rose
         return Progress(found.q, found.free_energy, outcome, Memory(factor, moved, slow))
+
+    def _is_joint(self, q: Gaussian) -> bool:
+        """Whether means and standard deviations are moved together, by one Hessian."""
+        return bool(q.precision_mean.size <= self.together)
 
 
 def linear_start(problem: Problem, who: str, instead: str) -> Gaussian:
@@ -119,7 +127,7 @@ def mean_and_scale(q: Gaussian, problem: Problem, memory: Memory) -> tuple[Path,
     """
     mean, sd, correlation = scales(q)
     context = gaussian(problem.context.natural)
-    pull = context.precision if correlation is None else context.precision * correlation
+    pull = context.precision if correlation is None else context.matrix() * correlation
 
     def slopes(block: Block) -> tuple[tuple[Array, Array], Derivatives, Array]:
         scaled = block.data.x * sd
@@ -140,12 +148,12 @@ def mean_and_scale(q: Gaussian, problem: Problem, memory: Memory) -> tuple[Path,
         return first, (gram(low, rows.mean_mean, low), across, within)
 
     def gradient(by_mean: Array, by_sd: Array) -> Float[Array, " p"]:
-        by_mean = by_mean + context.precision_mean - times(context.precision, mean)
+        by_mean = by_mean + context.precision_mean - context.times(mean)
         return jnp.concatenate([by_mean, by_sd - times(pull, sd) + 1 / sd])
 
     def restart() -> tuple[Float[Array, " p"], Float[Array, "p p"]]:
         first, (mean_mean, mean_sd, sd_sd) = over_blocks(slopes_and_curvatures, problem.shard)
-        mean_mean = mean_mean - matrix(context.precision)
+        mean_mean = mean_mean - context.matrix()
         sd_sd = sd_sd - matrix(pull) - jnp.diag(1 / sd**2)
         return gradient(*first), _positive_factor(-jnp.block([[mean_mean, mean_sd], [mean_sd.T, sd_sd]]))
 
@@ -159,46 +167,81 @@ def mean_and_scale(q: Gaussian, problem: Problem, memory: Memory) -> tuple[Path,
     def path(size: Float[Array, ""]) -> Family:
         change = size * of_sd
         moved = sd * jnp.where(change > 0, 1 + change, jnp.exp(jnp.minimum(change, 0)))
-        variance = jnp.square(moved) if correlation is None else jnp.outer(moved, moved) * correlation
+        variance = jnp.square(moved) if correlation is None else q.cut(jnp.outer(moved, moved) * correlation)
         return q.with_standard(Standard(mean + size * of_mean, variance))
 
     return path, factor
 
 
+def _mean_alone(q: Gaussian, problem: Problem, memory: Memory) -> tuple[Path, Float[Array, "p p"]]:
+    """The Newton step in means with a fixed covariance, and the Hessian's factor."""
+    mean, context = q.standard().mean, gaussian(problem.context.natural)
+    predictors = _with_predictors(problem, *q.project(problem.shard.data.x))
+
+    def slopes(block: Block) -> tuple[Array, Derivatives, Array]:
+        table, centre, spread = block.data
+        rows = derivatives(problem, block._replace(data=table), centre, spread)
+        return rows.mean @ table.x, rows, table.x
+
+    def slopes_and_curvatures(block: Block) -> tuple[Array, Array]:
+        first, rows, x = slopes(block)
+        low = x.astype(jnp.float32)
+        return first, gram(low, rows.mean_mean, low)
+
+    def restart() -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
+        first, second = over_blocks(slopes_and_curvatures, predictors)
+        return first, _positive_factor(context.matrix() - second)
+
+    def again() -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
+        return over_blocks(lambda block: slopes(block)[0], predictors), memory.factor
+
+    slope, factor = jax.lax.cond(memory.stale, restart, again)
+    step = jsp.linalg.cho_solve((factor, True), slope + context.precision_mean - context.times(mean))
+    return lambda size: dataclasses.replace(q, precision_mean=q.times(mean + size * step)), factor
+
+
 def correlations(q: Gaussian, problem: Problem) -> Path:
     """The natural-gradient step of the precision around a fixed mean."""
     target = _optimal_precision(q, problem, *q.project(problem.shard.data.x))
-    return lambda size: with_precision(q, q.standard().mean, q.precision + size * (target - q.precision))
+
+    def path(size: Float[Array, ""]) -> Family:
+        between = jax.tree.map(lambda old, new: old + size * (new - old), q.precision, target)
+        return with_precision(q, q.standard().mean, between)
+
+    return path
 
 
-def _optimal_precision(q: Gaussian, problem: Problem, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Array:
+def _optimal_precision(q: Gaussian, problem: Problem, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> PyTree:
     """The optimal precision if the expected curvatures stayed as under predictors with this mean and variance."""
-    predictors = dataclasses.replace(problem.shard, data=(problem.shard.data, mean, variance))
 
-    def sums(block: Block) -> Array:
+    def sums(block: Block) -> PyTree:
         table, mean, variance = block.data
-        rows = derivatives(problem, block._replace(data=table), mean, variance)
-        if q.precision.ndim == 1:
-            return jnp.sum(jnp.square(table.x) * rows.variance[:, None], axis=0)
-        return gram(table.x, rows.variance, table.x)
+        return q.gram(table.x, derivatives(problem, block._replace(data=table), mean, variance).variance)
 
-    curvature = -2 * over_blocks(sums, predictors)
-    precision = gaussian(problem.context.natural).precision + curvature
-    return precision if precision.ndim == 1 else symmetric(precision)
+    total = over_blocks(sums, _with_predictors(problem, mean, variance))
+    context = gaussian(problem.context.natural)
+    precision = jax.tree.map(lambda own, curvature: own - 2 * curvature, context.precision, total)
+    return dataclasses.replace(q, precision=precision).symmetrised().precision
+
+
+def _with_predictors(problem: Problem, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Shard:
+    """The rows with the mean and the variance of each one's predictor."""
+    return dataclasses.replace(problem.shard, data=(problem.shard.data, mean, variance))
 
 
 def scales(q: Gaussian) -> tuple[Float[Array, " d"], Float[Array, " d"], Float[Array, "d d"] | None]:
     """Mean, standard deviations and, where the family has them, correlations."""
-    mean, variance = q.standard()
-    if variance.ndim == 1:
-        return mean, jnp.sqrt(variance), None
-    sd = jnp.sqrt(jnp.diagonal(variance))
-    return mean, sd, variance / jnp.outer(sd, sd)
+    if isinstance(q, IndependentGaussian):
+        return q.mean, jnp.sqrt(q.variance), None
+    covariance = q.covariance
+    sd = jnp.sqrt(jnp.diagonal(covariance))
+    return q.standard().mean, sd, covariance / jnp.outer(sd, sd)
 
 
-def with_precision(q: Gaussian, mean: Float[Array, " d"], precision: Array) -> Gaussian:
+def with_precision(q: Gaussian, mean: Float[Array, " d"], precision: PyTree) -> Gaussian:
     """The member of q's family with this mean and precision."""
-    return dataclasses.replace(q, precision_mean=times(precision, mean), precision=precision)
+    member = dataclasses.replace(q, precision=precision)
+    return dataclasses.replace(member, precision_mean=member.times(mean))
 
 
 def times(precision: Array, vector: Float[Array, " d"]) -> Float[Array, " d"]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from partita.data.shard import Shard
+from partita.errors import SettingsError
 from partita.expectations.blocks import BLOCK, Block, over_blocks
 from partita.expectations.capabilities import LinearPredictor, offered
 from partita.families import Gaussian
@@ -188,6 +189,8 @@ class PowerEP(Solver):
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         q, rows = linear_start(problem, "Power EP", "use MomentMatching or AlphaDivergence"), len(problem.shard.weights)
+        if q.precision.ndim > 2:
+            raise SettingsError("Power EP has no sites in blocks of parameters: use a FullGaussian as the prior.")
         if self.in_turn:
             q = where(problem.bounded(), problem.context.natural, q)
         mean = q.precision_mean
