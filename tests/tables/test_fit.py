@@ -236,3 +236,12 @@ def test_the_page_shows_what_is_printed(capsys):
     program, shown = (block.text for block in blocks(ROOT / "docs" / "fit.md") if block.language in ("python", "text"))
     exec(program, {})
     assert shown.rstrip() in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_readme_shows_what_is_printed():
+    """On the bundled table, as `partita example` writes it."""
+    shown = next(block.text for block in blocks(ROOT / "README.md") if block.language == "text")
+    formula = shown.split("   (")[0]
+    table = pt.datasets.adult_table()
+    assert shown.rstrip() == pt.fit(formula, table, family="bernoulli", sites="workclass").table()
