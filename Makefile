@@ -40,6 +40,7 @@ bench:
 	$(PYTHON) benchmarks/network_step.py
 	$(PYTHON) benchmarks/messages.py
 	$(PYTHON) benchmarks/power_ep.py
+	$(PYTHON) benchmarks/block.py
 
 accuracy:
 	$(PYTHON) benchmarks/accuracy.py --page docs/accuracy.md

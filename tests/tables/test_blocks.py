@@ -72,6 +72,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr("partita.tables.blocks._USUAL", 4)
 
 
+@pytest.mark.slow
 def test_a_fit_in_blocks_has_no_covariance_across_them_and_says_so(small_blocks):
     """A Gaussian response, whose posterior precision is known: its blocks are those of XᵀX/σ² and the prior."""
     fit = pt.fit(FORMULA, FRAME, sites="site", covariance="block")

@@ -261,8 +261,8 @@ class BlockGaussian(Gaussian):
 def _each(function: Callable[..., Any], *batches: Any) -> Any:
     """A function of every block, one after the other.
 
-    Factorisations of a batch, as `jax.vmap` would make them, were seen to wait for each other forever in XLA's pool of
-    threads (jaxlib 0.10, two cores, ten blocks of 200).
+    A run of ten blocks of 200 by `jax.vmap` was once seen to stop, with all of XLA's threads waiting (jaxlib 0.10, two
+    cores); one after the other it went through.
     """
     return jax.lax.map(lambda each: function(*each), batches)
 
