@@ -16,6 +16,7 @@ from partita.federation.beginning import agreed, beginning
 from partita.federation.client import Client
 from partita.federation.enrolment import Enrolment
 from partita.federation.loop import Loop
+from partita.federation.result import summary as result
 from partita.federation.serve import LEDGER_FILE, serve
 from partita.io import wire
 from partita.storage.ledger import Ledger
@@ -70,43 +71,89 @@ def events(folder, kind="incompatible"):
     return found.fetchall()
 
 
-FAMILIES = {
-    "gaussian": "pressure ~ age + pain",
-    "bernoulli": "ill ~ age + pressure + pain",
-    "probit": "ill ~ age + pain",
-    "poisson": "visits ~ age + pain + offset(log(pressure))",
+MORE = ("visits", "treated", "cured", "cost", "share", "severity", "days", "died")
+"""Columns of other kinds of response, beside those of the clinics."""
+
+
+def richer(seed):
+    """The rows of a clinic with more columns; times are those of all, so that all have as many episodes."""
+    generator, rows = np.random.default_rng(seed + 100), clinic(seed)
+    age = np.array([row[0] for row in rows])
+    rate = np.exp((age - 60) / 20)
+    treated = generator.integers(2, 6, len(rows))
+    columns = (
+        generator.poisson(rate) * (generator.random(len(rows)) > 0.2),
+        treated,
+        generator.binomial(treated, 0.4),
+        np.round(50 * rate * generator.gamma(2.0, size=len(rows)) + 0.01, 2),
+        np.round(generator.beta(2 * rate, 2), 3).clip(0.001, 0.999),
+        np.array(["mild", "grave", "dire"])[np.digitize(generator.logistic(size=len(rows)) + rate, [0.8, 2.0])],
+        np.round(200 * np.random.default_rng(0).exponential(size=len(rows)) + 1, 1),
+        (generator.random(len(rows)) < 0.7).astype(int),
+    )
+    return [(*row, *more) for row, more in zip(rows, zip(*columns, strict=True), strict=True)]
+
+
+CASES = {
+    "gaussian": ("pressure ~ age + pain", {"weights": "age"}),
+    "gaussian, inferred noise": ("pressure ~ age + pain", {"noise": "inferred"}),
+    "gaussian, known noise": ("pressure ~ age + pain", {"noise": "12.5"}),
+    "bernoulli": ("ill ~ age + pressure + pain", {"positive": "no"}),
+    "probit": ("ill ~ age + pain", {}),
+    "binomial": ("cured ~ age + pain", {"trials": "treated", "link": "cloglog"}),
+    "binomial, labels": ("ill ~ age + pain", {"link": "probit", "positive": "no"}),
+    "poisson": ("visits ~ age + pain + offset(log(pressure))", {}),
+    "negative_binomial": ("visits ~ age + pain", {}),
+    "zero_inflated_poisson": ("visits ~ age", {}),
+    "zero_inflated_negative_binomial": ("visits ~ age", {}),
+    "gamma": ("cost ~ age + pain", {}),
+    "beta": ("share ~ age + pain", {}),
+    "student_t": ("pressure ~ age + pain", {}),
+    "ordinal": ("severity ~ age + pain", {"levels": ["mild", "grave", "dire"]}),
+    "multinomial": ("pain ~ age + pressure", {"levels": ["some", "none", "much"]}),
+    "weibull": ("days ~ age + pain", {"event": "died"}),
+    "exponential": ("days ~ age + pain", {"event": "died"}),
+    "piecewise_exponential": ("days ~ age + pain", {"event": "died"}),
+    "piecewise_exponential, given cuts": ("days ~ age", {"event": "died", "cuts": [50, 150.5]}),
 }
-assert set(FAMILIES) == set(LIKELIHOODS)
-QUICK = ("gaussian", "poisson")
-"""With what others do not have: learned noise and row weights, and an offset."""
+assert {case.partition(",")[0] for case in CASES} == set(LIKELIHOODS)
+QUICK = ("gaussian", "multinomial", "piecewise_exponential")
+"""With what others do not have: learned noise and row weights, several predictors, and a stage for the cut points."""
 
 
 @pytest.mark.parametrize(
-    "family", [family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
 )
-def test_a_federation_equals_the_fit_of_one_table(family, tmp_path):
-    """Coefficients in own units, for every likelihood; one has offsets, and another row weights."""
-    weights = 'weights = "age"\n' if family == "gaussian" else ""
-    rows = {name: [(*row, k % 3) for k, row in enumerate(clinic(seed))] for seed, name in enumerate(NAMES)}
-    files = written(tmp_path, rows, (*COLUMNS, "visits"))
-    federation = asked(FAMILIES[family], family)
-    federation = dataclasses.replace(federation, fit=dataclasses.replace(federation.fit, weights="age" * bool(weights)))
-    (tmp_path / config.CONFIG_FILE).write_text(TOML.format(formula=FAMILIES[family], family=family).replace(
-        "\n[run]", f"{weights}\n[run]"))  # fmt: skip
-    assert config.load(tmp_path) == federation
+def test_a_federation_equals_the_fit_of_one_table(case, tmp_path):
+    """Coefficients in own units, for every likelihood and each of its settings."""
+    (formula, settings), family = CASES[case], case.partition(",")[0]
+    rows = {name: richer(seed) for seed, name in enumerate(NAMES)}
+    columns = (*COLUMNS, *MORE)
+    files = written(tmp_path, rows, columns)
+    lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
+    (tmp_path / config.CONFIG_FILE).write_text(
+        TOML.format(formula=formula, family=family).replace("\n[run]", f"{lines}\n[run]")
+    )
+    federation = config.load(tmp_path)
     serve(tmp_path, federation, Loop(clients(federation, files)))
     there = fitted(tmp_path)
-    table = {column: [row[k] for name in NAMES for row in rows[name]] for k, column in enumerate((*COLUMNS, "visits"))}
+    table = {column: [row[k] for name in NAMES for row in rows[name]] for k, column in enumerate(columns)}
     table["clinic"] = np.repeat(NAMES, 30)
-    here = pt.fit(FAMILIES[family], table, family=family, sites="clinic", weights="age" if weights else None)
+    here = pt.fit(formula, table, family=family, sites="clinic", **settings)
     np.testing.assert_allclose(there.mean, here.mean, rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(there.covariance, here.covariance, rtol=1e-7, atol=1e-12)
     assert there.table() == here.table()
-    for part, numbers in there.by_site("age")["north"].items():
-        assert numbers == pytest.approx(here.by_site("age")["north"][part], rel=1e-6)
+    place = here.names[-1]
+    for part, numbers in there.by_site(place)["north"].items():
+        assert numbers == pytest.approx(here.by_site(place)["north"][part], rel=1e-6)
     np.testing.assert_allclose(there.predict(files["east"]), here.predict(files["east"]), rtol=1e-7)
     with pytest.raises(InputError, match="partita federation retire"):
         there.without("north")
+    shown = result(tmp_path)
+    assert [row["name"] for row in shown] == [row.name for row in here.coefficients()]
+    assert [row["mean"] for row in shown] == pytest.approx([row.mean for row in here.coefficients()], rel=1e-6)
+    saved = pt.Posterior.load(tmp_path / "posterior.npz", there.result.posterior.model)
+    assert saved.names == here.units.parameters
 
 
 def test_a_rehearsal_equals_a_run_over_a_bad_network_to_the_last_bit(tmp_path):

@@ -16,7 +16,7 @@ from partita.engines import Engine, LocalEngine
 from partita.errors import SettingsError, unknown
 from partita.expectations.capabilities import CurvedInTable, ShiftedResponse, offered
 from partita.families import Family, FullGaussian
-from partita.inputs import check_choice, check_finite_number, check_flag, check_kind, check_texts, check_whole
+from partita.inputs import check_choice, check_flag, check_kind, check_whole
 from partita.results.mean_field import MeanFieldCheck
 from partita.server.monitor import Monitor
 from partita.server.run import Result, run
@@ -139,13 +139,15 @@ class Fit:
         if vague := self._vague():
             few = ", ".join(vague[:5]) + (", …" if len(vague) > 5 else "")
             notes.append(f"The prior shapes {few}: the data tell little, as with separation or few rows.")
-        remedy = 'use covariance="full"'
-        caveat = self.result.posterior.caveat(self.names, remedy)
-        if not isinstance(self.result.posterior.model, CurvedInTable) and not isinstance(self.prior, FullGaussian):
-            caveat = MeanFieldCheck().sentence(self.names, remedy)
-        if caveat:
+        if caveat := self.caveat('use covariance="full"'):
             notes.append(caveat)
         return tuple(notes)
+
+    def caveat(self, remedy: str) -> str:
+        """What a reader of mean-field standard deviations has to know, with what to do; empty if there is nothing."""
+        if not isinstance(self.result.posterior.model, CurvedInTable) and not isinstance(self.prior, FullGaussian):
+            return MeanFieldCheck().sentence(self.names, remedy)
+        return self.result.posterior.caveat(self.names, remedy)
 
     def coefficients(self, mass: float = 0.95) -> list[Coefficient]:
         """A row per coefficient, then one per constant such as a dispersion, with central intervals of this mass."""
@@ -511,31 +513,27 @@ def fit(
 
     """
     check_whole("number of rounds", rounds)
-    named = {"covariance": covariance, "weights": weights, "positive": positive, "trials": trials, "event": event}
-    named |= {"link": link, "sites": sites}
-    for what, text in named.items():
-        if text is not None:
-            check_kind(f"setting {what}", text, str, "give a name", name="a text")
-    if levels is not None:
-        check_texts("levels", levels)
-    if noise is not None and not isinstance(noise, str):
-        check_finite_number("noise", noise, above=0)
-    listed = {"cuts": cuts, "levels": levels}
-    given: dict[str, Any] = {name: text for name, text in named.items() if text is not None and name != "sites"}
-    given |= {name: _listed(name, values) for name, values in listed.items() if values is not None}
-    given |= {} if noise is None else {"noise": str(noise)}
-    settings = Settings(formula, family, prior, missing=missing, **given)
+    if sites is not None:
+        check_kind("setting sites", sites, str, "give a name", name="a text")
+    settings = Settings.given(
+        formula,
+        family,
+        prior,
+        missing,
+        covariance=covariance,
+        weights=weights,
+        positive=positive,
+        trials=trials,
+        event=event,
+        link=link,
+        noise=noise,
+        cuts=cuts,
+        levels=levels,
+    )
     rows = tuple(sites_of(frame_of(data), settings.columns, sites, settings.optional))
     spec, there = Spec(settings, agreed(settings.begun, rows)), LocalEngine if engine is None else engine
     found = _fitted(spec, rows, rounds, tolerance, there)
     return dataclasses.replace(found, sources=source_of(data, sites or ""))
-
-
-def _listed(name: str, values: Any) -> tuple[Any, ...]:
-    try:
-        return tuple(map(float, values)) if name == "cuts" else tuple(values)
-    except (TypeError, ValueError):
-        raise SettingsError(f"Give the {name} as a list, of numbers for cuts and of texts for levels.") from None
 
 
 def _fitted(
