@@ -18,9 +18,12 @@ from partita.federation.enrolment import Enrolment
 from partita.federation.loop import Loop
 from partita.federation.result import summary as result
 from partita.federation.serve import LEDGER_FILE, serve
+from partita.federation.status import read_status
+from partita.federation.waiting import waiting
 from partita.io import wire
 from partita.storage.ledger import Ledger
 from partita.tables.likelihoods import LIKELIHOODS
+from partita.tables.spec import Settings
 from support.clinic_files import COLUMNS, clinic, write
 from support.weather import CrashAfter, CrashingLedger, FaultyLink, ServerKilled
 
@@ -116,6 +119,7 @@ CASES = {
     "piecewise_exponential": ("days ~ age + pain", {"event": "died"}),
     "piecewise_exponential, given cuts": ("days ~ age", {"event": "died", "cuts": [50, 150.5]}),
 }
+FITS = {case: (formula, case) for case, (formula, _) in CASES.items()}
 assert {case.partition(",")[0] for case in CASES} == set(LIKELIHOODS)
 QUICK = ("gaussian", "multinomial", "piecewise_exponential")
 """With what others do not have: learned noise and row weights, several predictors, and a stage for the cut points."""
@@ -300,6 +304,66 @@ def test_a_client_that_differs_from_most_stays_out_and_is_told(rows, told, tmp_p
     assert any(message.startswith("north: ") for message in caplog.messages)
 
 
+@pytest.mark.parametrize(
+    ("family", "settings", "column", "value", "told"),
+    [
+        ("piecewise_exponential", {"event": "died"}, "pain", 3.0, "pain is numeric here and categorical at most"),
+        ("piecewise_exponential", {"event": "died"}, "died", 2, "Column 'died' holds events: give 0 and 1"),
+        ("piecewise_exponential", {"event": "died"}, "days", -1.0, "holds times: give finite numbers above 0"),
+        ("weibull", {"event": "died"}, "days", -1.0, "column 'days' does not fit the model"),
+        ("gamma", {}, "cost", -1.0, "column 'cost' does not fit the model"),
+        ("beta", {}, "share", 1.5, "column 'share' does not fit the model"),
+        ("binomial", {"trials": "treated"}, "cured", 99, "column 'cured' does not fit the model"),
+        ("ordinal", {"levels": ("mild", "grave", "dire")}, "severity", "bad", "has other labels than the levels"),
+    ],
+)
+def test_a_client_that_does_not_fit_its_likelihood_stays_out(family, settings, column, value, told, tmp_path):
+    """At whatever stage that is found; the others begin again, and the server goes on."""
+    rows = {name: richer(seed) for seed, name in enumerate(NAMES)}
+    place = (*COLUMNS, *MORE).index(column)
+    rows["north"] = [(*row[:place], value, *row[place + 1 :]) for row in rows["north"]]
+    files, federation = written(tmp_path, rows, (*COLUMNS, *MORE)), asked(*FITS[family])
+    federation = dataclasses.replace(federation, fit=dataclasses.replace(federation.fit, **settings))
+    reception, found = assembled(federation, tmp_path, FaultyLink(clients(federation, files)))
+    assert list(reception.rows) == ["east", "west"]
+    assert found == alone(federation, files, ("east", "west"))
+    ((name, reason),) = events(tmp_path)
+    assert name == "north"
+    assert told in reason
+
+
+class Watched(Leaving):
+    """Keeps what the server prints meanwhile."""
+
+    def __init__(self, endpoints, look):
+        super().__init__(endpoints)
+        self.look, self.said = look, []
+
+    def poll(self, timeout):
+        found = super().poll(timeout)
+        self.said += [said for said in [self.look()] if said not in self.said]
+        return found
+
+
+def test_a_server_says_that_clients_agree_and_who_is_gone(tmp_path):
+    """It said that the first round begins, and that who is gone does not fit."""
+    files, federation = written(tmp_path), asked()
+
+    def look():
+        return waiting(read_status(tmp_path, federation.name, federation.clients))
+
+    link = Watched(clients(federation, files), look)
+    reception, _ = assembled(federation, tmp_path, link)
+    gone = "did not answer while clients agreed on the design, so that the others went on without it"
+    agreeing = "They agree on the design."
+    assert {said.partition(". ")[2] for said in link.said if said.startswith("Enrolled: east, north and west")} == {
+        agreeing
+    }
+    assert link.said[-1] == f"Enrolled: east and west. {agreeing} Not enrolled: north. north: it {gone}"
+    assert look() == f"Enrolled: east and west. The first round begins. Not enrolled: north. north: it {gone}"
+    assert reception.unfit == {"north": gone}
+
+
 class Liar:
     """A client that answers one of the stages with something else."""
 
@@ -425,6 +489,65 @@ def test_the_rehearsal_shows_the_table_and_what_each_client_would_send(tmp_path)
     assert told["status"] == "converged"
     assert told["sent"]["north"]["messages"]["hello"] == 3
     assert told["summary"][0]["name"] == "Intercept"
+
+
+def test_missing_numbers_become_the_mean_of_all_and_are_marked(tmp_path):
+    """In a rehearsal, which sends the messages of a run, as in the fit of one table."""
+    rows = {name: clinic(seed) for seed, name in enumerate(NAMES)}
+    rows["north"] = [("" if k < 4 else row[0], *row[1:]) for k, row in enumerate(rows["north"])]
+    rows["west"] = [(*row[:2], "" if k < 6 else row[2], *row[3:]) for k, row in enumerate(rows["west"])]
+    files = written(tmp_path, rows)
+    text = TOML.format(formula="ill ~ age + pressure + pain", family="bernoulli")
+    (tmp_path / config.CONFIG_FILE).write_text(text.replace("\n[run]", 'missing = "mean"\n\n[run]'))
+    told = json.loads(rehearse(tmp_path, *(f"{name}={path}" for name, path in files.items()), "--json").output)
+    write(tmp_path / "all.csv", [(*row, name) for name in NAMES for row in rows[name]], (*COLUMNS, "clinic"))
+    here = pt.fit(
+        "ill ~ age + pressure + pain", tmp_path / "all.csv", family="bernoulli", sites="clinic", missing="mean"
+    )
+    assert {"missing(age)", "pain[T.(missing)]"} < set(here.names)
+    assert [row["name"] for row in told["summary"]] == list(here.names)
+    for part in ("mean", "sd"):
+        found, expected = [row[part] for row in told["summary"]], [getattr(row, part) for row in here.coefficients()]
+        np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-9)
+    east, north, west = told["account"][1:]
+    assert "missing numbers, set to the mean: 4 of age" in north
+    assert "missing" not in east + west  # of a category it is a level
+
+
+ASKED = {
+    "binomial": (["--trials", "treated", "--link", "cloglog"], {"trials": "treated", "link": "cloglog"}),
+    "gaussian": (["--noise", "2.5", "--missing", "mean"], {"noise": "2.5", "missing": "mean"}),
+    "ordinal": (["--levels", "mild, grave,dire"], {"levels": ("mild", "grave", "dire")}),
+    "piecewise_exponential": (["--event", "died", "--cuts", "30,90.5"], {"event": "died", "cuts": (30.0, 90.5)}),
+    "poisson": ([], {}),
+}
+
+
+@pytest.mark.parametrize("family", ASKED)
+def test_a_federation_is_set_up_with_further_settings_where_they_are_given(family, tmp_path):
+    options, settings = ASKED[family]
+    made = ["federation", "init", str(tmp_path / "study"), FITS[family][0], "--family", family, "--client", "east"]
+    done = CliRunner().invoke(app, [*made, *options], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert config.load(tmp_path / "study").fit == Settings(FITS[family][0], family, **settings)
+    text = (tmp_path / "study" / config.CONFIG_FILE).read_text()
+    named = {line.partition(" =")[0] for line in text.partition("[fit]")[2].partition("[method]")[0].splitlines()[1:]}
+    assert named - {""} == {"formula", "family", "prior", "covariance", "weights", "positive"} | set(settings)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--cuts", "a,b"], "Give the cuts as a list of numbers"),
+        (["--trials", "treated"], "takes no trials"),
+        (["--missing", "guess"], "guess"),
+    ],
+)
+def test_a_mistake_in_a_further_setting_leaves_nothing_behind(options, message, tmp_path):
+    made = ["federation", "init", str(tmp_path / "study"), "days ~ age", "--family", "piecewise_exponential"]
+    with pytest.raises(InputError, match=message):
+        CliRunner().invoke(app, [*made, "--client", "east", *options], catch_exceptions=False)
+    assert not (tmp_path / "study").exists()
 
 
 @pytest.mark.parametrize(

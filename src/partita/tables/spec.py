@@ -44,6 +44,8 @@ _FAMILIES: Mapping[str, type[FullGaussian] | type[MeanFieldGaussian]] = {
 _MOST_FULL = 500
 """The largest number of columns for which a full covariance is the default."""
 _AUTOMATIC = "automatic"
+_AS_THEY_ARE = Moments(1, 0.0, 0.0, 1.0)
+"""Of numbers that no kind of response moves or scales."""
 _INTERCEPT_SD = 10.0
 """The least sd of the intercept's prior."""
 
@@ -144,9 +146,9 @@ class Settings:
         rows, chosen = self.begun.rows, self.likelihood
         formula, site = rows.formula, rows.split(site)[0]
         texts = any(site.columns[name].dtype.kind != "f" for name in formula.response.columns)
-        if not texts and chosen.kind.plain:
+        if not texts and not chosen.kind.counted:
             x: Any = np.ones((site.rows, 1))
-            response = chosen.kind.agreed(formula, Moments(0, 0.0, 0.0, 0.0), self.declared)
+            response = chosen.kind.agreed(formula, _AS_THEY_ARE, self.declared)
             chosen.model(response).check(Table(x, response.numbers(site.columns)))
 
     @property
