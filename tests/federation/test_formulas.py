@@ -100,7 +100,7 @@ def richer(seed):
 CASES = {
     "gaussian": ("pressure ~ age + pain", {"weights": "age"}),
     "gaussian, inferred noise": ("pressure ~ age + pain", {"noise": "inferred"}),
-    "gaussian, known noise": ("pressure ~ age + pain", {"noise": "12.5"}),
+    "gaussian, known noise": ("pressure ~ age + pain", {"noise": "12.5", "weights": "age"}),
     "bernoulli": ("ill ~ age + pressure + pain", {"positive": "no"}),
     "probit": ("ill ~ age + pain", {}),
     "binomial": ("cured ~ age + pain", {"trials": "treated", "link": "cloglog"}),
