@@ -27,6 +27,9 @@ from partita.io import atomic
 
 SETTINGS = Path(__file__).with_name("federation.toml")
 PARTITA = [sys.executable, "-m", "partita"]
+NUMBERS = ("age", "sex", "trestbps", "chol", "fbs", "thalach", "exang", "oldpeak")
+CATEGORIES = {"cp": ("1", "2", "3", "4"), "restecg": ("0", "1", "2")}
+"""Kind of chest pain, and resting ECG."""
 
 
 def main(
@@ -58,9 +61,8 @@ def main(
         if code:
             raise typer.Exit(code)
     rehearsal = Rehearsal.read(config.load(folder), files)
-    q = rehearsal.run().posterior
-    there = summary(folder)
-    here = q.summary([str(row["name"]) for row in there])
+    result = rehearsal.run()
+    there, here = summary(folder), rehearsal.scheme.summary(result, {})
     table = Table("", "five processes", "one process", title="Heart disease, mean ± sd of each coefficient")
     for far, near in zip(there, here, strict=True):
         table.add_row(str(far["name"]), *(f"{row['mean']:+.5f} ± {row['sd']:.5f}" for row in (far, near)))
@@ -68,7 +70,7 @@ def main(
     apart = max(
         abs(far[part] / near[part] - 1) for far, near in zip(there, here, strict=True) for part in ("mean", "sd")
     )
-    energies = [rehearsal.free_energy(family) for family in (rehearsal.posterior(folder), q.q)]
+    energies = [rehearsal.free_energy(family) for family in (rehearsal.posterior(folder), result.posterior.q)]
     console.print(f"Largest relative difference of a mean or a standard deviation: {apart:.1e}")
     console.print(f"Free energies: {energies[0]:.6f} and {energies[1]:.6f}, {energies[0] - energies[1]:+.1e} apart")
 
@@ -86,13 +88,15 @@ def heart_disease() -> dict[str, Frame]:
 
 
 def synthetic_hospitals() -> dict[str, Frame]:
-    """Hospitals with the columns of the Heart Disease data, whose patients differ in age."""
+    """Hospitals with the columns of the Heart Disease data; patients differ in age, and one measures no cholesterol."""
     about = config.read(SETTINGS.read_bytes(), SETTINGS.name)
     generator = np.random.default_rng(0)
     frames = {}
     for name, rows, age in zip(about.clients, (200, 170, 30, 85), (54, 48, 55, 60), strict=True):
-        columns = {column: generator.normal(size=rows).round(3) for column in about.data.numbers}
-        columns |= {column: generator.choice(levels, rows) for column, levels in about.data.categories.items()}
+        columns = {column: generator.normal(size=rows).round(3) for column in NUMBERS}
+        columns |= {column: generator.choice(levels, rows) for column, levels in CATEGORIES.items()}
+        if name == "switzerland":
+            columns["chol"] = np.full(rows, np.nan)
         columns["age"] = generator.normal(age, 9, rows).round()
         ill = generator.logistic(size=rows) < (columns["age"] - 54) / 9 + (columns["cp"] == "4")
         frames[name] = Frame.build(columns, ill.astype(float))

@@ -16,10 +16,14 @@ from partita.federation.beginning import agreed, beginning
 from partita.federation.client import Client
 from partita.federation.enrolment import Enrolment
 from partita.federation.loop import Loop
+from partita.federation.result import summary as result
 from partita.federation.serve import LEDGER_FILE, serve
+from partita.federation.status import read_status
+from partita.federation.waiting import waiting
 from partita.io import wire
 from partita.storage.ledger import Ledger
 from partita.tables.likelihoods import LIKELIHOODS
+from partita.tables.spec import Settings
 from support.clinic_files import COLUMNS, clinic, write
 from support.weather import CrashAfter, CrashingLedger, FaultyLink, ServerKilled
 
@@ -70,43 +74,90 @@ def events(folder, kind="incompatible"):
     return found.fetchall()
 
 
-FAMILIES = {
-    "gaussian": "pressure ~ age + pain",
-    "bernoulli": "ill ~ age + pressure + pain",
-    "probit": "ill ~ age + pain",
-    "poisson": "visits ~ age + pain + offset(log(pressure))",
+MORE = ("visits", "treated", "cured", "cost", "share", "severity", "days", "died")
+"""Columns of other kinds of response, beside those of the clinics."""
+
+
+def richer(seed):
+    """The rows of a clinic with more columns; times are those of all, so that all have as many episodes."""
+    generator, rows = np.random.default_rng(seed + 100), clinic(seed)
+    age = np.array([row[0] for row in rows])
+    rate = np.exp((age - 60) / 20)
+    treated = generator.integers(2, 6, len(rows))
+    columns = (
+        generator.poisson(rate) * (generator.random(len(rows)) > 0.2),
+        treated,
+        generator.binomial(treated, 0.4),
+        np.round(50 * rate * generator.gamma(2.0, size=len(rows)) + 0.01, 2),
+        np.round(generator.beta(2 * rate, 2), 3).clip(0.001, 0.999),
+        np.array(["mild", "grave", "dire"])[np.digitize(generator.logistic(size=len(rows)) + rate, [0.8, 2.0])],
+        np.round(200 * np.random.default_rng(0).exponential(size=len(rows)) + 1, 1),
+        (generator.random(len(rows)) < 0.7).astype(int),
+    )
+    return [(*row, *more) for row, more in zip(rows, zip(*columns, strict=True), strict=True)]
+
+
+CASES = {
+    "gaussian": ("pressure ~ age + pain", {"weights": "age"}),
+    "gaussian, inferred noise": ("pressure ~ age + pain", {"noise": "inferred"}),
+    "gaussian, known noise": ("pressure ~ age + pain", {"noise": "12.5", "weights": "age"}),
+    "bernoulli": ("ill ~ age + pressure + pain", {"positive": "no"}),
+    "probit": ("ill ~ age + pain", {}),
+    "binomial": ("cured ~ age + pain", {"trials": "treated", "link": "cloglog"}),
+    "binomial, labels": ("ill ~ age + pain", {"link": "probit", "positive": "no"}),
+    "poisson": ("visits ~ age + pain + offset(log(pressure))", {}),
+    "negative_binomial": ("visits ~ age + pain", {}),
+    "zero_inflated_poisson": ("visits ~ age", {}),
+    "zero_inflated_negative_binomial": ("visits ~ age", {}),
+    "gamma": ("cost ~ age + pain", {}),
+    "beta": ("share ~ age + pain", {}),
+    "student_t": ("pressure ~ age + pain", {}),
+    "ordinal": ("severity ~ age + pain", {"levels": ["mild", "grave", "dire"]}),
+    "multinomial": ("pain ~ age + pressure", {"levels": ["some", "none", "much"]}),
+    "weibull": ("days ~ age + pain", {"event": "died"}),
+    "exponential": ("days ~ age + pain", {"event": "died"}),
+    "piecewise_exponential": ("days ~ age + pain", {"event": "died"}),
+    "piecewise_exponential, given cuts": ("days ~ age", {"event": "died", "cuts": [50, 150.5]}),
 }
-assert set(FAMILIES) == set(LIKELIHOODS)
-QUICK = ("gaussian", "poisson")
-"""With what others do not have: learned noise and row weights, and an offset."""
+FITS = {case: (formula, case) for case, (formula, _) in CASES.items()}
+assert {case.partition(",")[0] for case in CASES} == set(LIKELIHOODS)
+QUICK = ("gaussian", "multinomial", "piecewise_exponential")
+"""With what others do not have: learned noise and row weights, several predictors, and a stage for the cut points."""
 
 
 @pytest.mark.parametrize(
-    "family", [family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
 )
-def test_a_federation_equals_the_fit_of_one_table(family, tmp_path):
-    """Coefficients in own units, for every likelihood; one has offsets, and another row weights."""
-    weights = 'weights = "age"\n' if family == "gaussian" else ""
-    rows = {name: [(*row, k % 3) for k, row in enumerate(clinic(seed))] for seed, name in enumerate(NAMES)}
-    files = written(tmp_path, rows, (*COLUMNS, "visits"))
-    federation = asked(FAMILIES[family], family)
-    federation = dataclasses.replace(federation, fit=dataclasses.replace(federation.fit, weights="age" * bool(weights)))
-    (tmp_path / config.CONFIG_FILE).write_text(TOML.format(formula=FAMILIES[family], family=family).replace(
-        "\n[run]", f"{weights}\n[run]"))  # fmt: skip
-    assert config.load(tmp_path) == federation
+def test_a_federation_equals_the_fit_of_one_table(case, tmp_path):
+    """Coefficients in own units, for every likelihood and each of its settings."""
+    (formula, settings), family = CASES[case], case.partition(",")[0]
+    rows = {name: richer(seed) for seed, name in enumerate(NAMES)}
+    columns = (*COLUMNS, *MORE)
+    files = written(tmp_path, rows, columns)
+    lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
+    (tmp_path / config.CONFIG_FILE).write_text(
+        TOML.format(formula=formula, family=family).replace("\n[run]", f"{lines}\n[run]")
+    )
+    federation = config.load(tmp_path)
     serve(tmp_path, federation, Loop(clients(federation, files)))
     there = fitted(tmp_path)
-    table = {column: [row[k] for name in NAMES for row in rows[name]] for k, column in enumerate((*COLUMNS, "visits"))}
+    table = {column: [row[k] for name in NAMES for row in rows[name]] for k, column in enumerate(columns)}
     table["clinic"] = np.repeat(NAMES, 30)
-    here = pt.fit(FAMILIES[family], table, family=family, sites="clinic", weights="age" if weights else None)
+    here = pt.fit(formula, table, family=family, sites="clinic", **settings)
     np.testing.assert_allclose(there.mean, here.mean, rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(there.covariance, here.covariance, rtol=1e-7, atol=1e-12)
     assert there.table() == here.table()
-    for part, numbers in there.by_site("age")["north"].items():
-        assert numbers == pytest.approx(here.by_site("age")["north"][part], rel=1e-6)
+    place = here.names[-1]
+    for part, numbers in there.by_site(place)["north"].items():
+        assert numbers == pytest.approx(here.by_site(place)["north"][part], rel=1e-6)
     np.testing.assert_allclose(there.predict(files["east"]), here.predict(files["east"]), rtol=1e-7)
     with pytest.raises(InputError, match="partita federation retire"):
         there.without("north")
+    shown = result(tmp_path)
+    assert [row["name"] for row in shown] == [row.name for row in here.coefficients()]
+    assert [row["mean"] for row in shown] == pytest.approx([row.mean for row in here.coefficients()], rel=1e-6)
+    saved = pt.Posterior.load(tmp_path / "posterior.npz", there.result.posterior.model)
+    assert saved.names == here.units.parameters
 
 
 def test_a_rehearsal_equals_a_run_over_a_bad_network_to_the_last_bit(tmp_path):
@@ -253,6 +304,66 @@ def test_a_client_that_differs_from_most_stays_out_and_is_told(rows, told, tmp_p
     assert any(message.startswith("north: ") for message in caplog.messages)
 
 
+@pytest.mark.parametrize(
+    ("family", "settings", "column", "value", "told"),
+    [
+        ("piecewise_exponential", {"event": "died"}, "pain", 3.0, "pain is numeric here and categorical at most"),
+        ("piecewise_exponential", {"event": "died"}, "died", 2, "Column 'died' holds events: give 0 and 1"),
+        ("piecewise_exponential", {"event": "died"}, "days", -1.0, "holds times: give finite numbers above 0"),
+        ("weibull", {"event": "died"}, "days", -1.0, "column 'days' does not fit the model"),
+        ("gamma", {}, "cost", -1.0, "column 'cost' does not fit the model"),
+        ("beta", {}, "share", 1.5, "column 'share' does not fit the model"),
+        ("binomial", {"trials": "treated"}, "cured", 99, "column 'cured' does not fit the model"),
+        ("ordinal", {"levels": ("mild", "grave", "dire")}, "severity", "bad", "has other labels than the levels"),
+    ],
+)
+def test_a_client_that_does_not_fit_its_likelihood_stays_out(family, settings, column, value, told, tmp_path):
+    """At whatever stage that is found; the others begin again, and the server goes on."""
+    rows = {name: richer(seed) for seed, name in enumerate(NAMES)}
+    place = (*COLUMNS, *MORE).index(column)
+    rows["north"] = [(*row[:place], value, *row[place + 1 :]) for row in rows["north"]]
+    files, federation = written(tmp_path, rows, (*COLUMNS, *MORE)), asked(*FITS[family])
+    federation = dataclasses.replace(federation, fit=dataclasses.replace(federation.fit, **settings))
+    reception, found = assembled(federation, tmp_path, FaultyLink(clients(federation, files)))
+    assert list(reception.rows) == ["east", "west"]
+    assert found == alone(federation, files, ("east", "west"))
+    ((name, reason),) = events(tmp_path)
+    assert name == "north"
+    assert told in reason
+
+
+class Watched(Leaving):
+    """Keeps what the server prints meanwhile."""
+
+    def __init__(self, endpoints, look):
+        super().__init__(endpoints)
+        self.look, self.said = look, []
+
+    def poll(self, timeout):
+        found = super().poll(timeout)
+        self.said += [said for said in [self.look()] if said not in self.said]
+        return found
+
+
+def test_a_server_says_that_clients_agree_and_who_is_gone(tmp_path):
+    """It said that the first round begins, and that who is gone does not fit."""
+    files, federation = written(tmp_path), asked()
+
+    def look():
+        return waiting(read_status(tmp_path, federation.name, federation.clients))
+
+    link = Watched(clients(federation, files), look)
+    reception, _ = assembled(federation, tmp_path, link)
+    gone = "did not answer while clients agreed on the design, so that the others went on without it"
+    agreeing = "They agree on the design."
+    assert {said.partition(". ")[2] for said in link.said if said.startswith("Enrolled: east, north and west")} == {
+        agreeing
+    }
+    assert link.said[-1] == f"Enrolled: east and west. {agreeing} Not enrolled: north. north: it {gone}"
+    assert look() == f"Enrolled: east and west. The first round begins. Not enrolled: north. north: it {gone}"
+    assert reception.unfit == {"north": gone}
+
+
 class Liar:
     """A client that answers one of the stages with something else."""
 
@@ -378,6 +489,65 @@ def test_the_rehearsal_shows_the_table_and_what_each_client_would_send(tmp_path)
     assert told["status"] == "converged"
     assert told["sent"]["north"]["messages"]["hello"] == 3
     assert told["summary"][0]["name"] == "Intercept"
+
+
+def test_missing_numbers_become_the_mean_of_all_and_are_marked(tmp_path):
+    """In a rehearsal, which sends the messages of a run, as in the fit of one table."""
+    rows = {name: clinic(seed) for seed, name in enumerate(NAMES)}
+    rows["north"] = [("" if k < 4 else row[0], *row[1:]) for k, row in enumerate(rows["north"])]
+    rows["west"] = [(*row[:2], "" if k < 6 else row[2], *row[3:]) for k, row in enumerate(rows["west"])]
+    files = written(tmp_path, rows)
+    text = TOML.format(formula="ill ~ age + pressure + pain", family="bernoulli")
+    (tmp_path / config.CONFIG_FILE).write_text(text.replace("\n[run]", 'missing = "mean"\n\n[run]'))
+    told = json.loads(rehearse(tmp_path, *(f"{name}={path}" for name, path in files.items()), "--json").output)
+    write(tmp_path / "all.csv", [(*row, name) for name in NAMES for row in rows[name]], (*COLUMNS, "clinic"))
+    here = pt.fit(
+        "ill ~ age + pressure + pain", tmp_path / "all.csv", family="bernoulli", sites="clinic", missing="mean"
+    )
+    assert {"missing(age)", "pain[T.(missing)]"} < set(here.names)
+    assert [row["name"] for row in told["summary"]] == list(here.names)
+    for part in ("mean", "sd"):
+        found, expected = [row[part] for row in told["summary"]], [getattr(row, part) for row in here.coefficients()]
+        np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-9)
+    east, north, west = told["account"][1:]
+    assert "missing numbers, set to the mean: 4 of age" in north
+    assert "missing" not in east + west  # of a category it is a level
+
+
+ASKED = {
+    "binomial": (["--trials", "treated", "--link", "cloglog"], {"trials": "treated", "link": "cloglog"}),
+    "gaussian": (["--noise", "2.5", "--missing", "mean"], {"noise": "2.5", "missing": "mean"}),
+    "ordinal": (["--levels", "mild, grave,dire"], {"levels": ("mild", "grave", "dire")}),
+    "piecewise_exponential": (["--event", "died", "--cuts", "30,90.5"], {"event": "died", "cuts": (30.0, 90.5)}),
+    "poisson": ([], {}),
+}
+
+
+@pytest.mark.parametrize("family", ASKED)
+def test_a_federation_is_set_up_with_further_settings_where_they_are_given(family, tmp_path):
+    options, settings = ASKED[family]
+    made = ["federation", "init", str(tmp_path / "study"), FITS[family][0], "--family", family, "--client", "east"]
+    done = CliRunner().invoke(app, [*made, *options], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert config.load(tmp_path / "study").fit == Settings(FITS[family][0], family, **settings)
+    text = (tmp_path / "study" / config.CONFIG_FILE).read_text()
+    named = {line.partition(" =")[0] for line in text.partition("[fit]")[2].partition("[method]")[0].splitlines()[1:]}
+    assert named - {""} == {"formula", "family", "prior", "covariance", "weights", "positive"} | set(settings)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--cuts", "a,b"], "Give the cuts as a list of numbers"),
+        (["--trials", "treated"], "takes no trials"),
+        (["--missing", "guess"], "guess"),
+    ],
+)
+def test_a_mistake_in_a_further_setting_leaves_nothing_behind(options, message, tmp_path):
+    made = ["federation", "init", str(tmp_path / "study"), "days ~ age", "--family", "piecewise_exponential"]
+    with pytest.raises(InputError, match=message):
+        CliRunner().invoke(app, [*made, "--client", "east", *options], catch_exceptions=False)
+    assert not (tmp_path / "study").exists()
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,7 @@ CALLS = {
     "expectations.GridQuadrature": (pt.expectations.GridQuadrature, {"points": 5}),
     "expectations.LocalReparameterisation": (pt.expectations.LocalReparameterisation, {"samples": 2}),
     "expectations.MonteCarlo": (pt.expectations.MonteCarlo, {"samples": 2}),
+    "expectations.PredictorQuadrature": (pt.expectations.PredictorQuadrature, {"nodes": 16}),
     "families.Dirichlet.from_concentration": (
         pt.families.Dirichlet.from_concentration,
         {"concentration": np.ones(3)},
@@ -347,6 +348,10 @@ CALLS = {
         {"damping": 0.5, "max_steps": 2, "tolerance": 0.1, "backtrack": True, "halvings": 2},
     ),
     "solvers.LBFGS": (pt.solvers.LBFGS, {"max_steps": 2, "tolerance": 0.1, "memory": 3}),
+    "solvers.ModeFixedPoint": (
+        pt.solvers.ModeFixedPoint,
+        {"damping": 0.5, "max_steps": 2, "tolerance": 0.1, "backtrack": True, "halvings": 2},
+    ),
     "solvers.MomentMatching": (
         pt.solvers.MomentMatching,
         {

@@ -36,7 +36,7 @@ def init(
     folder: Annotated[Path, typer.Argument(help="A new folder for the federation.")],
     formula: Annotated[str, typer.Argument(help="Such as 'died ~ age + C(ward) + offset(log(days))'.")],
     client: Annotated[list[str], typer.Option(help="The name of a client; repeat it for each.")],
-    family: Annotated[str, typer.Option(help="The likelihood: gaussian, bernoulli, …")] = "gaussian",
+    family: Annotated[str, typer.Option(help="The likelihood: any of `partita fit --help`.")] = "gaussian",
     example: Annotated[
         list[Path] | None,
         typer.Option(help="A CSV or Parquet file in which to look for the formula's columns; repeat it for more."),
@@ -49,6 +49,19 @@ def init(
     ] = "automatic",
     weights: Annotated[str, typer.Option(help="A column of row weights.")] = "",
     positive: Annotated[str, typer.Option(help="The label of the response that counts as 1.")] = "",
+    trials: Annotated[str, typer.Option(help="binomial: the column of the number of trials.")] = "",
+    event: Annotated[str, typer.Option(help="Survival: the column that is 1 where the event was.")] = "",
+    link: Annotated[str, typer.Option(help="binomial: logit, probit or cloglog.")] = "",
+    noise: Annotated[str, typer.Option(help="gaussian: learned, inferred, or its known sd.")] = "",
+    cuts: Annotated[
+        str | None,
+        typer.Option(help="piecewise_exponential: where intervals end, as 30,90,365; else clients agree on quartiles."),
+    ] = None,
+    levels: Annotated[
+        str | None,
+        typer.Option(help="ordinal: the labels in order, as low,mid,high; multinomial: the reference first."),
+    ] = None,
+    missing: Annotated[str, typer.Option(help="What to do about missing predictors: drop or mean.")] = "drop",
     schedule: Annotated[Turns, typer.Option(help="The schedule of clients.")] = "sequential",
     address: Annotated[
         str, typer.Option(help="The server's address. Unless on loopback, certificates and keys are made.")
@@ -61,10 +74,25 @@ def init(
 
     Clients read the columns that the formula names, and no others. Nothing of an example is copied.
     """
+    from partita.cli.fit import listed
     from partita.federation.initialise import initialise
     from partita.tables.spec import Settings
 
-    settings = Settings(formula, family, prior, covariance, weights, positive)
+    settings = Settings.given(
+        formula,
+        family,
+        prior,
+        missing,
+        covariance=covariance,
+        weights=weights,
+        positive=positive,
+        trials=trials,
+        event=event,
+        link=link,
+        noise=noise,
+        cuts=listed(cuts),
+        levels=listed(levels),
+    )
     for path in initialise(folder, client, settings, example or [], address, schedule, secure):
         typer.echo(path)
 

@@ -13,7 +13,7 @@ from partita.tables.fit import Fit
 from partita.tables.fitting import fit
 from partita.tables.report import forest_names
 
-__all__ = ["run_fit", "show_fit"]
+__all__ = ["listed", "run_fit", "show_fit"]
 
 _PICTURES = (".png", ".svg", ".pdf")
 
@@ -36,7 +36,7 @@ def run_fit(
     if picture is not None and forest is None:
         raise SettingsError(f"{picture} is a picture: say by --forest of which coefficient, or give a folder.")
     jax.config.update("jax_enable_x64", True)
-    found = fit(formula, file, cuts=_listed(cuts), levels=_listed(levels), **options)
+    found = fit(formula, file, cuts=listed(cuts), levels=listed(levels), **options)
     if forest is not None:
         found.forest(forest, picture or (output or Path()) / "forest.png", mass)
     if output is not None and picture is None:
@@ -47,7 +47,7 @@ def run_fit(
     show_fit(found, mass, as_json)
 
 
-def _listed(text: str | None) -> list[Any] | None:
+def listed(text: str | None) -> list[Any] | None:
     """The parts of a text between commas."""
     return None if text is None else [part.strip() for part in text.split(",")]
 

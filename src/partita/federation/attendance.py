@@ -30,14 +30,13 @@ class Attendance:
     refused: str
     """Why its last answer was refused; empty if it was not."""
     unfit: str
-    """Why it could not enrol; empty if it did, or never came."""
+    """Why it could not enrol, as the rest of a sentence; empty if it did, or never came."""
 
     @property
     def sentences(self) -> list[str]:
         """What a reader of the result has to know of it."""
         if not self.rows:
-            came = f"does not fit: {self.unfit.rstrip('.')}" if self.unfit else "never came"
-            return [f"{self.name} {came}."]
+            return [f"{self.name} {self.unfit.rstrip('.') or 'never came'}."]
         return [] if self.took_part else [f"{self.name} has no part in the posterior."]
 
     @property

@@ -21,7 +21,11 @@ RETRY_SECONDS, RETRY_INCOMPATIBLE_SECONDS = 60.0, 10.0
 """Seconds until a client that has not answered, or is incompatible, is invited again."""
 _LOOK = 10.0
 """Seconds between two polls for newcomers during a run."""
-_GONE = "did not answer while clients agreed on the design; the others went on without it"
+_UNFIT, _GONE = "incompatible", "gone"
+"""The ledger's events of a client that stays out."""
+_SAID = {_UNFIT: "does not fit: ", _GONE: ""}
+"""How a sentence about that client goes on, before the reason."""
+_LEFT = "did not answer while clients agreed on the design, so that the others went on without it"
 
 
 class Enrolment:
@@ -30,7 +34,7 @@ class Enrolment:
     Every message of round 0 carries what was agreed on so far, and its answer names the message: one that was lost is
     sent again, and answers that come twice, or to an earlier stage, change nothing. A stage is stored when it ends, so
     that a server that was killed goes on with the same clients and asks this stage again. If a client does not answer
-    a later stage in time, the others begin again with their first answers, as if it had not come.
+    a later stage in time, or does not fit, the others begin again with their first answers, as if it had not come.
     """
 
     def __init__(self, federation: Federation, link: Transport, ledger: Ledger) -> None:
@@ -56,7 +60,7 @@ class Enrolment:
         self._ask: dict[str, float] = {}
         """When each client may be invited again."""
         self.unfit: dict[str, str] = {}
-        """Why clients could not enrol."""
+        """Why clients could not enrol, as the rest of a sentence about each."""
 
     def assemble(self) -> Scheme:
         """Waits for all clients, up to the configured timeout a stage, until the scheme is complete."""
@@ -67,10 +71,7 @@ class Enrolment:
                 letter = self.link.poll(min(1.0, max(until - self.link.now(), 0.0)))
                 if letter is not None:
                     self.welcome(letter)
-            if self._first:
-                self._end_stage()
-            else:
-                self._end_first_stage()
+            self._end_stage()
         return self.scheme
 
     def greet(self) -> None:
@@ -99,13 +100,14 @@ class Enrolment:
             if name in self.rows and [self.rows[name], self.incomplete[name]] != counts:
                 raise FederationError("has other rows than when it introduced itself")
         except InputError as error:
-            return self._refuse(name, str(error))
+            return self._refuse(name, _UNFIT, str(error))
         self._answers[name] = answer
         self._ask.pop(name, None)
         if name not in self.rows:
             self.rows[name], self.incomplete[name] = counts
-            self.imputed[name] = self.scheme.imputed(answer, counts[0])
+            self.imputed[name] = {}
             self.ledger.note(name, "joined", f"{counts[0]} rows")
+        self.imputed[name] |= self.scheme.imputed(answer, counts[0])
         self.unfit.pop(name, None)
         if self.scheme.complete:
             self._keep()
@@ -121,48 +123,47 @@ class Enrolment:
         agreed = json.dumps(self.scheme.to_dict(), sort_keys=True)
         return f"hello.{hashlib.sha256(agreed.encode()).hexdigest()[:16]}.{name}"
 
-    def _end_first_stage(self) -> None:
-        """Whoever came takes part, but for those that cannot agree with the others."""
-        for name, reason in self.scheme.misfits(self._answers).items():
-            self._lose(name, reason)
-        if not self._answers:
-            why = "".join(f" {name} does not fit: {reason}" for name, reason in sorted(self.unfit.items()))
-            raise FederationError(f"No client enrolled in time: start the clients, then the server again.{why}")
-        self.rows = {name: self.rows[name] for name in self.federation.clients if name in self._answers}
-        self._first = {name: self._answers[name] for name in self.rows}
-        self._agree(self.scheme.taken(list(self._first.values())))
-
     def _end_stage(self) -> None:
-        """All that take part have answered; or those that have begin again without the others."""
-        gone = self._awaited()
-        if not gone:
-            return self._agree(self.scheme.taken([self._answers[name] for name in self._first]))
+        """All have answered, or their time is over: the next stage, or a new beginning where somebody is lost."""
+        begun = bool(self._first)
+        unfit = self.scheme.misfits(self._answers)
+        for name, reason in unfit.items():
+            self._lose(name, _UNFIT, reason)
+        gone = self._awaited() if begun else []
         for name in gone:
-            self._lose(name, _GONE)
-        if not self._first:
-            raise FederationError("Every client left in round 0: start them, then the server again.")
+            self._lose(name, _GONE, _LEFT)
+        if not (self._first or self._answers):
+            why = "".join(f" {name} {reason}" for name, reason in sorted(self.unfit.items()))
+            start = "Every client left in round 0" if begun else "No client enrolled in time"
+            raise FederationError(f"{start}: start the clients, then the server again.{why}")
+        if begun and not (unfit or gone):
+            return self._agree(self.scheme.taken([self._answers[name] for name in self._first]))
+        if not begun:
+            self.rows = {name: self.rows[name] for name in self.federation.clients if name in self._answers}
+            self._first = {name: self._answers[name] for name in self.rows}
         self._agree(beginning(self.federation).taken(list(self._first.values())))
 
     def _agree(self, scheme: Scheme) -> None:
         self.scheme, self._answers = scheme, {}
         self._keep()
 
-    def _lose(self, name: str, reason: str) -> None:
+    def _lose(self, name: str, event: str, reason: str) -> None:
         """Takes a client out of round 0; it may come again later."""
         for known in (self.rows, self.incomplete, self.imputed, self._answers, self._first):
             known.pop(name, None)
-        self._refuse(name, reason)
+        self._refuse(name, event, reason)
 
-    def _refuse(self, name: str, reason: str) -> None:
-        """Logs why a client does not fit and tells it, once; later it is invited again."""
-        if self.unfit.get(name) != reason:
-            self.ledger.note(name, "incompatible", reason)
-            self.link.post(name, Message({"kind": "refused", "reason": f"does not fit: {reason}"}, {}))
-        self.unfit[name], self._ask[name] = reason, self.link.now() + RETRY_INCOMPATIBLE_SECONDS
+    def _refuse(self, name: str, event: str, reason: str) -> None:
+        """Logs why a client stays out and tells it, once; later it is invited again."""
+        said = _SAID[event] + reason
+        if self.unfit.get(name) != said:
+            self.ledger.note(name, event, reason)
+            self.link.post(name, Message({"kind": "refused", "reason": said}, {}))
+        self.unfit[name], self._ask[name] = said, self.link.now() + RETRY_INCOMPATIBLE_SECONDS
 
     def _keep(self) -> None:
         known = {"rows": self.rows, "incomplete": self.incomplete, "imputed": self.imputed, "first": self._first}
-        agreed = {"agreed": self.scheme.to_dict(), "digest": self.federation.digest}
+        agreed = {"agreed": self.scheme.to_dict(), "complete": self.scheme.complete, "digest": self.federation.digest}
         self.ledger.say(_ROSTER, known | agreed)
 
 

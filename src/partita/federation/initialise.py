@@ -26,7 +26,7 @@ prior = {prior}  # of the coefficients of standardised columns
 covariance = {covariance}  # automatic, full or mean-field
 weights = {weights}  # a column of row weights, or empty
 positive = {positive}  # the label of the response that counts as 1; empty for the last in the alphabet
-
+{further}
 [method]
 name = {schedule}  # sequential, synchronous, asynchronous, or another of partita's methods
 
@@ -71,7 +71,8 @@ def initialise(
     secure = not loopback(host) if secure is None else secure
     about = {"name": folder.resolve().name, "clients": list(clients), **dataclasses.asdict(settings)}
     there = {"schedule": schedule, "address": address, "secure": secure}
-    text = _TOML.format(**{key: json.dumps(value) for key, value in (about | there).items()})
+    values = {key: json.dumps(value) for key, value in (about | there).items()}
+    text = _TOML.format(**values, further=_further(settings))
     read(text.encode(), CONFIG_FILE)
     written = [folder / CONFIG_FILE]
     if secure:
@@ -81,6 +82,14 @@ def initialise(
         written += [folder / "ca.crt", folder / "server.pem", folder / "server.key", folder / "keys"]
     atomic.write_text(folder / CONFIG_FILE, text)  # last, since a folder that has it is not made again
     return written + issue_credentials(folder)
+
+
+def _further(settings: Settings) -> str:
+    """The lines of the settings that the template does not name, where they differ from what they are by default."""
+    others = [field for field in dataclasses.fields(settings) if f"{{{field.name}}}" not in _TOML]
+    said = {field.name: getattr(settings, field.name) for field in others}
+    given = {field.name: said[field.name] for field in others if said[field.name] != field.default}
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in given.items())
 
 
 def _check_example(path: Path, settings: Settings) -> None:

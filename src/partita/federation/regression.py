@@ -25,7 +25,7 @@ from partita.tables.spec import Settings, Spec
 __all__ = ["Regression"]
 
 _REMEDY = f'set covariance = "full" under [fit] in the {CONFIG_FILE} of a new run'
-_OTHER_FORMULA = "The design that was sent is of another formula: copy the server's federation.toml."
+_OTHER_FORMULA = "The design that was sent is of another formula, or other settings: copy the server's federation.toml."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Regression(Scheme):
 
     @property
     def names(self) -> tuple[str, ...]:
-        return self.agreement.design.names
+        return self._spec.units.parameters
 
     def read(self, path: Path, name: str) -> Own:
         try:
@@ -74,10 +74,10 @@ class Regression(Scheme):
         self.agreement.check(answer)
 
     def misfits(self, answers: Mapping[str, Answer]) -> dict[str, str]:
-        return self.agreement.strangers(answers, self._settings.likelihood)
+        return self.agreement.strangers(answers, self._settings.likelihood, self._settings.declared.levels)
 
     def imputed(self, answer: Answer, rows: int) -> dict[str, int]:
-        return {}
+        return self.agreement.missing(answer)
 
     def taken(self, answers: Sequence[Answer]) -> Self:
         found = dataclasses.replace(self, agreement=self.agreement.taken(answers))
@@ -92,7 +92,7 @@ class Regression(Scheme):
         if not contents:
             return self
         agreement = Agreement.from_dict(contents)
-        if agreement.rows.asked.text != self._settings.formula:
+        if not agreement.follows(self._settings.begun):
             raise FederationError(_OTHER_FORMULA, _OTHER_FORMULA)
         return dataclasses.replace(self, agreement=agreement)
 
@@ -118,7 +118,7 @@ class Regression(Scheme):
         return [row.flat() for row in self.fitted(result, sizes).coefficients()]
 
     def remarks(self, result: Result, sizes: Sizes) -> list[str]:
-        return [result.posterior.caveat(self.names, _REMEDY)]
+        return [self.fitted(result, sizes).caveat(_REMEDY)]
 
     def fitted(self, result: Result, sizes: Sizes) -> Fit:
         sites = tuple(Site(name, {}, rows, incomplete) for name, (rows, incomplete) in sizes.items())

@@ -135,6 +135,6 @@ def _result(folder: Path) -> dict[str, Any]:
 
 def _number(text: str) -> str | float | None:
     try:
-        return None if text == "nan" else float(text)
+        return None if text in ("", "nan") else float(text)
     except ValueError:
         return text

@@ -19,9 +19,10 @@ _ERROR_PREFIXES = {
     "refused": "an answer was refused: it",
     "failed": "a task failed:",
     "incompatible": "it does not fit:",
+    "gone": "it",
     **{f"could not {change}": f"it could not {change}:" for change in ("leave", "retire", "join")},
 }
-_BEFORE = {"joined": "enrolled", "incompatible": "incompatible"}
+_BEFORE = {"joined": "enrolled", "incompatible": "incompatible", "gone": "expected"}
 """The state of a client that has not been asked, by the last of these events."""
 MAX_ERROR_LENGTH = 300
 """Characters of a client's text that are shown."""
@@ -55,6 +56,10 @@ class FederationStatus:
     name: str
     ended: str
     """The run's final message; empty while it is running."""
+    assembled: bool
+    """Whether the server waits no longer for clients to agree on the design with."""
+    agreed: bool
+    """Whether they have agreed on it."""
     step: int
     rounds: float
     communications: int
@@ -86,7 +91,8 @@ def read_status(folder: Path, name: str, clients: tuple[str, ...]) -> Federation
         history = [json.loads(row) for _, row in records(db, path, "history", "place")]
         events = [row[1:] for row in records(db, path, "events", "place")]
     known = {row[0]: (k, *row[1:]) for k, row in enumerate(rows)}
-    counted = (about.get("roster") or {}).get("rows", {})
+    roster = about.get("roster") or {}
+    counted = roster.get("rows", {})
     members = [
         _member(client, known.get(client), counted.get(client), busy, [event for event in events if event[1] == client])
         for client in (*known, *(client for client in clients if client not in known))
@@ -97,6 +103,8 @@ def read_status(folder: Path, name: str, clients: tuple[str, ...]) -> Federation
     return FederationStatus(
         name=name,
         ended=(about.get("ended") or {}).get("message", ""),
+        assembled=bool(roster),
+        agreed=roster.get("complete") is True,
         step=int(last.get("step", 0)),
         rounds=float(last.get("rounds", 0.0)),
         communications=int(about.get("state", {}).get("communications", 0)),

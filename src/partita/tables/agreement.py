@@ -64,11 +64,30 @@ class Agreement:
         for stage in self._waiting()[:1]:
             stage.check(self, answer)
 
-    def strangers(self, answers: Mapping[str, Answer], likelihood: Likelihood) -> dict[str, str]:
-        """The sites whose columns are of another kind, or whose labels are others, than most sites', and why."""
-        if not self.rows.known or self.response.columns:
+    def follows(self, begun: "Agreement") -> bool:
+        """Whether sites may have come to this from there."""
+        whole = self.rows.to_dict() == begun.rows.to_dict()
+        rows = whole if begun.rows.known else self.rows.asked.text == begun.rows.asked.text
+        return rows and (self.design.indicated, self.counted) == (begun.design.indicated, begun.counted)
+
+    def strangers(
+        self, answers: Mapping[str, Answer], likelihood: Likelihood, levels: Sequence[str] | None = None
+    ) -> dict[str, str]:
+        """The sites whose columns are of another kind, or whose labels are others, than most sites', and why.
+
+        Where the levels of the response are given, a site with another label is one of them.
+        """
+        if not self._summarising:
             return {}
-        return _strangers({name: Summary.from_dict(answer) for name, answer in answers.items()}, self, likelihood)
+        summaries = {name: Summary.from_dict(answer) for name, answer in answers.items()}
+        return _strangers(summaries, self, likelihood, levels)
+
+    def missing(self, answer: Answer) -> dict[str, int]:
+        """How many numbers are missing at a site, by column, and become the mean, if its answer tells so."""
+        if not self._summarising:
+            return {}
+        own = dataclasses.replace(self.design, summary=Summary.from_dict(answer))
+        return {factor.columns[0]: own.missing(factor) for factor in own.marked}
 
     def taken(self, answers: Sequence[Answer]) -> "Agreement":
         """The same with what follows from the answers of all sites."""
@@ -93,6 +112,11 @@ class Agreement:
         if rows.formula.text != design.formula.text:
             raise DataError("This design is not of its formula: send what Agreement.to_dict made.")
         return cls(rows, design, contents["counted"] is True, Summary.from_dict(contents["response"]))
+
+    @property
+    def _summarising(self) -> bool:
+        """Whether the next answers are summaries of factors and response."""
+        return isinstance(next(iter(self._waiting()), None), _Factors)
 
     def _waiting(self) -> "list[_Stage]":
         return [stage for stage in _STAGES if stage.needed(self)]
@@ -233,7 +257,9 @@ def _merged(answers: Sequence[Answer], names: Sequence[str]) -> dict[str, Column
     return dict(found)
 
 
-def _strangers(summaries: Mapping[str, Summary], known: Agreement, likelihood: Likelihood) -> dict[str, str]:
+def _strangers(
+    summaries: Mapping[str, Summary], known: Agreement, likelihood: Likelihood, levels: Sequence[str] | None
+) -> dict[str, str]:
     """Why sites cannot agree with most others."""
     formula, found = known.design.formula, dict[str, str]()
     for factor in (formula.response, *formula.factors):
@@ -245,10 +271,10 @@ def _strangers(summaries: Mapping[str, Summary], known: Agreement, likelihood: L
     text = formula.response.text
     labels = {name: summary.columns[text].levels for name, summary in summaries.items() if name not in found}
     having = Counter(label for some in labels.values() for label in some)
-    if likelihood.kind.binary and len(having) > 2:
-        usual_labels = {label for label, _ in having.most_common(2)}
-        strange = {name for name, some in labels.items() if not set(some) <= usual_labels}
-        found |= dict.fromkeys(strange, f"The response {text!r} has other labels than at most clients: recode it.")
+    most = set(levels) if levels else {label for label, _ in having.most_common(2 if likelihood.kind.binary else None)}
+    if strange := [name for name, some in labels.items() if not set(some) <= most]:
+        whose = "the levels of the fit" if levels else "at most clients"
+        found |= dict.fromkeys(strange, f"The response {text!r} has other labels than {whose}: recode it.")
     return found
 
 

@@ -59,12 +59,11 @@ class Design:
     def notes(self) -> list[str]:
         """What a reader should know."""
         said = [f"Reference of {name}: {level}." for name, level in self.references.items()]
-        for factor in self.marked:
-            about = self.moments(factor)
-            rows = round(about.mean * about.present)
-            said.append(
-                f"{factor.columns[0]} is missing in {rows} rows: its mean stands there, marked by {factor.text}."
-            )
+        said += [
+            f"{factor.columns[0]} is missing in {self.missing(factor)} rows: its mean stands there, marked by "
+            f"{factor.text}."
+            for factor in self.marked
+        ]
         return said
 
     def is_category(self, factor: Factor) -> bool:
@@ -84,6 +83,11 @@ class Design:
         """The indicators of columns of numbers that are missing somewhere; a category has a level for that."""
         used = {name for factor in self.formula.factors if not self.is_category(factor) for name in factor.columns}
         return tuple(each for each in self.indicators if self.moments(each).mean > 0 and used & set(each.columns))
+
+    def missing(self, indicator: Factor) -> int:
+        """In how many rows the column of an indicator is missing."""
+        about = self.moments(indicator)
+        return round(about.mean * about.present)
 
     def moments(self, factor: Factor) -> Moments:
         """The moments of a factor without levels."""

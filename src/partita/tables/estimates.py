@@ -121,14 +121,16 @@ class Estimates:
         if vague := self._vague():
             few = ", ".join(vague[:5]) + (", …" if len(vague) > 5 else "")
             notes.append(f"The prior shapes {few}: the data tell little, as with separation or few rows.")
-        remedy = 'use covariance="full"'
-        caveat = self.result.posterior.caveat(self.names, remedy)
-        blocks = gaussian(self.prior).independent_groups
-        if not isinstance(self.result.posterior.model, CurvedInTable) and blocks > 1:
-            caveat = MeanFieldCheck().sentence(self.names, remedy)
-        if caveat:
+        if caveat := self.caveat('use covariance="full"'):
             notes.append(caveat)
         return tuple(notes)
+
+    def caveat(self, remedy: str) -> str:
+        """What a reader of standard deviations without all correlations has to know, with what to do, or nothing."""
+        blocks = gaussian(self.prior).independent_groups
+        if not isinstance(self.result.posterior.model, CurvedInTable) and blocks > 1:
+            return MeanFieldCheck().sentence(self.names, remedy)
+        return self.result.posterior.caveat(self.names, remedy)
 
     def coefficients(self, mass: float = 0.95) -> list[Coefficient]:
         """A row per coefficient, then one per constant such as a dispersion, with central intervals of this mass."""

@@ -12,7 +12,7 @@ from jax import enable_x64
 from partita.data.shard import Partition
 from partita.engines import Engine, LocalEngine
 from partita.errors import SettingsError
-from partita.inputs import check_choice, check_finite_number, check_kind, check_seed, check_texts, check_whole
+from partita.inputs import check_choice, check_kind, check_seed, check_whole
 from partita.server.monitor import Monitor
 from partita.server.run import run
 from partita.tables.agreement import agreed
@@ -87,21 +87,24 @@ def fit(
 
     """
     check_whole("number of rounds", rounds)
-    named = {"covariance": covariance, "weights": weights, "positive": positive, "trials": trials, "event": event}
-    named |= {"link": link, "sites": sites}
-    for what, text in named.items():
-        if text is not None:
-            check_kind(f"setting {what}", text, str, "give a name", name="a text")
-    if levels is not None:
-        check_texts("levels", levels)
-    if noise is not None and not isinstance(noise, str):
-        check_finite_number("noise", noise, above=0)
-    listed = {"cuts": cuts, "levels": levels}
-    given: dict[str, Any] = {name: text for name, text in named.items() if text is not None and name != "sites"}
-    given |= {name: _listed(name, values) for name, values in listed.items() if values is not None}
-    given |= {} if noise is None else {"noise": str(noise)}
+    if sites is not None:
+        check_kind("setting sites", sites, str, "give a name", name="a text")
     check_choice("policy on missing values", missing, (*POLICIES, _MULTIPLE))
-    settings = Settings(formula, family, prior, missing="drop" if missing == _MULTIPLE else missing, **given)
+    settings = Settings.given(
+        formula,
+        family,
+        prior,
+        "drop" if missing == _MULTIPLE else missing,
+        covariance=covariance,
+        weights=weights,
+        positive=positive,
+        trials=trials,
+        event=event,
+        link=link,
+        noise=noise,
+        cuts=cuts,
+        levels=levels,
+    )
     there, frame = LocalEngine if engine is None else engine, frame_of(data)
     if missing == _MULTIPLE:
         optional = dataclasses.replace(settings, missing="mean").optional
@@ -127,13 +130,6 @@ def _imputed(
     spec = Spec(settings, agreed(settings.begun, drawn[0]))
     missing = sum((Counter(missing_in(site)) for site in rows), Counter())
     return ImputedFit.of(tuple(fitted(spec, draw) for draw in drawn), missing)
-
-
-def _listed(name: str, values: Any) -> tuple[Any, ...]:
-    try:
-        return tuple(map(float, values)) if name == "cuts" else tuple(values)
-    except (TypeError, ValueError):
-        raise SettingsError(f"Give the {name} as a list, of numbers for cuts and of texts for levels.") from None
 
 
 def _fitted(

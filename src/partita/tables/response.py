@@ -114,8 +114,6 @@ class Kind(NamedTuple):
     """Whether numbers are labels too."""
     binary: bool = False
     """Whether there are two labels."""
-    plain: bool = False
-    """Whether numbers are taken as they are."""
 
 
 def _numeric(formula: Formula, about: Column, declared: Declared) -> Response:
@@ -239,11 +237,11 @@ def _column(name: str, columns: Columns) -> np.ndarray:
     raise DataError(f"Column {name!r} holds texts, where numbers are needed: recode it.")
 
 
-NUMERIC = Kind(_numeric, plain=True)
+NUMERIC = Kind(_numeric)
 STANDARDISED = Kind(_standardised)
 IN_UNITS = Kind(_in_units)
 SURVIVAL = Kind(_survival)
-TRIALS = Kind(_trials, binary=True, plain=True)
-BINARY = Kind(_binary, binary=True, plain=True)
+TRIALS = Kind(_trials, binary=True)
+BINARY = Kind(_binary, binary=True)
 NOMINAL = Kind(_nominal, counted=True)
 ORDERED = Kind(_ordered, counted=True)

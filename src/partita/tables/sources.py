@@ -59,8 +59,8 @@ def read_again(settings: Settings, sites: Sequence[Site], sources: Sequence[Sour
             found |= {site.name: site for site in read}
     if lost := sorted(missing - found.keys()):
         raise DataError(
-            f"The rows of {lost[0]} came from a data frame and not from a file, so that they cannot be read again: "
-            "update without revisiting, or fit all tables anew."
+            f"The rows of {lost[0]} are in no file that can be read again: update without revisiting, or fit all "
+            "tables anew; in a federation use `partita federation retire`."
         )
     return tuple(site if site.columns else found[site.name] for site in sites)
 

@@ -20,7 +20,7 @@ from partita.data.shard import Partition, federate
 from partita.data.table import OffsetTable, Table
 from partita.errors import DataError, SettingsError
 from partita.families import BlockGaussian, Family, FullGaussian, MeanFieldGaussian
-from partita.inputs import check_choice, check_kind, described
+from partita.inputs import check_choice, check_finite_number, check_kind, check_texts, described
 from partita.io.settings import build
 from partita.models import Model
 from partita.server.method import Method
@@ -64,6 +64,8 @@ _MOST_FULL = 500
 _MANY_ROWS = 50_000
 """Above so many rows padding sites to one length would take longer than compiling for several lengths."""
 _AUTOMATIC = "automatic"
+_AS_THEY_ARE = Moments(1, 0.0, 0.0, 1.0)
+"""Of numbers that no kind of response moves or scales."""
 _INTERCEPT_SD = 10.0
 """The least sd of the intercept's prior."""
 
@@ -102,6 +104,35 @@ class Settings:
         _normal(self.prior)
         _ = self.begun  # which refuses what does not fit formula and likelihood
 
+    @classmethod
+    def given(
+        cls,
+        formula: str,
+        family: str,
+        prior: str,
+        missing: str,
+        *,
+        noise: str | float | None = None,
+        cuts: Sequence[float | str] | None = None,
+        levels: Sequence[str] | None = None,
+        **names: str | None,
+    ) -> Self:
+        """The settings, where None stands for what is not said."""
+        for what, text in names.items():
+            if text is not None:
+                check_kind(f"setting {what}", text, str, "give a name", name="a text")
+        if levels is not None:
+            check_texts("levels", levels)
+        if noise is not None and not isinstance(noise, str):
+            check_finite_number("noise", noise, above=0)
+        said: dict[str, Any] = names | {
+            "noise": None if noise is None else str(noise),
+            "cuts": None if cuts is None else _cuts(cuts),
+            "levels": None if levels is None else tuple(levels),
+        }
+        said = {name: value for name, value in said.items() if value is not None}
+        return cls(formula, family, prior, missing=missing, **said)
+
     @property
     def declared(self) -> Declared:
         """What is said of response and likelihood."""
@@ -135,9 +166,9 @@ class Settings:
         rows, chosen = self.begun.rows, self.likelihood
         formula, site = rows.formula, rows.split(site)[0]
         texts = any(site.columns[name].dtype.kind != "f" for name in formula.response.columns)
-        if not texts and chosen.kind.plain:
+        if not texts and not chosen.kind.counted:
             x: Any = np.ones((site.rows, 1))
-            response = chosen.kind.agreed(formula, Moments(0, 0.0, 0.0, 0.0), self.declared)
+            response = chosen.kind.agreed(formula, _AS_THEY_ARE, self.declared)
             chosen.model(response).check(Table(x, response.numbers(site.columns)))
 
     @property
@@ -181,14 +212,7 @@ class Spec:
     agreement: Agreement
 
     def __post_init__(self) -> None:
-        begun, found = self.settings.begun, self.agreement
-        same = (
-            found.rows.to_dict() == begun.rows.to_dict()
-            if begun.rows.known
-            else found.rows.asked.text == begun.rows.asked.text
-        )
-        same &= (found.design.indicated, found.counted) == (begun.design.indicated, begun.counted)
-        if not (same and found.complete):
+        if not (self.agreement.complete and self.agreement.follows(self.settings.begun)):
             raise DataError("Sites have not agreed on a design of this formula: go through round 0 with it.")
         _ = self.response  # which refuses what does not fit the likelihood
 
@@ -294,6 +318,13 @@ def _normal(text: str) -> tuple[float, float]:
     if not found or not float(found[2]) > 0:
         raise SettingsError(f'Write the prior as "normal(mean, sd)" with a positive sd, not {described(text)}.')
     return float(found[1]), float(found[2])
+
+
+def _cuts(values: Any) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, values))
+    except (TypeError, ValueError):
+        raise SettingsError("Give the cuts as a list of numbers.") from None
 
 
 def _number(text: str) -> str | float:
