@@ -485,7 +485,10 @@ def test_the_rehearsal_shows_the_table_and_what_each_client_would_send(tmp_path)
     assert "north: 3 summaries of its columns (" in shown
     assert "A real run with these files sends the same messages" in shown
     assert [path.name for path in study.iterdir()] == [config.CONFIG_FILE]
-    told = json.loads(rehearse(study, *pairs, "--json").output)
+    told = json.loads(rehearse(study, *pairs, "--json", "--output", tmp_path / "kept").output)
+    assert fitted(tmp_path / "kept").names[0] == "Intercept"
+    with pytest.raises(InputError, match="kept already exists: choose another folder"):
+        rehearse(study, *pairs, "--output", tmp_path / "kept")
     assert told["status"] == "converged"
     assert told["sent"]["north"]["messages"]["hello"] == 3
     assert told["summary"][0]["name"] == "Intercept"

@@ -141,12 +141,15 @@ def _request(folder: Path, name: str, change: Literal["leave", "retire", "join"]
 def rehearse(
     folder: _Folder,
     files: Annotated[list[str], typer.Argument(help="The file of each client, as leeds=leeds.csv york=york.csv.")],
+    output: Annotated[
+        Path | None, typer.Option(help="A new folder that keeps the run, as the server's does after a real one.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Run a federation in this process from its clients' files: the table, and what each client would send."""
     from partita.cli.rehearse import run_rehearsal
 
-    run_rehearsal(folder, files, json)
+    run_rehearsal(folder, files, json, output)
 
 
 def server(folder: _Folder) -> None:

@@ -1,5 +1,6 @@
 """`partita rehearse`: a federation in one process, from the clients' files."""
 
+import contextlib
 import json
 import tempfile
 from collections.abc import Sequence
@@ -22,8 +23,10 @@ _STAGES = "hello"
 """The kind of the messages of round 0."""
 
 
-def run_rehearsal(folder: Path, pairs: Sequence[str], as_json: bool) -> None:
-    """Runs all of a federation but the network, and prints what a real run would."""
+def run_rehearsal(folder: Path, pairs: Sequence[str], as_json: bool, output: Path | None) -> None:
+    """Runs all of a federation but the network, prints what a real run would, and keeps its folder if asked to."""
+    if output is not None and output.exists():
+        raise FederationError(f"{output} already exists: choose another folder for the rehearsed run.")
     jax.config.update("jax_enable_x64", True)
     federation = config.load(folder)
     files = _files(pairs, federation.clients)
@@ -31,8 +34,8 @@ def run_rehearsal(folder: Path, pairs: Sequence[str], as_json: bool) -> None:
     for client in clients.values():
         client.check()
     link = Loop(clients)
-    with tempfile.TemporaryDirectory() as place:
-        there = Path(place) / folder.resolve().name
+    with contextlib.ExitStack() as stack:
+        there = output or Path(stack.enter_context(tempfile.TemporaryDirectory())) / folder.resolve().name
         atomic.write_text(there / config.CONFIG_FILE, (folder / config.CONFIG_FILE).read_text(encoding="utf-8"))
         result = serve(there, federation, link)
         rows, table, lines = summary(there), shown(there), account(there)

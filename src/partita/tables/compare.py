@@ -10,7 +10,7 @@ from partita.errors import DataError, SettingsError
 from partita.inputs import check_kind
 from partita.tables.coefficients import text_table
 from partita.tables.fit import Fit
-from partita.tables.fitted import rows_of
+from partita.tables.fitted import check_rows, rows_of
 from partita.tables.loo import Loo, SiteLoo, joint_ratios, left_out, spread, summed
 
 __all__ = ["Compared", "Comparison", "compare"]
@@ -79,6 +79,7 @@ def compare(fits: Mapping[str, Fit], draws: int = 1000, seed: int = 0) -> Compar
     for name, fit in fits.items():
         check_kind("name", name, str, "give a text", name="a text")
         check_kind(f"fit {name!r}", fit, Fit, "use what pt.fit returns")
+        check_rows(fit)
     _check_same(fits)
     found, errors = _left_out(fits, draws, seed)
     order = sorted(found, key=lambda name: -found[name].elpd)

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from partita.data.shard import Partition
+from partita.errors import DataError
 from partita.families import Family
 from partita.models import Model
 from partita.server.run import Result
@@ -17,7 +18,7 @@ from partita.tables.likelihoods import Likelihood
 from partita.tables.reading import Site
 from partita.tables.response import Response
 
-__all__ = ["FEW", "Fitted", "Rows", "at_sites", "few", "rows_of"]
+__all__ = ["FEW", "Fitted", "Rows", "at_sites", "check_rows", "few", "rows_of"]
 
 FEW = 5
 """A cell with fewer rows than this does not leave its site."""
@@ -73,8 +74,18 @@ class Fitted(Protocol):
     def table_of(self, site: Site) -> PyTree[Array]: ...
 
 
+def check_rows(fit: Fitted) -> None:
+    """Raises where the rows of a site are not at hand, as in a fit that was loaded or made by a federation."""
+    if away := [site.name for site in fit.sites if site.name not in fit.partition.names]:
+        raise DataError(
+            f"The rows of {away[0]} are not at hand, and this is computed from all rows: revisited() reads those of a "
+            "loaded fit from their files; those of a federation stay with its clients."
+        )
+
+
 def rows_of(fit: Fitted) -> dict[str, Rows]:
     """Every site's rows, for what the site itself computes."""
+    check_rows(fit)
     parts = zip(fit.partition.names, fit.partition.shards, fit.partition.sizes, strict=True)
     return {
         name: Rows(*jax.tree.map(lambda leaf, size=size: np.asarray(leaf)[:size], (shard.data, shard.weights)))

@@ -64,10 +64,10 @@ class Heterogeneity:
 def heterogeneity_of(fit: Fitted) -> Heterogeneity:
     """Compares each site with the others; see `Fit.heterogeneity`."""
     with enable_x64(True):
-        members = {"all": fit.result.posterior.q, **fit.leaving_out()}
-        moments = {name: fit.vector(q) for name, q in members.items() if bool(q.is_proper())}
+        members, whole = fit.leaving_out(), fit.vector(fit.result.posterior.q)
+        others = {name: fit.vector(q) for name, q in members.items() if bool(q.is_proper())}
         start = fit.vector(fit.result.state.current_prior)
-    return compared(fit.partition.names, moments.pop("all"), moments, start)
+    return compared(list(members), whole, others, start)
 
 
 def compared(names: Sequence[str], whole: _Moments, others: Mapping[str, _Moments], start: _Moments) -> Heterogeneity:

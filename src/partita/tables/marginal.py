@@ -13,7 +13,7 @@ from partita.inputs import check_kind, check_number, check_seed, check_whole
 from partita.numerics.compiled import Compiled
 from partita.tables.contrast import Effect
 from partita.tables.draws import draws_of
-from partita.tables.fitted import Fitted
+from partita.tables.fitted import Fitted, check_rows
 from partita.tables.reading import Site
 
 __all__ = ["marginal_effects"]
@@ -31,6 +31,7 @@ def marginal_effects(fit: Fitted, name: str, mass: float, draws: int, seed: int)
     columns = fit.design.formula.columns
     if name not in columns:
         raise unknown("column of the formula", name, columns)
+    check_rows(fit)
     model = offered(fit.result.posterior.model, ResponseOfRows, "response to predict", "use a contrast")
     with enable_x64(True):
         theta = draws_of(fit.result.posterior.q, draws, seed)
