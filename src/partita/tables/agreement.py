@@ -77,7 +77,7 @@ class Agreement:
 
         Where the levels of the response are given, a site with another label is one of them.
         """
-        if not self._summarising:
+        if not (answers and self._summarising):
             return {}
         summaries = {name: Summary.from_dict(answer) for name, answer in answers.items()}
         return _strangers(summaries, self, likelihood, levels)
