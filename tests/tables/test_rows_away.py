@@ -1,4 +1,4 @@
-"""A fit whose rows are elsewhere, as after loading or from a federation: what factors tell is told, the rest is refused."""
+"""A fit whose rows are elsewhere, as after loading or from a federation: it tells what factors do, and refuses the rest."""
 
 import numpy as np
 import pytest
