@@ -1,4 +1,4 @@
-"""A fit whose rows are elsewhere, as after loading or from a federation: it tells what factors do, and refuses the rest."""
+"""A fit whose rows are elsewhere, as after loading: it tells what factors tell, and refuses the rest by a sentence."""
 
 import numpy as np
 import pytest
