@@ -1,7 +1,7 @@
 # `make test` is the README's test command without the installation.
 PYTHON ?= .venv/bin/python
 
-.PHONY: install test slow shapes mutate lint versions docs bench accuracy demo
+.PHONY: install test slow shapes mutate lint versions docs notebooks bench accuracy demo
 
 install:
 	python3 -m venv .venv && .venv/bin/pip install -e '.[test,lint,docs]' -e ./experiments
@@ -34,6 +34,10 @@ versions:
 
 docs:
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
+
+# What the notebooks' cells print, stored in them again; no Jupyter is needed.
+notebooks:
+	PYTHONPATH=tests $(PYTHON) tests/docs/notebooks.py
 
 bench:
 	$(PYTHON) benchmarks/global_vi_adult.py

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-from matplotlib.figure import Figure
 
 from docs.pages import ROOT
 
 NOTEBOOKS = sorted(ROOT.glob("examples/notebooks/*.ipynb"))
-DPI = 70
 _SIZE = re.compile(r"[\d,]+ bytes")
 
 
@@ -47,10 +45,8 @@ def outputs(printed: str, value: Any, count: int) -> list[dict[str, Any]]:
         found.append({"name": "stdout", "output_type": "stream", "text": printed.splitlines(keepends=True)})
     if value is not None:
         data: dict[str, Any] = {"text/plain": repr(value).splitlines(keepends=True)}
-        if isinstance(value, Figure):
-            picture = io.BytesIO()
-            value.savefig(picture, format="png", dpi=DPI)
-            data["image/png"] = base64.b64encode(picture.getvalue()).decode()
+        if hasattr(value, "_repr_png_"):
+            data["image/png"] = base64.b64encode(value._repr_png_()).decode()
         found.append({"data": data, "execution_count": count, "metadata": {}, "output_type": "execute_result"})
     return found
 
@@ -62,6 +58,11 @@ def text(found: list[dict[str, Any]]) -> str:
     """
     parts = [each["text"] if each["output_type"] == "stream" else each["data"]["text/plain"] for each in found]
     return _SIZE.sub("… bytes", "".join("".join(part) for part in parts))
+
+
+def pictures(found: list[dict[str, Any]]) -> int:
+    """How many pictures there are."""
+    return sum("image/png" in each.get("data", ()) for each in found)
 
 
 def store(notebook: Path) -> None:

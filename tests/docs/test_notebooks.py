@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from docs.notebooks import NOTEBOOKS, cells, outputs, run, store, text
+from docs.notebooks import NOTEBOOKS, cells, outputs, pictures, run, store, text
 from docs.pages import title
 
 
@@ -13,7 +13,9 @@ def test_a_notebook_prints_what_it_has_stored(notebook, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     stored = cells(notebook)
     for cell, (printed, value) in zip(stored, run(["".join(cell["source"]) for cell in stored]), strict=True):
-        assert text(outputs(printed, value, 1)) == text(cell["outputs"]), "".join(cell["source"])
+        found = outputs(printed, value, 1)
+        assert text(found) == text(cell["outputs"]), "".join(cell["source"])
+        assert pictures(found) == pictures(cell["outputs"])
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=title)

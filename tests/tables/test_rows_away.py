@@ -1,4 +1,4 @@
-"""A fit whose rows are elsewhere, as after loading or from a federation: what factors tell is told, the rest is refused."""
+"""A fit whose rows are elsewhere, as after loading: it tells what factors tell, and refuses the rest by a sentence."""
 
 import numpy as np
 import pytest

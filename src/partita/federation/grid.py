@@ -21,7 +21,7 @@ def printed(title: str, rows: Sequence[Mapping[str, float | str]]) -> str:
     for row in rows[:MAX_PARAMETERS_SHOWN]:
         grid.add_row(*map(_cell, row.values()))
     out = io.StringIO()
-    console = Console(file=out, width=120, color_system=None, highlight=False, markup=False)
+    console = Console(file=out, width=120, force_jupyter=False, color_system=None, highlight=False, markup=False)
     console.print(grid)
     if len(rows) > MAX_PARAMETERS_SHOWN:
         console.print(f"Shown: {MAX_PARAMETERS_SHOWN} of {len(rows):,} parameters; all are in summary.csv.")

@@ -17,11 +17,11 @@ __all__ = ["draw_check"]
 
 def draw_check(sites: Mapping[str, SiteCheck]) -> "Figure":
     """A panel a site: observed shares against expected ones, or ranks in predictive distributions."""
-    from matplotlib.figure import Figure
+    from partita.tables.picture import Picture
 
     columns = min(3, len(sites))
     lines = -(-len(sites) // columns)
-    figure = Figure(figsize=(3.4 * columns + 0.4, 3.2 * lines + 0.3), layout="constrained")
+    figure = Picture(figsize=(3.4 * columns + 0.4, 3.2 * lines + 0.3), layout="constrained")
     grid = figure.subplots(lines, columns, squeeze=False)
     for axes in grid.flat[len(sites) :]:
         axes.set_axis_off()

@@ -59,7 +59,7 @@ def text_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], 
     for row in rows:
         table.add_row(*row)
     out = io.StringIO()
-    console = Console(file=out, width=120, color_system=None, highlight=False, markup=False)
+    console = Console(file=out, width=120, force_jupyter=False, color_system=None, highlight=False, markup=False)
     console.print(title, "\n")
     console.print(table)
     console.print()

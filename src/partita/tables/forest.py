@@ -27,13 +27,13 @@ def draw_forest(fit: Fitted, name: str, mass: float = 0.95) -> "Figure":
     check_number("mass of an interval", mass, lambda mass: 0 < mass < 1, "between 0 and 1")
     if len(fit.sites) < 2:
         raise SettingsError("The fit has one site, of which a forest tells nothing: name the column of sites.")
-    from matplotlib.figure import Figure
+    from partita.tables.picture import Picture
 
     panels = _panels(fit, name)
     columns = min(2, len(panels))
     lines = -(-len(panels) // columns)
     height = _SITE_HEIGHT * (len(fit.sites) + 1) + 1.1
-    figure = Figure(figsize=(6.6 * columns, height * lines + 0.5), layout="constrained")
+    figure = Picture(figsize=(6.6 * columns, height * lines + 0.5), layout="constrained")
     grid = figure.subplots(lines, columns, squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
