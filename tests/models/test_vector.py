@@ -267,7 +267,7 @@ DRAWN = 2000
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MEMBERS]
 )
 def test_draws_have_the_mean_and_the_distribution_of_the_density(name):
-    """Means within five standard errors; the first rows by chi-square, or by Kolmogorov and Smirnov, against SciPy's."""
+    """Means within five standard errors; the first rows by chi-square or Kolmogorov and Smirnov, against SciPy's."""
     model, responses, log_density = MEMBERS[name]
     data, theta = table(name), np.array(member(model).mean)
     if name == "student":

@@ -22,7 +22,7 @@ class VectorRegression(Model):
     """A likelihood p(y | f) with predictors f = (xᵀβ_1, …, xᵀβ_P, c_1, …, c_C) and θ = (β_1, …, β_P, c) as one vector.
 
     Coefficients and constants are jointly Gaussian under q, so that predictors are. The table's offset, if it has one,
-    is added to the first predictor. A subclass gives log p(y | f), the mean response, draws of it and the allowed y. The
+    is added to the first predictor. A subclass gives log p(y | f), the mean response, draws and the allowed y. The
     first axis of f are the predictors, and y is that of one row: a number, or a named tuple of numbers.
     """
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import jax.numpy as jnp
 import numpy as np
 from jax import enable_x64
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Float
 from scipy import stats
 
 from partita.data.shard import Partition, federate
@@ -341,6 +341,8 @@ class Fit:
     @property
     def free_energy(self) -> float:
         """The free energy of all rows; the factors speak for those that were not visited since others came."""
+        if not self.batches:
+            return self.result.free_energy
         with enable_x64(True):
             return self.stream.free_energy
 
@@ -422,9 +424,12 @@ class Fit:
         """Draws of θ as coefficients of the columns as they are."""
         return (draws @ self.units.turn.T + self.units.shift)[:, : len(self.names)]
 
-    def table_of(self, site: Site) -> PyTree[Array]:
-        """A site's rows as the model takes them."""
-        return self.spec.table(site)
+    def with_rows(self) -> Self:
+        """The fit with the rows of all sites, which are read from their files again where they are not at hand."""
+        if all(site.columns for site in self.sites):
+            return self
+        sites = read_again(self.spec.settings, self.sites, self.sources, "ask the fit that pt.fit has returned")
+        return dataclasses.replace(self, sites=sites)
 
     def _own(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
         """Coefficients and constants."""

@@ -203,7 +203,10 @@ class Spec:
 
     def table(self, site: Site) -> Table | OffsetTable:
         """A site's rows as numbers."""
-        split, _ = self.agreement.rows.split(site)
+        return self.design_table(self.agreement.rows.split(site)[0])
+
+    def design_table(self, split: Site) -> Table | OffsetTable:
+        """Rows of the design, which a site's rows were split into, as numbers."""
         x = jnp.asarray(self.design.standardised(split))
         y = jax.tree.map(jnp.asarray, self.response.numbers(split.columns))
         return OffsetTable(x, y, jnp.asarray(self._offset(split))) if self.design.formula.offsets else Table(x, y)
