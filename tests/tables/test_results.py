@@ -24,8 +24,8 @@ QUICK = ("gamma", "multinomial", "piecewise_exponential")
 DRAWS = 100
 
 
-def chosen(names):
-    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
+def chosen(names, quick=QUICK):
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def density(family, theta):
@@ -33,7 +33,7 @@ def density(family, theta):
     fit, frame = fitted_family(family), FRAME[FRAME.site == "A"]
     own = theta @ fit.units.turn.T + fit.units.shift
     linear = (np.column_stack([np.ones(len(frame)), frame.x]) @ own[:, :2].T)[..., None]
-    return _DENSITIES[family](frame, linear, np.exp(own[:, None, 2:]))[..., 0] if family in _DENSITIES else None
+    return _DENSITIES[family](frame, linear, np.exp(own[None, :, 2:]))[..., 0] if family in _DENSITIES else None
 
 
 def weibull(frame, linear, own):
@@ -93,7 +93,7 @@ def test_every_result_of_every_likelihood(family, tmp_path):
     assert len(effects) == max(1, len(fit.response.labels) if fit.response.labels[2:] else 1)
     if len(effects) > 1:
         assert sum(effect.mean for effect in effects.values()) == pytest.approx(0, abs=1e-6)
-        assert list(effects)[0] == f"x, {fit.response.labels[0]}"
+        assert next(iter(effects)) == f"x, {fit.response.labels[0]}"
     assert len(fit.forest("x").axes) == sum(name.endswith("x") for name in fit.names)
     tree = fit.to_arviz(draws=DRAWS, rows=True)
     name = fit.formula.split("~")[0].strip()
@@ -108,7 +108,7 @@ def test_every_result_of_every_likelihood(family, tmp_path):
     assert [row.behind for row in compared.rows] == [0, 0]
 
 
-@pytest.mark.parametrize("family", chosen(FAMILIES))
+@pytest.mark.parametrize("family", chosen(FAMILIES, ("multinomial", "piecewise_exponential")))
 def test_marginal_effects_are_derivatives_of_predictions(family):
     """Averaged over rows, with columns moved by hand; predictions are means over q, and so are effects over draws."""
     fit, step = fitted_family(family), 0.01
@@ -118,7 +118,7 @@ def test_marginal_effects_are_derivatives_of_predictions(family):
         assert abs(effect.mean - expected) < 5 * effect.sd / 20 + 0.02 * abs(expected)
 
 
-@pytest.mark.parametrize("family", chosen(["negative_binomial", "gamma", "piecewise_exponential"]))
+@pytest.mark.parametrize("family", chosen(["negative_binomial", "gamma", "piecewise_exponential"], ("gamma",)))
 def test_elpd_and_k_are_those_of_arviz(family):
     """On the same draws; of split rows the densities of a row's episodes are summed."""
     fit = fitted_family(family)
@@ -173,7 +173,7 @@ def federated():
     ],
 )
 def test_what_needs_rows_says_so(ask, federated):
-    with pytest.raises(InputError, match="The rows of A are not at hand.*pt.fit"):
+    with pytest.raises(InputError, match=r"The rows of A are not at hand.*pt\.fit"):
         ask(federated)
 
 

@@ -144,7 +144,7 @@ class Settings:
         return Agreement.of(rows, self.missing == "mean", chosen.kind.counted)
 
 
-class Inputs(NamedTuple):
+class _Inputs(NamedTuple):
     """Rows as the numbers from which their response is predicted."""
 
     x: Float[np.ndarray, "k d"]
@@ -211,10 +211,10 @@ class Spec:
         y = jax.tree.map(jnp.asarray, self.response.numbers(split.columns))
         return OffsetTable(x, y, jnp.asarray(self._offset(split))) if self.design.formula.offsets else Table(x, y)
 
-    def inputs(self, site: Site) -> Inputs:
+    def inputs(self, site: Site) -> _Inputs:
         """A site's rows as the numbers from which their response is predicted."""
         split, whose = self.agreement.rows.split(site, observed=False)
-        return Inputs(self.design.standardised(split), self._offset(split), whose)
+        return _Inputs(self.design.standardised(split), self._offset(split), whose)
 
     def _offset(self, split: Site) -> Float[np.ndarray, " n"]:
         """The sum of the formula's offsets, in units of the coefficients of the response as it is fitted."""
