@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from partita.errors import DataError
 from partita.tables.reading import MISSING, Columns, Site
 
-__all__ = ["Combined", "combined", "imputed"]
+__all__ = ["combined", "imputed"]
 
 _SWEEPS = 10
 """How often every column is drawn again, given the others."""
@@ -47,7 +47,7 @@ def imputed(site: Site, generator: np.random.Generator) -> Site:
     return site._replace(columns=columns)
 
 
-class Combined(NamedTuple):
+class _Combined(NamedTuple):
     """A Gaussian posterior that tells also how unsure the missing values leave it."""
 
     mean: Float[np.ndarray, " d"]
@@ -56,10 +56,10 @@ class Combined(NamedTuple):
     """The part of the covariance that comes from missing values."""
 
 
-def combined(means: Float[np.ndarray, "m d"], covariances: Float[np.ndarray, "m d d"]) -> Combined:
+def combined(means: Float[np.ndarray, "m d"], covariances: Float[np.ndarray, "m d d"]) -> _Combined:
     """Rubin's rules: the mean of the means, and within + (1 + 1/m) between."""
     between = (1 + 1 / len(means)) * np.atleast_2d(np.cov(means.T, ddof=1))
-    return Combined(means.mean(axis=0), covariances.mean(axis=0) + between, between)
+    return _Combined(means.mean(axis=0), covariances.mean(axis=0) + between, between)
 
 
 def _absent(values: np.ndarray) -> np.ndarray:
