@@ -251,3 +251,50 @@ def test_the_solver_needs_a_vector():
     prior = MeanFieldGaussian.standard_normal({"a": jnp.zeros(2)})
     with pytest.raises(SettingsError, match="one vector"):
         check_solver(ModeFixedPoint(), MEMBERS["gamma"][0], prior, table("gamma"))
+
+
+CONTINUOUS = {
+    "normal": lambda f: stats.norm(f[0], np.exp(f[1])),
+    "student": lambda f: stats.t(np.exp(f[2]), f[0], np.exp(f[1])),
+    "gamma": lambda f: stats.gamma(np.exp(f[1]), scale=np.exp(f[0] - f[1])),
+    "beta": lambda f: stats.beta(special.expit(f[0]) * np.exp(f[1]), special.expit(-f[0]) * np.exp(f[1])),
+    "weibull": lambda f: stats.weibull_min(np.exp(f[1]), scale=np.exp(f[0])),
+}
+DRAWN = 2000
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MEMBERS]
+)
+def test_draws_have_the_mean_and_the_distribution_of_the_density(name):
+    """Means within five standard errors; the first rows by chi-square or Kolmogorov and Smirnov, against SciPy's."""
+    model, responses, log_density = MEMBERS[name]
+    data, theta = table(name), np.array(member(model).mean)
+    if name == "student":
+        theta[-1] = 2.0  # which has a variance
+    theta = jnp.asarray(theta)
+    drawn = np.asarray(jax.vmap(lambda key: model.simulated(theta, data, key))(jax.random.split(KEY, DRAWN)))
+    expected = np.asarray(model.response_of(theta, data))
+    if model.predicts_classes:
+        found, errors = np.eye(4)[drawn.astype(int)].mean(axis=0), np.sqrt(expected * (1 - expected) / DRAWN)
+    else:
+        expected = expected * getattr(responses, "trials", 1)
+        found, errors = drawn.mean(axis=0), drawn.std(axis=0) / np.sqrt(DRAWN)
+    assert (np.abs(found - expected) < 5 * errors).all()
+    for row in range(3):
+        linear = np.asarray(theta)[: 2 * model.linear].reshape(model.linear, 2) @ X[row]
+        linear[0] += OFFSET[row]
+        f = np.concatenate([linear, np.asarray(theta)[2 * model.linear :]])
+        if name in CONTINUOUS:
+            assert stats.kstest(drawn[:, row], CONTINUOUS[name](f).cdf).pvalue > 1e-4
+            continue
+        most = int(drawn[:, row].max()) + 1
+        trials = getattr(responses, "trials", None)
+        values = [float(value) if trials is None else Trials(value, trials[row]) for value in range(most)]
+        with np.errstate(divide="ignore"):
+            chances = np.exp([log_density(value, f) for value in values])
+        kept = chances * DRAWN > 5
+        counts = np.array([(drawn[:, row] == value).sum() for value in range(most)])[kept]
+        counts, chances = np.append(counts, DRAWN - counts.sum()), np.append(chances[kept], 1 - chances[kept].sum())
+        used = chances > 1e-12
+        assert stats.chisquare(counts[used], DRAWN * chances[used] / chances[used].sum()).pvalue > 1e-4

@@ -1,14 +1,16 @@
 """Checks: calibrated where the model is true, telling where it is not, and silent about few rows."""
 
+import dataclasses
+
 import numpy as np
-import pandas
 import pytest
 from scipy import stats
 
 import partita as pt
 from partita.errors import InputError
 from partita.tables.fitted import rows_of
-from support.patients import PATIENTS, fitted
+from partita.tables.reading import Site
+from support.patients import FORMULAS, PATIENTS, fitted
 
 
 def test_simulated_quantities_have_the_distribution_of_the_model():
@@ -76,18 +78,20 @@ def test_ranks_are_even_and_intervals_cover_where_the_model_is_true():
 
 
 def test_counts_that_vary_too_much_are_found():
-    generator = np.random.default_rng(0)
-    frame = pandas.DataFrame({"x": generator.normal(size=420), "hospital": PATIENTS.hospital})
-    frame["y"] = generator.negative_binomial(0.5, 0.1, 420)
-    found = pt.fit("y ~ x", frame, family="poisson", sites="hospital").check()
+    frame = PATIENTS.assign(visits=np.random.default_rng(0).negative_binomial(0.5, 0.1, 420))
+    found = pt.fit(FORMULAS["poisson"], frame, family="poisson", sites="hospital").check()
     assert any("sd at" in note or "zeros at" in note for note in found.notes)
     assert all(each.p < 0.01 for site in found.sites.values() for each in site.quantities if each.name == "sd")
 
 
 def test_few_rows_are_not_told():
     """Of a site with four rows nothing, and of three deaths not even that they are three."""
-    frame = PATIENTS.head(104).assign(hospital=["small"] * 4 + ["large"] * 100, died=[0] * 101 + [1] * 3)
-    found = pt.fit("died ~ 1", frame, family="bernoulli", sites="hospital").check()
+    fit = fitted("bernoulli")
+    columns = {name: values[:104] for name, values in fit.sites[0].columns.items()} | {
+        "died": np.repeat([0.0, 1], [101, 3])
+    }
+    small, large = ({name: values[part] for name, values in columns.items()} for part in (slice(4), slice(4, None)))
+    found = dataclasses.replace(fit, sites=(Site("small", small, 4, 0), Site("large", large, 100, 0))).check()
     assert found.sites["small"].score is None
     assert found.sites["small"].quantities == ()
     assert found.sites["large"].quantities[0].observed is None

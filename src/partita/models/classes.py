@@ -4,7 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key
 
 from partita.inputs import check_whole
 from partita.models.base import check_values
@@ -49,6 +49,9 @@ class MultinomialRegression(VectorRegression):
     def mean_response(self, f: Float[Array, "k *s"]) -> Float[Array, "c *s"]:
         return jax.nn.softmax(jnp.concatenate([jnp.zeros_like(f[:1]), f]), axis=0)
 
+    def draw_response(self, f: Float[Array, "k *s"], y: Float[Array, "*s"], key: Key[Array, ""]) -> Float[Array, "*s"]:
+        return jax.random.categorical(key, jnp.log(self.mean_response(f)), axis=0)
+
 
 class OrdinalRegression(VectorRegression):
     """logit P(y ≤ k) = c_k − f for ordered levels 0, 1, …, with c_0 = 0.
@@ -86,6 +89,9 @@ class OrdinalRegression(VectorRegression):
         below = jax.nn.sigmoid(self._distances(f))
         ends = jnp.zeros_like(below[:1])
         return jnp.diff(jnp.concatenate([ends, below, ends + 1]), axis=0)
+
+    def draw_response(self, f: Float[Array, "k *s"], y: Float[Array, "*s"], key: Key[Array, ""]) -> Float[Array, "*s"]:
+        return jax.random.categorical(key, jnp.log(self.mean_response(f)), axis=0)
 
     def _distances(self, f: Float[Array, "k *s"]) -> Float[Array, "c *s"]:
         """c_k − f for every cut point."""

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key
 
 from partita.data.table import OffsetTable, Table, Times
 from partita.expectations import Analytic, Expectation
@@ -37,6 +37,9 @@ class InferredNoiseRegression(VectorRegression):
     def mean_response(self, f: Float[Array, "k *s"]) -> Float[Array, "*s"]:
         return f[0]
 
+    def draw_response(self, f: Float[Array, "k *s"], y: Float[Array, "*s"], key: Key[Array, ""]) -> Float[Array, "*s"]:
+        return f[0] + jnp.exp(f[1]) * jax.random.normal(key, f[0].shape, f.dtype)
+
     def expected_log_densities(self, q: Family, data: Table | OffsetTable) -> Rows:
         """E[exp(−2c) (y − f)²] is E[exp(−2c)] times E[(y − f)²] where f has the mean E[f] − 2 cov(f, c)."""
         mean, covariance = jax.vmap(lambda datum: self.predictors(self.standard(q), datum))(data)
@@ -66,6 +69,9 @@ class StudentTRegression(VectorRegression):
     def mean_response(self, f: Float[Array, "k *s"]) -> Float[Array, "*s"]:
         return f[0]
 
+    def draw_response(self, f: Float[Array, "k *s"], y: Float[Array, "*s"], key: Key[Array, ""]) -> Float[Array, "*s"]:
+        return f[0] + jnp.exp(f[1]) * jax.random.t(key, jnp.exp(f[2]), f[0].shape)
+
 
 class GammaRegression(VectorRegression):
     """y > 0 with the mean exp(f) and the variance exp(2f) / shape; the constant is log shape."""
@@ -84,6 +90,9 @@ class GammaRegression(VectorRegression):
 
     def mean_response(self, f: Float[Array, "k *s"]) -> Float[Array, "*s"]:
         return jnp.exp(f[0])
+
+    def draw_response(self, f: Float[Array, "k *s"], y: Float[Array, "*s"], key: Key[Array, ""]) -> Float[Array, "*s"]:
+        return jnp.exp(f[0] - f[1]) * jax.random.gamma(key, jnp.exp(f[1]))
 
 
 class BetaRegression(VectorRegression):
@@ -108,6 +117,10 @@ class BetaRegression(VectorRegression):
     def mean_response(self, f: Float[Array, "k *s"]) -> Float[Array, "*s"]:
         return jax.nn.sigmoid(f[0])
 
+    def draw_response(self, f: Float[Array, "k *s"], y: Float[Array, "*s"], key: Key[Array, ""]) -> Float[Array, "*s"]:
+        precision = jnp.exp(f[1])
+        return jax.random.beta(key, jax.nn.sigmoid(f[0]) * precision, jax.nn.sigmoid(-f[0]) * precision)
+
 
 class WeibullRegression(VectorRegression):
     """y = (time, event), with P(T > t) = exp(−(t / exp(f))^shape): f moves the logarithm of time.
@@ -131,3 +144,6 @@ class WeibullRegression(VectorRegression):
 
     def mean_response(self, f: Float[Array, "k *s"]) -> Float[Array, "*s"]:
         return jnp.exp(f[0] + log_gamma(1 + jnp.exp(-f[1])))
+
+    def draw_response(self, f: Float[Array, "k *s"], y: Times, key: Key[Array, ""]) -> Float[Array, "*s"]:
+        return jnp.exp(f[0]) * jax.random.exponential(key, f[0].shape, f.dtype) ** jnp.exp(-f[1])

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key
 
 from partita.data.table import Trials
 from partita.families.stirling import log_gamma
@@ -55,6 +55,9 @@ class BinomialRegression(VectorRegression):
     def mean_response(self, f: Float[Array, "k *s"]) -> Float[Array, "*s"]:
         return jnp.exp(self.log_probabilities(f[0])[0])
 
+    def draw_response(self, f: Float[Array, "k *s"], y: Trials, key: Key[Array, ""]) -> Float[Array, "*s"]:
+        return jax.random.binomial(key, y.trials, self.mean_response(f))
+
 
 class LogitBinomial(BinomialRegression):
     """p = 1 / (1 + exp(−f))."""
@@ -97,6 +100,9 @@ class PoissonCounts(_CountRegression):
     def log_link_density(self, f: Float[Array, "k *s"], y: Float[Array, ""]) -> Float[Array, "*s"]:
         return y * f[0] - jnp.exp(f[0]) - log_gamma(y + 1)
 
+    def draw_response(self, f: Float[Array, "k *s"], y: Float[Array, "*s"], key: Key[Array, ""]) -> Float[Array, "*s"]:
+        return jax.random.poisson(key, jnp.exp(f[0]))
+
 
 class NegativeBinomialCounts(_CountRegression):
     """y with mean μ = exp(f) and variance μ + α μ²; the constant is log α.
@@ -119,6 +125,11 @@ class NegativeBinomialCounts(_CountRegression):
         spread = softplus(eta + log_alpha)
         return rising - size * spread + y * (eta - spread) - log_gamma(y + 1)
 
+    def draw_response(self, f: Float[Array, "k *s"], y: Float[Array, "*s"], key: Key[Array, ""]) -> Float[Array, "*s"]:
+        """Poisson counts whose means vary as a gamma distribution."""
+        rates, counts = jax.random.split(key)
+        return jax.random.poisson(counts, jnp.exp(f[0] + f[1]) * jax.random.gamma(rates, jnp.exp(-f[1])))
+
 
 class ZeroInflated(VectorRegression):
     """Zero with a probability π, and otherwise a count of another model; the last constant is logit π."""
@@ -138,3 +149,9 @@ class ZeroInflated(VectorRegression):
 
     def mean_response(self, f: Float[Array, "k *s"]) -> Float[Array, "*s"]:
         return jax.nn.sigmoid(-f[-1]) * self.counts.mean_response(f[:-1])
+
+    def draw_response(self, f: Float[Array, "k *s"], y: Float[Array, "*s"], key: Key[Array, ""]) -> Float[Array, "*s"]:
+        zeros, counts = jax.random.split(key)
+        return jnp.where(
+            jax.random.bernoulli(zeros, jax.nn.sigmoid(f[-1])), 0, self.counts.draw_response(f[:-1], y, counts)
+        )

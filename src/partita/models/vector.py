@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 
 from partita.data.table import OffsetTable, Table
 from partita.expectations import Expectation, PredictorQuadrature
@@ -23,8 +23,8 @@ class VectorRegression(Model):
     """A likelihood p(y | f) with predictors f = (xᵀβ_1, …, xᵀβ_P, c_1, …, c_C) and θ = (β_1, …, β_P, c) as one vector.
 
     Coefficients and constants are jointly Gaussian under q, so that predictors are. The table's offset, if it has one,
-    is added to the first predictor. A subclass gives log p(y | f), the mean response and the allowed y. The first axis
-    of f are the predictors, and y is that of one row: a number, or a named tuple of numbers.
+    is added to the first predictor. A subclass gives log p(y | f), the mean response, draws and the allowed y. The
+    first axis of f are the predictors, and y is that of one row: a number, or a named tuple of numbers.
     """
 
     expectation: Expectation = PredictorQuadrature()
@@ -48,6 +48,10 @@ class VectorRegression(Model):
         """E[y | f]; the probabilities of all classes, along the first axis, where y is a class."""
 
     @abc.abstractmethod
+    def draw_response(self, f: Float[Array, "k *s"], y: PyTree, key: Key[Array, ""]) -> Float[Array, "*s"]:
+        """Draws from p(y | f): numbers, classes, times or events, of as many trials as y has."""
+
+    @abc.abstractmethod
     def check_response(self, y: Any) -> None:
         """Raises an `InputError` that names the first response which is not allowed; y are NumPy arrays."""
 
@@ -67,6 +71,13 @@ class VectorRegression(Model):
 
     def response(self, theta: Float[Array, " d"], x: Float[Array, "n d"]) -> Float[Array, "n ..."]:
         return jax.vmap(lambda row: self.mean_response(self._at(theta, row)))(x)
+
+    def response_of(self, theta: Float[Array, " d"], data: Table | OffsetTable) -> Float[Array, "n ..."]:
+        return jax.vmap(lambda datum: self.response_at(self._at(theta, datum.x), datum))(data)
+
+    def simulated(self, theta: Float[Array, " d"], data: Table | OffsetTable, key: Key[Array, ""]) -> Rows:
+        f = _shifted(jax.vmap(lambda row: self._at(theta, row), out_axes=1)(data.x), data)
+        return self.draw_response(f, data.y, key).astype(f.dtype)
 
     def expected_response(self, q: Family, x: Float[Array, "n d"], offset: Rows | float = 0.0) -> Float[Array, "n ..."]:
         """E_q[y], row by row."""

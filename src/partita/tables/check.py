@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -11,7 +11,7 @@ from jax import enable_x64
 from jaxtyping import Array, Float, PyTree
 from scipy.special import logsumexp
 
-from partita.expectations.capabilities import ResponseOfRows, Simulated, offered
+from partita.expectations.capabilities import ResponseOfRows, offered
 from partita.families.base import Theta
 from partita.inputs import check_seed, check_whole
 from partita.models import Model
@@ -20,9 +20,11 @@ from partita.tables.check_picture import draw_check
 from partita.tables.checked import Group, Quantity, SiteCheck
 from partita.tables.coefficients import Grid, short, text_table
 from partita.tables.draws import blocks, draws_of, log_densities
-from partita.tables.fitted import FEW, Fitted, Rows, at_sites, few
+from partita.tables.fitted import FEW, Fitted, Rows, few, rows_at
 from partita.tables.forest import saved
-from partita.tables.response import Response
+from partita.tables.reading import Site
+from partita.tables.response import Observed
+from partita.tables.spec import Spec
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,6 +58,12 @@ class Check:
             said.append(f"The fit does not explain: {', '.join(odd[:6])}{', …' if len(odd) > 6 else ''}.")
         if any(site.score is None for site in self.sites.values()):
             said.append(f"Sites with fewer than {FEW} rows tell nothing of them.")
+        if censored := [name for name, site in self.sites.items() if site.censored]:
+            named = f"{', '.join(censored[:6])}{', …' if len(censored) > 6 else ''}"
+            said.append(
+                f"Some times are censored ({named}), so that mean, sd and maximum cannot be compared; among simulated "
+                "times such a row has a random place above its own."
+            )
         return tuple(said)
 
     def grid(self) -> Grid:
@@ -86,35 +94,49 @@ def check_of(fit: Fitted, draws: int = 200, seed: int = 0) -> Check:
     """Simulates responses and compares them; see `Fit.check`."""
     check_whole("number of draws", draws, least=20)
     check_seed(seed)
+    sites = fit.with_rows().sites
     with enable_x64(True):
-        theta = draws_of(fit.result.posterior.q, draws, seed)
-        return Check(at_sites(fit, lambda model, rows: _site(model, rows, theta, fit.response, seed)))
+        posterior = fit.result.posterior
+        theta = draws_of(posterior.q, draws, seed)
+        return Check({site.name: _site(fit.spec, posterior.model, site, theta, seed) for site in sites})
 
 
-def _site(model: Model, rows: Rows, theta: Theta, response: Response, seed: int) -> SiteCheck:
-    """What a site sends of its rows."""
-    kept = Rows(*jax.tree.map(lambda leaf: leaf[rows.weights > 0], tuple(rows)))
-    if kept.size < FEW:
-        return SiteCheck(kept.size)
-    scores = [logsumexp(found, axis=1) - np.log(found.shape[1]) for found, _ in log_densities(model, kept, theta)]
-    score = float(np.concatenate(scores).mean() - np.log(response.sd))
+def _site(spec: Spec, model: Model, site: Site, theta: Theta, seed: int) -> SiteCheck:
+    """What a site sends of its rows that have a weight."""
+    used = spec.settings.row_weights(site) > 0
+    site = site._replace(columns={name: values[used] for name, values in site.columns.items()}, rows=int(used.sum()))
+    if site.rows < FEW:
+        return SiteCheck(site.rows)
+    rows, own = rows_at(spec, site), spec.agreement.rows.observed(site, spec.response)
+    scores = [logsumexp(found, axis=1) - np.log(found.shape[1]) for found, _ in log_densities(model, rows, theta)]
+    score = float(np.concatenate(scores).mean())
+    simulations = _simulations(spec, model, site, theta, seed)
     if model.predicts_classes:
-        chances = _chances(model, kept, theta)
-        observed = np.eye(chances.shape[1])[np.asarray(kept.data.y).astype(int)]
-        counts = [_counted(*pair, chances.shape[1]) for pair in _simulations(model, kept, theta, seed)]
-        return SiteCheck(kept.size, score, _shares(np.sum(counts, axis=0), kept.size), _groups(chances, observed))
-    ranks = []
-    totals = _Totals()
-    places = np.random.default_rng(seed)
-    for drawn, own in _simulations(model, kept, theta, seed):
-        totals.add(response.restored(drawn), response.restored(own))
-        below, ties = (drawn < own[:, None]).sum(axis=1), (drawn == own[:, None]).sum(axis=1)
-        ranks.append((below + places.uniform(size=len(own)) * (ties + 1)) / (drawn.shape[1] + 1))
-    rank = np.concatenate(ranks)
+        chances = _chances(model, rows, theta)
+        observed = np.eye(chances.shape[1])[own.numbers.astype(int)]
+        counts = [_counted(drawn, own.numbers[places], chances.shape[1]) for drawn, places in simulations]
+        labels = spec.response.labels or [str(place) for place in range(chances.shape[1])]
+        return SiteCheck(site.rows, score, _shares(np.sum(counts, axis=0), labels), _groups(chances, observed))
+    ranks, totals, generator = [], _Totals(), np.random.default_rng(seed)
+    for drawn, places in simulations:
+        totals.add(drawn, own.numbers[places])
+        ranks.append(_places(drawn, Observed(*(part[places] for part in own)), generator))
+    rank, censored = np.concatenate(ranks), bool(own.censored.any())
     inside = [(mass, int((np.abs(rank - 0.5) <= mass / 2).sum())) for mass in _COVERED]
-    covered = [Group(kept.size, mass, None if few(count, kept.size) else count / kept.size) for mass, count in inside]
+    covered = [Group(site.rows, mass, None if few(count, site.rows) else count / site.rows) for mass, count in inside]
     told = tuple(None if 0 < count < FEW else int(count) for count in np.histogram(rank, _BINS)[0])
-    return SiteCheck(kept.size, score, totals.quantities(), (), tuple(covered), told)
+    quantities = () if censored else totals.quantities()
+    return SiteCheck(site.rows, score, quantities, (), tuple(covered), told, censored)
+
+
+def _places(drawn: Float[np.ndarray, "n s"], own: Observed, generator: np.random.Generator) -> Float[np.ndarray, " n"]:
+    """Where each response lies among those simulated, from 0 to 1; even where the model is true.
+
+    Among simulations that equal it, or for a censored row all from its time on, its place is random.
+    """
+    numbers, hidden = own.numbers[:, None], own.censored[:, None]
+    below, ties = (drawn < numbers).sum(axis=1), ((drawn == numbers) | (hidden & (drawn > numbers))).sum(axis=1)
+    return (below + generator.uniform(size=len(drawn)) * (ties + 1)) / (drawn.shape[1] + 1)
 
 
 class _Totals:
@@ -158,12 +180,12 @@ def _counted(drawn: Float[np.ndarray, "n s"], own: Float[np.ndarray, " n"], clas
     return np.stack([(both == label).sum(axis=0) for label in range(classes)])
 
 
-def _shares(counts: np.ndarray, rows: int) -> tuple[Quantity, ...]:
+def _shares(counts: np.ndarray, labels: Sequence[str]) -> tuple[Quantity, ...]:
     """The share of each class; of two, that of the second."""
-    found = []
-    for label in range(1 if len(counts) == 2 else 0, len(counts)):
-        told = _quantity(f"share of {label}", counts[label] / rows)
-        found.append(dataclasses.replace(told, observed=None, p=None) if few(counts[label, 0], rows) else told)
+    found, rows = [], counts[:, 0].sum()
+    for place in range(1 if len(counts) == 2 else 0, len(counts)):
+        told = _quantity(f"share of {labels[place]}", counts[place] / rows)
+        found.append(dataclasses.replace(told, observed=None, p=None) if few(counts[place, 0], rows) else told)
     return tuple(found)
 
 
@@ -193,24 +215,23 @@ def _chances(model: Model, rows: Rows, theta: Theta) -> Float[np.ndarray, "n c"]
     return np.stack([1 - found, found], axis=1) if found.ndim == 1 else found
 
 
-def _simulations(model: Model, rows: Rows, theta: Theta, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Simulated responses of a site's rows, piece by piece, and those observed."""
-    able = offered(model, Simulated, "responses that can be simulated", "leave the check out")
+def _simulations(
+    spec: Spec, model: Model, site: Site, theta: Theta, seed: int
+) -> Iterator[tuple[Float[np.ndarray, "n s"], slice]]:
+    """Simulated responses of a site's rows in their own units, piece by piece, and which rows these are."""
+    split, whose = spec.agreement.rows.unfinished(site)
+    data = jax.tree.map(np.asarray, spec.design_table(split))
+    rows, start = Rows(data, np.ones(len(whose)), whose, np.zeros(len(whose))), 0
     for place, (piece, real) in enumerate(blocks(rows)):
         key = jax.random.fold_in(jax.random.key(seed), place)
-        drawn = np.asarray(_simulated(able, theta, piece.data, key))
-        yield drawn[:real], np.asarray(piece.data.y)[:real]
+        drawn = spec.response.restored(spec.agreement.rows.drawn(model, theta, piece.data, real, key))
+        yield drawn, slice(start, start + len(drawn))
+        start += len(drawn)
 
 
 @Compiled
 def _mean_response(model: ResponseOfRows, theta: Theta, data: PyTree) -> Float[Array, "n ..."]:
     return jax.vmap(lambda each: model.response_of(each, data))(theta).mean(axis=0)
-
-
-@Compiled
-def _simulated(model: Simulated, theta: Theta, data: PyTree, key: Array) -> Float[Array, "n s"]:
-    keys = jax.random.split(key, len(jax.tree.leaves(theta)[0]))
-    return jax.vmap(lambda each, own: model.simulated(each, data, own), out_axes=1)(theta, keys)
 
 
 def _cell(number: float | None) -> str:

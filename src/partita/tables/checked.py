@@ -44,3 +44,5 @@ class SiteCheck:
     """Otherwise: the share of rows inside central predictive intervals of these masses."""
     ranks: tuple[int | None, ...] = ()
     """And how many rows lie in each tenth of their predictive distribution."""
+    censored: bool = False
+    """Whether there are times without event, so that observed times are no fair sample of those simulated."""

@@ -10,10 +10,11 @@ from partita.errors import DataError, SettingsError
 from partita.inputs import check_kind
 from partita.tables.coefficients import text_table
 from partita.tables.fit import Fit
-from partita.tables.fitted import check_rows, rows_of
+from partita.tables.fitted import rows_of
 from partita.tables.loo import Loo, SiteLoo, joint_ratios, left_out, spread, summed
+from partita.tables.reading import Site
 
-__all__ = ["Compared", "Comparison", "compare"]
+__all__ = ["Compared", "compare"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Compared:
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class _Comparison:
     """Fits in the order of their elpd, the best first; print it, or ask for its rows."""
 
     rows: tuple[Compared, ...]
@@ -58,7 +59,7 @@ class Comparison:
         return text_table("Comparison of fits, in nats", heads, cells, notes)
 
 
-def compare(fits: Mapping[str, Fit], draws: int = 1000, seed: int = 0) -> Comparison:
+def compare(fits: Mapping[str, Fit], draws: int = 1000, seed: int = 0) -> _Comparison:
     """Compares fits of one response by leave-one-out cross-validation and by their free energies.
 
     Each site computes its rows' log densities under all fits, and sends sums of them and of their products. The
@@ -79,12 +80,12 @@ def compare(fits: Mapping[str, Fit], draws: int = 1000, seed: int = 0) -> Compar
     for name, fit in fits.items():
         check_kind("name", name, str, "give a text", name="a text")
         check_kind(f"fit {name!r}", fit, Fit, "use what pt.fit returns")
-        check_rows(fit)
+    fits = {name: fit.with_rows() for name, fit in fits.items()}
     _check_same(fits)
     found, errors = _left_out(fits, draws, seed)
     order = sorted(found, key=lambda name: -found[name].elpd)
     best, highest = found[order[0]].elpd, max(told.free_energy for told in found.values())
-    return Comparison(tuple(_row(name, found[name], best, highest, errors[order[0]][name]) for name in order))
+    return _Comparison(tuple(_row(name, found[name], best, highest, errors[order[0]][name]) for name in order))
 
 
 def _row(name: str, told: Loo, best: float, highest: float, error: float) -> Compared:
@@ -103,13 +104,10 @@ def _left_out(fits: Mapping[str, Fit], draws: int, seed: int) -> tuple[dict[str,
         rows = {name: rows_of(fit) for name, fit in fits.items()}
         sites: dict[str, dict[str, SiteLoo]] = {name: {} for name in fits}
         sums = {(one, other): np.zeros(2) for one in fits for other in fits}
-        for site in next(iter(fits.values())).partition.names:
+        for site in next(iter(rows.values())):
             own = {}
             for name, fit in fits.items():
-                unit = np.log(fit.response.sd)
-                sites[name][site], own[name] = left_out(
-                    fit.result.posterior.model, rows[name][site], *shared[name], unit
-                )
+                sites[name][site], own[name] = left_out(fit.result.posterior.model, rows[name][site], *shared[name])
             for one, other in sums:
                 gap = own[one] - own[other]
                 sums[one, other] = sums[one, other] + np.array([gap.sum(), gap @ gap])
@@ -125,14 +123,13 @@ def _check_same(fits: Mapping[str, Fit]) -> None:
     expected = fits[first]
     for name in others:
         fit = fits[name]
-        if fit.response.factor.text != expected.response.factor.text:
+        texts = [each.spec.formula.response.text for each in (expected, fit)]
+        if texts[0] != texts[1]:
             raise DataError(
-                f"{first!r} is a fit of {expected.response.factor.text!r} and {name!r} of "
-                f"{fit.response.factor.text!r}: compare fits of one response."
+                f"{first!r} is a fit of {texts[0]!r} and {name!r} of {texts[1]!r}: compare fits of one response."
             )
-        same = fit.partition.names == expected.partition.names and all(
-            mine.rows == theirs.rows
-            and np.array_equal(fit.response.numbers(mine.columns), fit.response.numbers(theirs.columns))
+        same = [site.name for site in fit.sites] == [site.name for site in expected.sites] and all(
+            mine.rows == theirs.rows and _same_responses((fit, mine), (expected, theirs))
             for mine, theirs in zip(fit.sites, expected.sites, strict=True)
         )
         if not same:
@@ -140,3 +137,12 @@ def _check_same(fits: Mapping[str, Fit]) -> None:
                 f"{first!r} and {name!r} are fits of different rows or sites: fit both to the same table, without the "
                 "rows in which a column of either is missing."
             )
+
+
+def _same_responses(*both: tuple[Fit, Site]) -> bool:
+    """Whether the rows of a site have the same responses under two fits, which may code them differently."""
+    (one, hidden), (other, also) = (fit.spec.agreement.rows.observed(site, fit.response) for fit, site in both)
+    labels = [np.array(fit.response.labels) for fit, _ in both]
+    if all(map(len, labels)):
+        return np.array_equal(labels[0][one.astype(int)], labels[1][other.astype(int)])
+    return np.allclose(one, other, rtol=1e-9, atol=0) and np.array_equal(hidden, also)

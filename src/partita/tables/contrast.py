@@ -72,7 +72,8 @@ def effect(name: str, mean: float, sd: float, mass: float, ratio: bool = False) 
 
 def _references(fit: Fitted) -> tuple[str, ...]:
     """The names that reference levels would have as coefficients, which are 0."""
-    return tuple(f"{name}[T.{level}]" for name, level in fit.design.references.items())
+    classes, references = fit.likelihood.classes(fit.response), fit.design.references
+    return tuple(f"{label}{name}[T.{level}]" for label in classes for name, level in references.items())
 
 
 def _parsed(text: str, known: Sequence[str]) -> dict[str, float]:

@@ -24,21 +24,27 @@ def draws_of(q: Family, count: int, seed: int) -> Theta:
 
 
 def blocks(rows: Rows) -> Iterator[tuple[Rows, int]]:
-    """A site's rows in pieces of one length, the last filled up with its last row, and how many are real.
+    """A site's rows in pieces of one length, and how many of each are real: the others are the next, or the last again.
 
-    Lengths are powers of two, so that sites share compiled programs.
+    Lengths are powers of two, so that sites share compiled programs. A row of the table is in one piece.
     """
     size = min(_BLOCK, 1 << (rows.size - 1).bit_length())
-    for start in range(0, rows.size, size):
+    ends = np.flatnonzero(np.diff(rows.whose, append=-1)) + 1
+    start = 0
+    while start < rows.size:
+        stop = int(ends[np.searchsorted(ends, start + size, side="right") - 1])
         places = np.minimum(np.arange(start, start + size), rows.size - 1)
         piece = jax.tree.map(lambda leaf, places=places: np.asarray(leaf)[places], tuple(rows))
-        yield Rows(*piece), min(size, rows.size - start)
+        yield Rows(*piece), stop - start
+        start = stop
 
 
 def log_densities(model: Model, rows: Rows, theta: Theta) -> Iterator[tuple[Float[np.ndarray, "n s"], np.ndarray]]:
-    """log p(y_n | θ_s) of a site's rows, piece by piece, and the rows' weights."""
+    """log p(y_n | θ_s) of a site's rows of the table, per unit of the response, piece by piece, and their weights."""
     for piece, real in blocks(rows):
-        yield np.asarray(_log_densities(model, theta, piece.data))[:real], piece.weights[:real]
+        found = np.asarray(_log_densities(model, theta, piece.data))[:real] - piece.log_units[:real, None]
+        starts = np.flatnonzero(np.diff(piece.whose[:real], prepend=-1))
+        yield np.add.reduceat(found, starts, axis=0), piece.weights[starts]
 
 
 @Compiled

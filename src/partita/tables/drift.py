@@ -5,15 +5,12 @@ import dataclasses
 import numpy as np
 from jax import enable_x64
 from jaxtyping import Float
-from scipy import stats
 
 from partita.families import Family, FullGaussian
 from partita.stream import Stream
+from partita.tables.heterogeneity import distance
 
 __all__ = ["Drift", "drift_of"]
-
-_UNTOLD = 1e-9
-"""A direction of which a batch has less than this share of what was known before is one it tells nothing of."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,13 +56,8 @@ def drift_of(stream: Stream) -> list[Drift]:
 
 
 def _compared(name: str, before: Family, after: Family) -> Drift:
-    (mean, covariance), (moved, narrower) = _moments(before), _moments(after)
-    root, precision = np.linalg.cholesky(covariance), np.linalg.inv(narrower)
-    told, axes = np.linalg.eigh(root.T @ precision @ root - np.eye(len(mean)))
-    apart = axes.T @ root.T @ precision @ (moved - mean)
-    used = told > _UNTOLD
-    square = float(np.sum(apart[used] ** 2 / (told[used] * (1 + told[used]))))
-    return Drift(name, square / 2, float(used.sum()) / 2, float(stats.chi2.sf(square, int(used.sum()))))
+    found = distance(_moments(after), _moments(before))
+    return Drift(name, found.nats, found.directions / 2, 1.0 if found.p is None else found.p)
 
 
 def _moments(q: Family) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]:

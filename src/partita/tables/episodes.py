@@ -8,13 +8,18 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from partita.errors import DataError, SettingsError
+from partita.expectations.capabilities import ResponseOfRows, Simulated, offered
+from partita.families.base import Theta
+from partita.models import Model
+from partita.numerics.compiled import Compiled
 from partita.tables.formula import Factor, Formula, evaluated, parsed
 from partita.tables.reading import Columns, Site
-from partita.tables.response import Declared
+from partita.tables.response import Declared, Observed, Response
 
 __all__ = ["TIMES", "Episodes", "Rows", "constant_hazard", "episodes", "rows_from_dict", "whole"]
 
@@ -56,6 +61,28 @@ class Rows:
         """A site's rows of the design, and for each of them the row of the table; whether events are known."""
         return site, np.arange(site.rows)
 
+    def observed(self, site: Site, response: Response) -> Observed:
+        """What is known of the response of each row of the table."""
+        return response.observed(site.columns)
+
+    def log_units(self, split: Site, response: Response) -> Float[np.ndarray, " k"]:
+        """What the log density of each row of the design exceeds that per unit of the response as it was given by.
+
+        A row that is censored has a probability, which has no unit.
+        """
+        return np.log(response.sd) * ~response.observed(split.columns).censored
+
+    def unfinished(self, site: Site) -> tuple[Site, Int[np.ndarray, " k"]]:
+        """The rows of the design that responses are simulated from, and for each of them the row of the table."""
+        return site, np.arange(site.rows)
+
+    def drawn(
+        self, model: Model, theta: Theta, data: PyTree, real: int, key: Key[Array, ""]
+    ) -> Float[np.ndarray, "n s"]:
+        """A response of each row of the table at each draw of θ, given the first, real rows of an unfinished design."""
+        able = offered(model, Simulated, "responses that can be simulated", "leave the check out")
+        return np.asarray(_simulated(able, theta, data, key))[:real]
+
     def to_dict(self) -> dict[str, Any]:
         """The rows as texts and numbers, for JSON."""
         return {"asked": self.asked.text}
@@ -93,11 +120,51 @@ class Episodes(Rows):
 
     def split(self, site: Site, observed: bool = True) -> tuple[Site, Int[np.ndarray, " k"]]:
         times = _times(self._time, site.columns)
+        happened = _events(self.event, site.columns, len(times)) if observed else np.zeros(len(times), bool)
+        return self._split(site, times, happened)
+
+    def observed(self, site: Site, response: Response) -> Observed:
+        return Observed(_times(self._time, site.columns), ~_events(self.event, site.columns, site.rows))
+
+    def log_units(self, split: Site, response: Response) -> Float[np.ndarray, " k"]:
+        """A Poisson count of 1 has the density of the event's time, times the exposure."""
+        events, exposure = (split.columns[name] for name in _made(self._time))
+        return events * np.log(exposure)
+
+    def unfinished(self, site: Site) -> tuple[Site, Int[np.ndarray, " k"]]:
+        """Every row in all intervals, for a unit of time in the last."""
+        return self._split(site, np.full(site.rows, (0.0, *self.cuts)[-1] + 1), np.zeros(site.rows, bool))
+
+    def drawn(
+        self, model: Model, theta: Theta, data: PyTree, real: int, key: Key[Array, ""]
+    ) -> Float[np.ndarray, "n s"]:
+        """Times at which the hazard that has come together reaches a standard exponential."""
+        able = offered(model, ResponseOfRows, "response to predict", "leave the check out")
+        hazards = np.asarray(_responses(able, theta, data))[:real]
+        hazards = hazards.reshape(-1, len(self.cuts) + 1, hazards.shape[1])
+        reached = np.asarray(jax.random.exponential(key, hazards[:, 0].shape, hazards.dtype))
+        return self._reached(hazards, reached)
+
+    def _reached(
+        self, hazards: Float[np.ndarray, "n k s"], level: Float[np.ndarray, "n s"]
+    ) -> Float[np.ndarray, "n s"]:
+        """When the cumulative hazard is this level, given that of each interval, and of a unit of time in the last."""
+        before = np.cumsum(hazards, axis=1) - hazards
+        which = (before[:, 1:] < level[:, None]).sum(axis=1)[:, None]
+        first, rate = (np.take_along_axis(each, which, axis=1)[:, 0] for each in (before, hazards))
+        starts = np.array([0.0, *self.cuts])
+        widths = np.append(np.diff(starts), 1.0)
+        return starts[which[:, 0]] + widths[which[:, 0]] * (level - first) / rate
+
+    def _split(
+        self, site: Site, times: Float[np.ndarray, " n"], happened: Bool[np.ndarray, " n"]
+    ) -> tuple[Site, Int[np.ndarray, " k"]]:
+        """Rows up to these times, at which the event happened or not."""
         starts, ends = np.array([0.0, *self.cuts]), np.array([*self.cuts, np.inf])
         whose, which = np.nonzero(times[:, None] > starts)
         exposure = np.minimum(times[whose], ends[which]) - starts[which]
         last = times[whose] <= ends[which]
-        events = last & _events(self.event, site.columns, len(times))[whose] if observed else np.zeros(len(whose), bool)
+        events = last & happened[whose]
         made = dict(zip(_made(self._time), (events.astype(float), exposure), strict=True))
         made |= {label: (which == k).astype(float) for k, label in enumerate(_labels(self._time, self.cuts))}
         columns = {name: values[whose] for name, values in site.columns.items()}
@@ -148,6 +215,17 @@ def episodes(formula: Formula, declared: Declared) -> Rows:
     """Intervals that end at the cut points given, or else at quartiles of time, which sites agree on."""
     cuts = () if declared.cuts is None else _checked(declared.cuts)
     return Episodes(formula, declared.event or "", cuts, declared.cuts is not None)
+
+
+@Compiled
+def _simulated(model: Simulated, theta: Theta, data: PyTree, key: Array) -> Float[Array, "n s"]:
+    keys = jax.random.split(key, len(jax.tree.leaves(theta)[0]))
+    return jax.vmap(lambda each, own: model.simulated(each, data, own), out_axes=1)(theta, keys)
+
+
+@Compiled
+def _responses(model: ResponseOfRows, theta: Theta, data: PyTree) -> Float[Array, "n s"]:
+    return jax.vmap(lambda each: model.response_of(each, data), out_axes=1)(theta)
 
 
 def _made(time: Factor) -> tuple[str, str]:

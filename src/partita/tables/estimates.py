@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 import numpy as np
 from jax import enable_x64
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Float
 from scipy import stats
 
 from partita.data.shard import Partition
@@ -215,9 +215,9 @@ class Estimates:
         """Draws of θ as coefficients of the columns as they are."""
         return (draws @ self.units.turn.T + self.units.shift)[:, : len(self.names)]
 
-    def table_of(self, site: Site) -> PyTree[Array]:
-        """A site's rows as the model takes them."""
-        return self.spec.table(site)
+    def with_rows(self) -> Self:
+        """The same with the rows of all sites."""
+        return self
 
     def _own(self, q: Family) -> tuple[np.ndarray, np.ndarray]:
         """Coefficients and constants."""

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 from jax import enable_x64
+from jaxtyping import Float
 
 from partita.errors import MissingExtraError
+from partita.families.base import Theta
 from partita.inputs import check_flag, check_path, check_seed, check_whole
 from partita.io.atomic import write_csv, write_text
 from partita.tables.draws import draws_of, log_densities
-from partita.tables.fitted import Fitted, at_sites
+from partita.tables.fitted import Fitted, rows_at
+from partita.tables.reading import Site
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -48,7 +51,7 @@ def described_fit(fit: Fitted, mass: float = 0.95) -> dict[str, Any]:
             "ratio": fit.likelihood.ratio,
             "references": design.references,
             "response": {
-                "name": response.factor.text,
+                "name": fit.spec.formula.response.text,
                 "labels": response.labels,
                 "mean": response.mean,
                 "sd": response.sd,
@@ -59,7 +62,7 @@ def described_fit(fit: Fitted, mass: float = 0.95) -> dict[str, Any]:
                 "prior": {"mean": start[0], "sd": start[1]},
                 "learned": learned,
             },
-            "free_energy": fit.result.free_energy,
+            "free_energy": fit.free_energy,
             "sites": {site.name: {"rows": site.rows, "dropped": site.dropped} for site in fit.sites},
             "notes": fit.notes,
         }
@@ -100,17 +103,18 @@ def fit_to_arviz(fit: Fitted, draws: int, rows: bool, seed: int) -> "DataTree":
     groups = {"posterior": {"coefficients": own.reshape(_CHAINS, count, -1)}}
     coords: dict[str, Any] = {"coefficient": list(fit.names)}
     dims = {"coefficients": ["coefficient"]}
-    sites = np.repeat(list(fit.partition.names), fit.partition.sizes)
+    sites = np.array([])
     if rows:
-        name = fit.response.factor.text
+        name, own_rows = fit.spec.formula.response.text, fit.with_rows().sites
         with enable_x64(True):
-            found = at_sites(fit, lambda model, own: _rows(model, own, theta))
-        density = np.concatenate([each for each, _ in found.values()], axis=0) - np.log(fit.response.sd)
-        observed = fit.response.restored(np.concatenate([y for _, y in found.values()]))
+            density = np.concatenate([_densities(fit, site, theta) for site in own_rows])
+        known = [fit.spec.agreement.rows.observed(site, fit.response) for site in own_rows]
+        observed, censored = (np.concatenate(part) for part in zip(*known, strict=True))
         groups["log_likelihood"] = {name: density.T.reshape(_CHAINS, count, -1)}
-        groups["observed_data"] = {name: observed}
+        groups["observed_data"] = {name: observed} | ({f"{name} censored": censored} if censored.any() else {})
+        sites = np.repeat([site.name for site in own_rows], [site.rows for site in own_rows])
         coords["row"] = np.arange(len(sites))
-        dims[name] = ["row"]
+        dims |= {each: ["row"] for each in groups["observed_data"]}
     about = {"formula": fit.formula, "family": fit.family, "creation_library": "partita"}
     tree: DataTree = from_dict(groups, coords=coords, dims=dims, attrs={"/": about})
     for group in ("log_likelihood", "observed_data") if rows else ():
@@ -118,9 +122,10 @@ def fit_to_arviz(fit: Fitted, draws: int, rows: bool, seed: int) -> "DataTree":
     return tree
 
 
-def _rows(model: Any, rows: Any, theta: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The log density of each row at each draw, and its response; they leave the site only where it is asked for."""
-    return np.concatenate([found for found, _ in log_densities(model, rows, theta)]), np.asarray(rows.data.y)
+def _densities(fit: Fitted, site: Site, theta: Theta) -> Float[np.ndarray, "n s"]:
+    """The log density of each of a site's rows at each draw; they leave the site only where it is asked for."""
+    found = log_densities(fit.result.posterior.model, rows_at(fit.spec, site), theta)
+    return np.concatenate([piece for piece, _ in found])
 
 
 def _plain(value: Any) -> Any:

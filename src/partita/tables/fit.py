@@ -163,6 +163,8 @@ class Fit(Estimates):
     @property
     def free_energy(self) -> float:
         """The free energy of all rows; the factors speak for those that were not visited since others came."""
+        if not self.batches:
+            return self.result.free_energy
         with enable_x64(True):
             return self.stream.free_energy
 
@@ -224,6 +226,13 @@ class Fit(Estimates):
         study = load_study(folder)
         batches = study.stream.batches
         return cls(study.spec, study.sites, Partition((), (), ()), study.result, batches, study.sources)
+
+    def with_rows(self) -> Self:
+        """The fit with the rows of all sites, which are read from their files again where they are not at hand."""
+        if all(site.columns for site in self.sites):
+            return self
+        sites = read_again(self.spec.settings, self.sites, self.sources, "ask the fit that pt.fit has returned")
+        return dataclasses.replace(self, sites=sites)
 
     def _of(self, stream: Stream, sites: Sequence[Site], sources: tuple[Source, ...]) -> Self:
         """The fit after its stream has gone on."""

@@ -1,14 +1,13 @@
 """What results are made from: the parts of a fit that forests, checks, comparisons, exports and reports ask for."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jax import enable_x64
+from jaxtyping import Float, Int, PyTree
 
-from partita.data.shard import Partition
-from partita.errors import DataError
 from partita.families import Family
 from partita.models import Model
 from partita.server.run import Result
@@ -17,28 +16,35 @@ from partita.tables.design import Design
 from partita.tables.likelihoods import Likelihood
 from partita.tables.reading import Site
 from partita.tables.response import Response
+from partita.tables.spec import Spec
 
-__all__ = ["FEW", "Fitted", "Rows", "at_sites", "check_rows", "few", "rows_of"]
+__all__ = ["FEW", "Fitted", "Rows", "at_sites", "few", "rows_at", "rows_of"]
 
 FEW = 5
 """A cell with fewer rows than this does not leave its site."""
 
 
 class Rows(NamedTuple):
-    """The rows of one site, as the model takes them."""
+    """The rows of one site, as the model takes them; a row of the table may be several."""
 
     data: PyTree[np.ndarray]
     weights: Float[np.ndarray, " n"]
+    whose: Int[np.ndarray, " n"]
+    """For each of them the row of the table; it rises."""
+    log_units: Float[np.ndarray, " n"]
+    """What is taken from a log density for that per unit of the response as it was given."""
 
     @property
     def size(self) -> int:
-        """The number of rows."""
+        """The number of rows of the design."""
         return len(self.weights)
 
 
 class Fitted(Protocol):
     """A fit, as its results see it."""
 
+    @property
+    def spec(self) -> Spec: ...
     @property
     def formula(self) -> str: ...
     @property
@@ -54,9 +60,9 @@ class Fitted(Protocol):
     @property
     def sites(self) -> tuple[Site, ...]: ...
     @property
-    def partition(self) -> Partition: ...
-    @property
     def result(self) -> Result: ...
+    @property
+    def free_energy(self) -> float: ...
     @property
     def prior(self) -> Family: ...
     @property
@@ -71,26 +77,20 @@ class Fitted(Protocol):
     def leaving_out(self) -> dict[str, Family]: ...
     def vector(self, q: Family) -> tuple[np.ndarray, np.ndarray]: ...
     def in_own_units(self, draws: Float[np.ndarray, "s d"]) -> Float[np.ndarray, "s d"]: ...
-    def table_of(self, site: Site) -> PyTree[Array]: ...
+    def with_rows(self) -> Self: ...
 
 
-def check_rows(fit: Fitted) -> None:
-    """Raises where the rows of a site are not at hand, as in a fit that was loaded or made by a federation."""
-    if away := [site.name for site in fit.sites if site.name not in fit.partition.names]:
-        raise DataError(
-            f"The rows of {away[0]} are not at hand, and this is computed from all rows: revisited() reads those of a "
-            "loaded fit from their files; those of a federation stay with its clients."
-        )
+def rows_at(spec: Spec, site: Site) -> Rows:
+    """A site's rows."""
+    split, whose = spec.agreement.rows.split(site)
+    with enable_x64(True):
+        data = jax.tree.map(np.asarray, spec.design_table(split))
+    return Rows(data, spec.weights(site), whose, spec.agreement.rows.log_units(split, spec.response))
 
 
 def rows_of(fit: Fitted) -> dict[str, Rows]:
-    """Every site's rows, for what the site itself computes."""
-    check_rows(fit)
-    parts = zip(fit.partition.names, fit.partition.shards, fit.partition.sizes, strict=True)
-    return {
-        name: Rows(*jax.tree.map(lambda leaf, size=size: np.asarray(leaf)[:size], (shard.data, shard.weights)))
-        for name, shard, size in parts
-    }
+    """Every site's rows, for what the site itself computes; an `InputError` where they are not to be had."""
+    return {site.name: rows_at(fit.spec, site) for site in fit.with_rows().sites}
 
 
 def at_sites(fit: Fitted, question: Callable[[Model, Rows], Any]) -> dict[str, Any]:

@@ -45,9 +45,13 @@ def draw_forest(fit: Fitted, name: str, mass: float = 0.95) -> "Figure":
 
 
 def _panels(fit: Fitted, name: str) -> list[str]:
-    """The coefficients that a name stands for: one, or those of all levels of a category or parts of a spline."""
+    """The coefficients that a name stands for: one, or those of all levels of a category or parts of a spline.
+
+    Where every class of the response has its own, those of all classes.
+    """
     check_kind("coefficient", name, str, "give its name", name="a text")
-    found = [each for each in fit.names if each == name or each.startswith(f"{name}[")]
+    starts = [label + name for label in ("", *fit.likelihood.classes(fit.response))]
+    found = [each for each in fit.names if each in starts or each.startswith(tuple(f"{start}[" for start in starts))]
     if not found:
         raise unknown("coefficient or category", name, fit.names)
     if len(found) > _MOST_PANELS:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jax import enable_x64
@@ -11,12 +12,25 @@ from scipy import stats
 from partita.tables.coefficients import Grid, short, text_table
 from partita.tables.fitted import Fitted
 
-__all__ = ["Heterogeneity", "SiteHeterogeneity", "compared", "heterogeneity_of"]
+__all__ = ["Heterogeneity", "SiteHeterogeneity", "compared", "distance", "heterogeneity_of"]
 
 _UNTOLD = 1e-8
-"""A direction in which a site tells less than this, relative to what the others tell, is not compared."""
+"""A direction in which rows tell less than this, relative to what the others tell, is not compared."""
 
 _Moments = tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]
+
+
+class _Distance(NamedTuple):
+    """Half the squared distance between what rows say and what others predict of it, in their joint uncertainty."""
+
+    nats: float
+    directions: int
+    """The number of directions that the rows tell of; `nats` is half of it on average where nothing differs."""
+
+    @property
+    def p(self) -> float | None:
+        """The probability of so many nats or more where nothing differs, None of no direction."""
+        return _tail(self.nats, self.directions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,30 +92,26 @@ def compared(names: Sequence[str], whole: _Moments, others: Mapping[str, _Moment
 
 
 def _site(name: str, whole: _Moments, others: _Moments | None, start: _Moments) -> SiteHeterogeneity:
-    """A site's precision Λ and precision times mean h follow from all and all others.
+    if others is None:
+        return SiteHeterogeneity(name, None, 0.0, 0, None, None, None)
+    found = distance(whole, others)
+    divergences = _alone(whole, others, start), _kl(whole, others)
+    return SiteHeterogeneity(name, found.nats, found.directions / 2, found.directions, found.p, *divergences)
+
+
+def distance(whole: _Moments, others: _Moments) -> _Distance:
+    """How far some rows lie from others, whose precision Λ and precision times mean h follow from all and the others.
 
     Given θ, h is N(Λθ, Λ), and θ is what the others say, N(m, V); so h − Λm is N(0, Λ + ΛVΛ), which is diagonal in
     the axes that make V one and Λ diagonal.
     """
-    if others is None:
-        return SiteHeterogeneity(name, None, 0.0, 0, None, None, None)
     (m, cov), (m0, cov0) = whole, others
     root = np.linalg.cholesky(cov0)
     precision = np.linalg.inv(cov)
     told, axes = np.linalg.eigh(root.T @ precision @ root - np.eye(len(m)))
     apart = axes.T @ root.T @ precision @ (m - m0)
     used = told > _UNTOLD
-    directions = int(used.sum())
-    nats = float(np.sum(apart[used] ** 2 / (told[used] * (1 + told[used])))) / 2
-    return SiteHeterogeneity(
-        name,
-        nats,
-        directions / 2,
-        directions,
-        _tail(nats, directions),
-        _alone(whole, others, start),
-        _kl(whole, others),
-    )
+    return _Distance(float(np.sum(apart[used] ** 2 / (told[used] * (1 + told[used])))) / 2, int(used.sum()))
 
 
 def _together(whole: _Moments, others: Mapping[str, _Moments], start: _Moments) -> tuple[float, int]:

@@ -131,21 +131,20 @@ def spread(rows: int, total: float, squares: float) -> float:
 
 def loo_of(fit: Fitted, draws: int = 1000, seed: int = 0) -> Loo:
     """Leaves out rows one at a time; see `Fit.loo`."""
+    fit = fit.with_rows()
     with enable_x64(True):
         theta, ratios = joint_ratios(fit, draws, seed)
-        unit = np.log(fit.response.sd)
-        sites = at_sites(fit, lambda model, rows: left_out(model, rows, theta, ratios, unit)[0])
+        sites = at_sites(fit, lambda model, rows: left_out(model, rows, theta, ratios)[0])
         return summed(fit, sites, ratios)
 
 
 def summed(fit: Fitted, sites: Mapping[str, SiteLoo], ratios: Float[np.ndarray, " s"]) -> Loo:
     """What sites have sent, together; densities are per unit of the response as it was given."""
-    weights: dict[str, float] = at_sites(fit, lambda model, rows: float(rows.weights.sum()))
-    units = sum(weights.values()) * np.log(fit.response.sd)
+    units: dict[str, float] = at_sites(fit, lambda model, rows: float(rows.weights @ rows.log_units))
     evidence = float(logsumexp(ratios)) - np.log(len(ratios))
     (weights_of_q,), (shape,) = smoothed(ratios[None])
     efficiency = float(np.exp(-logsumexp(2 * weights_of_q))) / len(ratios)
-    return Loo(sites, float(shape), efficiency, evidence - units, fit.result.free_energy - units, len(ratios))
+    return Loo(sites, float(shape), efficiency, evidence, fit.free_energy - sum(units.values()), len(ratios))
 
 
 def joint_ratios(fit: Fitted, draws: int, seed: int) -> tuple[Theta, Float[np.ndarray, " s"]]:
@@ -163,7 +162,7 @@ def joint_ratios(fit: Fitted, draws: int, seed: int) -> tuple[Theta, Float[np.nd
 def pointwise(
     model: Model, rows: Rows, theta: Theta, ratios: Float[np.ndarray, " s"]
 ) -> Iterator[tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"], Float[np.ndarray, " n"]]]:
-    """Of a site's rows, piece by piece: log p(y_n | all but n), log p(y_n | all), and k.
+    """Of a site's rows of the table, piece by piece: log p(y_n | all but n), log p(y_n | all), and k.
 
     A row with weight w counts w times, and is left out as a whole.
     """
@@ -179,17 +178,16 @@ def _totals(model: Model, rows: Rows, theta: Theta) -> Float[np.ndarray, " s"]:
 
 
 def left_out(
-    model: Model, rows: Rows, theta: Theta, ratios: Float[np.ndarray, " s"], unit: float
+    model: Model, rows: Rows, theta: Theta, ratios: Float[np.ndarray, " s"]
 ) -> tuple[SiteLoo, Float[np.ndarray, " n"]]:
-    """What a site sends of its rows, and the number of each row, which stays there; `unit` is log the response's."""
+    """What a site sends of its rows, and the number of each row of the table, which stays there."""
     elpd, seen, shapes = (np.concatenate(part) for part in zip(*pointwise(model, rows, theta, ratios), strict=True))
-    own = elpd - rows.weights * unit
     told = SiteLoo(
-        rows.size,
-        float(own.sum()),
-        float(np.sum(own**2)),
-        float(np.sum(seen - rows.weights * unit)),
+        len(elpd),
+        float(elpd.sum()),
+        float(np.sum(elpd**2)),
+        float(seen.sum()),
         int(np.sum(shapes > TOO_HEAVY)),
         float(shapes.max()),
     )
-    return told, own
+    return told, elpd

@@ -1,5 +1,7 @@
 """Average marginal effects: how the expected response changes with a column, averaged over the rows of all sites."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ from partita.inputs import check_kind, check_number, check_seed, check_whole
 from partita.numerics.compiled import Compiled
 from partita.tables.contrast import Effect
 from partita.tables.draws import draws_of
-from partita.tables.fitted import Fitted, check_rows
+from partita.tables.fitted import Fitted
 from partita.tables.reading import Site
 
 __all__ = ["marginal_effects"]
@@ -28,29 +30,31 @@ def marginal_effects(fit: Fitted, name: str, mass: float, draws: int, seed: int)
     check_number("mass of an interval", mass, lambda mass: 0 < mass < 1, "between 0 and 1")
     check_whole("number of draws", draws, least=50)
     check_seed(seed)
-    columns = fit.design.formula.columns
+    columns = fit.spec.formula.columns
     if name not in columns:
         raise unknown("column of the formula", name, columns)
-    check_rows(fit)
+    sites = fit.with_rows().sites
     model = offered(fit.result.posterior.model, ResponseOfRows, "response to predict", "use a contrast")
     with enable_x64(True):
         theta = draws_of(fit.result.posterior.q, draws, seed)
-        weights = [np.asarray(shard.weights) for shard in fit.partition.shards]
-        changes = [_changes(fit, name, site) for site in fit.sites]
+        changes = [_changes(fit, name, fit.spec.agreement.rows.split(site)[0]) for site in sites]
+        weights = [fit.spec.weights(site) for site in sites]
+        rows = sum(float(fit.spec.settings.row_weights(site).sum()) for site in sites)
+        length = max(map(len, weights))
         found = {}
         for label in changes[0]:
-            total, rows = np.zeros(()), 0.0
+            total = np.zeros(())
             for own, change in zip(weights, changes, strict=True):
                 high, low, width = change[label]
-                tables = (_padded(fit.table_of(high), len(own)), _padded(fit.table_of(low), len(own)))
+                tables = tuple(_padded(fit.spec.design_table(side), length) for side in (high, low))
+                own = np.pad(own, (0, length - len(own)))
                 total = total + np.asarray(_summed(model, theta, tables, jnp.asarray(own))) / width
-                rows += float(own.sum())
-            found.update(_told(label, fit.response.sd * total / rows, mass))
+            found.update(_told(label, fit.response.sd * total / rows, mass, fit.response.labels))
     return found
 
 
 def _changes(fit: Fitted, name: str, site: Site) -> dict[str, tuple[Site, Site, float]]:
-    """The rows of a site with a column changed in two ways, and how far: by level, or a little up and down."""
+    """A site's rows of the design with a column changed in two ways, and how far: by level, or a little up and down."""
     factors = [factor for factor in fit.design.formula.factors if name in factor.columns]
     category = next((factor for factor in factors if fit.design.is_category(factor)), None)
     if category is None:
@@ -75,14 +79,11 @@ def _with(site: Site, name: str, values: np.ndarray) -> Site:
     return site._replace(columns={**site.columns, name: values})
 
 
-def _told(label: str, draws: Float[np.ndarray, "s ..."], mass: float) -> dict[str, Effect]:
+def _told(label: str, draws: Float[np.ndarray, "s ..."], mass: float, labels: Sequence[str]) -> dict[str, Effect]:
     """The effect that draws tell of; of several classes one each."""
     if draws.ndim > 1:
-        return {
-            f"{label}, class {place}": each
-            for place in range(draws.shape[1])
-            for each in _told(f"{label}, class {place}", draws[:, place], mass).values()
-        }
+        each = (_told(f"{label}, {own}", part, mass, ()) for own, part in zip(labels, draws.T, strict=True))
+        return {name: effect for told in each for name, effect in told.items()}
     low, high = np.quantile(draws, [(1 - mass) / 2, (1 + mass) / 2])
     told = (float(draws.mean()), float(draws.std(ddof=1)), float(low), float(high))
     return {label: Effect(label, *told, float(np.mean(draws > 0)))}

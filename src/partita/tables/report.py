@@ -1,8 +1,10 @@
 """A fit as one HTML file: tables, pictures and what a reader should know, without anything to load from elsewhere."""
 
 import base64
+import contextlib
 import html
 import io
+import math
 import os
 import string
 from collections.abc import Callable, Iterable
@@ -33,6 +35,8 @@ _MOST_FORESTS = 12
 def write_report(fit: Fitted, path: str | os.PathLike[str], mass: float = 0.95) -> None:
     """Writes the report of a fit; see `Fit.report`."""
     check_path(path)
+    with contextlib.suppress(InputError):  # of which sections that need rows tell
+        fit = fit.with_rows()
     page = string.Template((resources.files("partita.tables") / "report.html").read_text(encoding="utf-8"))
     title = fit.formula
     parts = (
@@ -44,15 +48,20 @@ def write_report(fit: Fitted, path: str | os.PathLike[str], mass: float = 0.95) 
         *_section("Checks", lambda: _check(fit)),
         *_section("Rows that were left out", lambda: _loo(fit)),
         *_section("How it was computed", lambda: _computed(fit)),
-        *_section("What left the sites", _privacy),
+        *_section("What left the sites", lambda: _privacy(fit)),
     )
     write_text(path, page.substitute(title=_escaped(title), body="\n".join(parts)))
 
 
 def forest_names(fit: Fitted) -> list[str]:
     """The coefficients that a report draws: all but the intercept, up to a dozen; none where there is one site."""
-    names = [name for name in fit.names if name != INTERCEPT]
-    return names[:_MOST_FORESTS] if len(fit.sites) > 1 else []
+    return _slopes(fit)[:_MOST_FORESTS] if len(fit.sites) > 1 else []
+
+
+def _slopes(fit: Fitted) -> list[str]:
+    """All coefficients but intercepts."""
+    intercepts = {label + INTERCEPT for label in fit.likelihood.classes(fit.response)}
+    return [name for name in fit.names if name not in intercepts]
 
 
 def _section(title: str, body: Callable[[], Iterable[str]]) -> list[str]:
@@ -80,7 +89,7 @@ def _forests(fit: Fitted, mass: float) -> list[str]:
     told = [
         _said("Each site alone (its factor times the prior), all without it, and all, from the factors that are held.")
     ]
-    left = len(fit.names) - len(names) - (INTERCEPT in fit.names)
+    left = len(_slopes(fit)) - len(names)
     told += [_picture(draw_forest(fit, name, mass), f"Forest plot of {name}") for name in names]
     return told + ([_said(f"{left} more coefficients are not drawn: use forest.")] if left else [])
 
@@ -118,6 +127,7 @@ def _computed(fit: Fitted) -> list[str]:
     family = type(result.posterior.q).__name__
     with enable_x64(True):
         sds = sorted({f"{float(sd):g}" for sd in result.state.current_prior.moments()[1]})
+    bound = f" Free energy {fit.free_energy:.6g}." if math.isfinite(fit.free_energy) else ""
     return [
         _said(
             "Partitioned variational inference: each site fits its own factor to its rows, given those of the others, "
@@ -126,18 +136,22 @@ def _computed(fit: Fitted) -> list[str]:
         ),
         _said(
             f"q is a {family} of {len(fit.names)} coefficients; the priors of standardised coefficients have the sds "
-            f"{', '.join(sds[:5])}. {result.message} Free energy {result.free_energy:.6g} after "
-            f"{result.state.communications} visits of sites. partita {metadata.version('partita')}."
+            f"{', '.join(sds[:5])}. {result.message}{bound} {result.state.communications} visits of sites. partita "
+            f"{metadata.version('partita')}."
         ),
     ]
 
 
-def _privacy() -> list[str]:
+def _privacy(fit: Fitted) -> list[str]:
+    asked = (
+        " For this report each sent sums of log densities at shared draws of the coefficients, and summaries of its "
+        "checks."
+    )
     return [
         _said(
             "No row left its site. Sites sent counts of levels, sums and sums of squares of columns, counts in bins "
-            "where there are splines, and a Gaussian factor at each visit. For this report each sent sums of log "
-            "densities at shared draws of the coefficients, and summaries of its checks."
+            "where there are splines or intervals of time, and a Gaussian factor at each visit."
+            + (asked if all(site.columns for site in fit.sites) else "")
         ),
         _said(
             f"Summaries of fewer than {FEW} rows were withheld, and so were maxima. Factors and sums are not "

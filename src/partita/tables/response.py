@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from partita.data.columns import Column, Counts, Moments
 from partita.data.table import Times, Trials
@@ -28,6 +28,7 @@ __all__ = [
     "TRIALS",
     "Declared",
     "Kind",
+    "Observed",
     "Response",
 ]
 
@@ -56,6 +57,18 @@ class Declared(NamedTuple):
         return tuple(name for name in (self.trials, self.event) if name is not None)
 
 
+class Observed(NamedTuple):
+    """What is known of the response of each row, in its own units: a number, a label's place, events, or a time."""
+
+    numbers: Float[np.ndarray, " n"]
+    censored: Bool[np.ndarray, " n"]
+    """Whether it is only known to be larger, as a time without event is."""
+
+
+def _known(y: Float[np.ndarray, " n"]) -> Observed:
+    return Observed(y, np.zeros(len(y), bool))
+
+
 @dataclasses.dataclass(frozen=True)
 class Response:
     """How every site turns its response into numbers."""
@@ -76,6 +89,8 @@ class Response:
     """Makes the response of two columns."""
     beside: str | None = None
     """The second of them; where there is none, it is ones."""
+    known: Callable[[Any], Observed] = _known
+    """What is observed of the response, before its units are restored."""
 
     @property
     def notes(self) -> list[str]:
@@ -99,6 +114,11 @@ class Response:
         if self.paired is None:
             return found
         return self.paired(found, np.ones(len(found)) if self.beside is None else _column(self.beside, columns))
+
+    def observed(self, columns: Columns) -> Observed:
+        """What is known of a site's response, in its own units."""
+        numbers, censored = self.known(self.numbers(columns))
+        return Observed(self.restored(numbers), censored)
 
     def restored(self, numbers: Float[np.ndarray, "n ..."]) -> Float[np.ndarray, "n ..."]:
         """The inverse for numbers."""
@@ -138,13 +158,16 @@ def _in_units(formula: Formula, about: Column, declared: Declared) -> Response:
 
 def _survival(formula: Formula, about: Column, declared: Declared) -> Response:
     """Times, in units of their mean, and whether the event was then; without a column it was in every row."""
-    return dataclasses.replace(_in_units(formula, about, declared), paired=Times, beside=declared.event)
+    found = _in_units(formula, about, declared)
+    return dataclasses.replace(
+        found, paired=Times, beside=declared.event, known=lambda y: Observed(y.time, y.event == 0)
+    )
 
 
 def _trials(formula: Formula, about: Column, declared: Declared) -> Response:
     """Events among trials, or with neither a column of trials nor numbers, one of two labels."""
     found = (_binary if declared.trials is None else _numeric)(formula, about, declared)
-    return dataclasses.replace(found, paired=Trials, beside=declared.trials)
+    return dataclasses.replace(found, paired=Trials, beside=declared.trials, known=lambda y: _known(y.events))
 
 
 def _binary(formula: Formula, about: Column, declared: Declared) -> Response:

@@ -41,8 +41,13 @@ def read_batch(settings: Settings, data: Any, name: str) -> Site:
     return site._replace(name=name)
 
 
-def read_again(settings: Settings, sites: Sequence[Site], sources: Sequence[Source]) -> tuple[Site, ...]:
-    """The sites with their rows, those that are not at hand from their files."""
+def read_again(
+    settings: Settings,
+    sites: Sequence[Site],
+    sources: Sequence[Source],
+    remedy: str = "update without revisiting, or fit all tables anew; in a federation use `partita federation retire`",
+) -> tuple[Site, ...]:
+    """The sites with their rows, those that are not at hand from their files; an error ends with the remedy."""
     missing, found = {site.name for site in sites if not site.columns}, dict[str, Site]()
     for source in sources if missing else ():
         if source.name and source.name not in missing:
@@ -59,8 +64,7 @@ def read_again(settings: Settings, sites: Sequence[Site], sources: Sequence[Sour
             found |= {site.name: site for site in read}
     if lost := sorted(missing - found.keys()):
         raise DataError(
-            f"The rows of {lost[0]} are in no file that can be read again: update without revisiting, or fit all "
-            "tables anew; in a federation use `partita federation retire`."
+            f"The rows of {lost[0]} are not at hand, and came from no file that could be read again: {remedy}."
         )
     return tuple(site if site.columns else found[site.name] for site in sites)
 

@@ -195,7 +195,7 @@ class Settings:
         return Agreement.of(rows, self.missing == "mean", chosen.kind.counted)
 
 
-class Inputs(NamedTuple):
+class _Inputs(NamedTuple):
     """Rows as the numbers from which their response is predicted."""
 
     x: Float[np.ndarray, "k d"]
@@ -247,15 +247,18 @@ class Spec:
 
     def table(self, site: Site) -> Table | OffsetTable:
         """A site's rows as numbers."""
-        split, _ = self.agreement.rows.split(site)
+        return self.design_table(self.agreement.rows.split(site)[0])
+
+    def design_table(self, split: Site) -> Table | OffsetTable:
+        """Rows of the design, which a site's rows were split into, as numbers."""
         x = jnp.asarray(self.design.standardised(split))
         y = jax.tree.map(jnp.asarray, self.response.numbers(split.columns))
         return OffsetTable(x, y, jnp.asarray(self._offset(split))) if self.design.formula.offsets else Table(x, y)
 
-    def inputs(self, site: Site) -> Inputs:
+    def inputs(self, site: Site) -> _Inputs:
         """A site's rows as the numbers from which their response is predicted."""
         split, whose = self.agreement.rows.split(site, observed=False)
-        return Inputs(self.design.standardised(split), self._offset(split), whose)
+        return _Inputs(self.design.standardised(split), self._offset(split), whose)
 
     def _offset(self, split: Site) -> Float[np.ndarray, " n"]:
         """The sum of the formula's offsets, in units of the coefficients of the response as it is fitted."""
