@@ -52,6 +52,11 @@ class Estimates:
         return self.result.posterior.q
 
     @property
+    def free_energy(self) -> float:
+        """The free energy of all rows."""
+        return self.result.free_energy
+
+    @property
     def prior(self) -> Family:
         """The prior of the coefficients of standardised columns."""
         with enable_x64(True):
