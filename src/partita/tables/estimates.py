@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,9 +26,6 @@ from partita.tables.reading import Site, columns_of, complete, frame_of, sites_o
 from partita.tables.response import Response
 from partita.tables.spec import Spec
 from partita.tables.units import Units
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Estimates"]
 
