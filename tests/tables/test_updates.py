@@ -231,7 +231,7 @@ def test_files_that_changed_or_are_gone_are_named(study, tmp_path):
     assert loaded.update(update, "2026-01").stream.names[-1] == "2026-01"
     frame = pt.fit("died ~ age + sex", FIRST, family="bernoulli", sites="site")
     frame.save(study)
-    refused(lambda: pt.Fit.load(study).without("York"), "data frame")
+    refused(lambda: pt.Fit.load(study).without("York"), "came from no file")
 
 
 def damaged(path):

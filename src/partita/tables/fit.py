@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Fit"]
 
+_AWAY = "ask the fit that pt.fit has returned; a federation's rows stay with its clients"
 _SETTLED = 1e-10
 """How many nats an answer may lie from the posterior after an update: so few that what came before leaves no trace."""
 
@@ -231,7 +232,7 @@ class Fit(Estimates):
         """The fit with the rows of all sites, which are read from their files again where they are not at hand."""
         if all(site.columns for site in self.sites):
             return self
-        sites = read_again(self.spec.settings, self.sites, self.sources, "ask the fit that pt.fit has returned")
+        sites = read_again(self.spec.settings, self.sites, self.sources, _AWAY)
         return dataclasses.replace(self, sites=sites)
 
     def _of(self, stream: Stream, sites: Sequence[Site], sources: tuple[Source, ...]) -> Self:
