@@ -82,8 +82,8 @@ def test_a_file_that_is_corrected_while_its_client_runs_is_read_again(tmp_path, 
     write(files["north"], [])
     refuse, reasons = Enrolment._refuse, []
 
-    def corrected(reception, name, reason):
-        refuse(reception, name, reason)
+    def corrected(reception, name, what, reason):
+        refuse(reception, name, what, reason)
         reasons.append((name, reason))
         write(files["north"], clinic(1))
 
