@@ -75,7 +75,7 @@ def test_densities_are_per_unit_of_the_response_as_it_was_given(family):
 @pytest.mark.parametrize("family", chosen(FAMILIES))
 def test_every_result_of_every_likelihood(family, tmp_path):
     fit, count = fitted_family(family), len(FRAME)
-    check, loo = fit.check(draws=DRAWS), fit.loo(draws=DRAWS)
+    check, loo = fit.check(draws=400), fit.loo(draws=DRAWS)  # so many that a share of 0.02 is not 0 by chance
     assert sum(site.rows for site in check.sites.values()) == loo.rows == count
     assert np.isfinite([check.score, loo.elpd, loo.se, loo.evidence, loo.free_energy]).all()
     assert loo.elpd / count == pytest.approx(check.score, abs=0.3)
