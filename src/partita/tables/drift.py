@@ -6,7 +6,8 @@ import numpy as np
 from jax import enable_x64
 from jaxtyping import Float
 
-from partita.families import Family, FullGaussian
+from partita.families import Family
+from partita.families.gaussian import gaussian
 from partita.stream import Stream
 from partita.tables.heterogeneity import distance
 
@@ -61,5 +62,4 @@ def _compared(name: str, before: Family, after: Family) -> Drift:
 
 
 def _moments(q: Family) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]:
-    mean, sd = (np.asarray(moment) for moment in q.moments())
-    return mean, np.asarray(q.covariance) if isinstance(q, FullGaussian) else np.diag(sd**2)
+    return np.asarray(q.moments()[0]), np.asarray(gaussian(q).covariance)
