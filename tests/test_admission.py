@@ -103,7 +103,7 @@ def test_bounds_do_not_apply_to_a_fast_client_before_others_have_answered():
     """It answers forty times while the others work on their first task; beside the prior alone it would be refused."""
     bounds = Admission(dominance=5.0)
     engine, method = LocalEngine(PARTS, [40.0, 1.0, 1.0]), pt.methods.asynchronous(SOLVER)
-    state, dominance = init(PRIOR, 3), []
+    state, dominance = init(PRIOR, 3, aggregation=method.aggregation), []
     for _ in range(60):
         state, event = step(method, MODEL, engine, state, Rules(admission=bounds))
         assert not event.refusals
@@ -114,7 +114,7 @@ def test_bounds_do_not_apply_to_a_fast_client_before_others_have_answered():
 
 
 def test_bounds_apply_eventually_even_if_a_client_never_answers():
-    method, engine, state = pt.methods.synchronous(SOLVER), LocalEngine(PARTS), init(PRIOR, 3)
+    method, engine, state = pt.methods.synchronous(SOLVER, damping=1 / 3), LocalEngine(PARTS), init(PRIOR, 3)
     silent = np.array([False, False, True])
     engine.away = lambda names: silent
     honest, refused = engine.answer, []
@@ -135,7 +135,7 @@ def test_many_small_steps_lead_no_farther_than_one():
     def push(reply):
         return eqx.tree_at(lambda r: r.delta.natural.precision_mean, reply, replace_fn=lambda b: 0 * b + 3.0)
 
-    method = pt.methods.synchronous(SOLVER)
+    method = pt.methods.synchronous(SOLVER, damping=1 / 3)
     state, events = answers(method, PRIOR, 60, push, Rules(admission=Admission(change=2.0)))
     held = state.factors[1].natural
     assert float(divergence(state.posterior, held, held.one(), held.one())) <= 2.0
@@ -183,7 +183,7 @@ def test_outlying_clients_are_refused_by_prominence():
 def test_prominence_does_not_apply_to_two_clients():
     method, prior = pt.methods.synchronous(SOLVER), PRIOR
     engine = LocalEngine(PARTS)
-    state = init(prior, 3)
+    state = init(prior, 3, aggregation=method.aggregation)
     engine.away = lambda names: np.array([False, False, True])
     state, event = step(method, MODEL, engine, state, Rules(admission=Admission(prominence=1e-6)))
     assert not event.refusals

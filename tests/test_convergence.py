@@ -39,7 +39,7 @@ def sds_away(posterior, data, family):
 
 CORRELATED, PLAIN = table(300, 0.99), table(300, 0.2)
 RUNS = {
-    "many clients, damping 1/M": (pt.methods.synchronous(pt.Conjugate(), damping=None), FULL, PLAIN, 20, 500),
+    "many clients, damping 1/M": (pt.methods.synchronous(pt.Conjugate(), damping=1 / 20), FULL, PLAIN, 20, 500),
     "correlated columns": (pt.methods.sequential(pt.Conjugate()), MEAN_FIELD, CORRELATED, 3, 1000),
     "random subsets": (pt.Method(pt.Conjugate(), pt.schedules.RandomSubset(5), pt.Damped(0.2)), FULL, PLAIN, 10, 500),
     "asynchronous": (pt.methods.asynchronous(pt.Conjugate(), damping=0.1), FULL, PLAIN, 10, 500),

@@ -86,7 +86,8 @@ def test_a_random_key_is_a_function_of_seed_client_and_version():
 
 
 def test_a_retry_repeats_the_answer_and_another_seed_does_not(monkeypatch):
-    method, engine, state = pt.methods.synchronous(STOCHASTIC), LocalEngine(PARTS), init(PRIOR, 3)
+    method = pt.methods.synchronous(STOCHASTIC, damping=1 / 3)
+    engine, state = LocalEngine(PARTS), init(PRIOR, 3)
     with monkeypatch.context() as patch:
         patch.setattr(local, "client_update", faulty(not_finite))
         refused, _ = step(method, MODEL, engine, state)

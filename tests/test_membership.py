@@ -110,9 +110,10 @@ def test_a_client_that_rejoins_keeps_its_factor():
 
 def test_after_joining_late_the_result_is_as_if_the_client_had_joined_at_the_start():
     method = pt.methods.synchronous(SOLVER)
-    whole = steps(method, PARTS, init(PRIOR, 3), 200)
-    late = join(steps(method, OTHERS, init(PRIOR, 2), 10), "client 2", method.aggregation)
-    np.testing.assert_allclose(steps(method, PARTS, late, 200).posterior.mean, whole.posterior.mean, rtol=1e-8)
+    aggregation = method.aggregation
+    whole = steps(method, PARTS, init(PRIOR, 3, aggregation=aggregation), 30)
+    late = join(steps(method, OTHERS, init(PRIOR, 2, aggregation=aggregation), 10), "client 2", aggregation)
+    np.testing.assert_allclose(steps(method, PARTS, late, 30).posterior.mean, whole.posterior.mean, rtol=1e-8)
 
 
 @pytest.mark.parametrize("change", [leave, retire])

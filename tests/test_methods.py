@@ -47,8 +47,8 @@ def test_global_vi_on_all_rows_is_the_fixed_point_that_sequential_pvi_reaches():
     [
         (pt.methods.sequential(SOLVER), {1.0}, [["client 0"], ["client 1"], ["client 2"]]),
         (pt.methods.sequential(SOLVER, damping=0.4), {0.4}, [["client 0"], ["client 1"], ["client 2"]]),
-        (pt.methods.synchronous(SOLVER), {1 / 3}, [["client 0", "client 1", "client 2"]]),
-        (pt.methods.asynchronous(SOLVER), {1 / 3}, [["client 0"], ["client 1"], ["client 2"]]),
+        (pt.methods.synchronous(SOLVER), {0.5}, [["client 0", "client 1", "client 2"]]),
+        (pt.methods.asynchronous(SOLVER), {1.0}, [["client 0"], ["client 1"], ["client 2"]]),
     ],
 )
 def test_methods_have_the_damping_and_schedule_of_their_names(method, dampings, clients):

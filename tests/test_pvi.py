@@ -43,7 +43,7 @@ def test_posterior_is_prior_times_factors_after_every_step(schedule, aggregation
     """`eq:approx`."""
     turns, speeds = SCHEDULES[schedule]
     method = pt.Method(SOLVER, turns, AGGREGATIONS[aggregation])
-    engine, state = LocalEngine(PARTS, speeds), init(PRIOR, 3)
+    engine, state = LocalEngine(PARTS, speeds), init(PRIOR, 3, aggregation=method.aggregation)
     for _ in range(9):
         state, _ = step(method, MODEL, engine, state)
         assert_product(state)
@@ -81,7 +81,7 @@ def test_refused_answers_are_recorded_and_change_nothing(schedule, fault, monkey
 
 def test_a_step_does_not_modify_its_input_state():
     state, twin = init(PRIOR, 3), init(PRIOR, 3)
-    step(pt.methods.synchronous(SOLVER), MODEL, LocalEngine(PARTS), state)
+    step(pt.methods.synchronous(SOLVER, damping=0.5), MODEL, LocalEngine(PARTS), state)
     assert all(eqx.tree_equal(value, vars(twin)[name]) for name, value in vars(state).items())
 
 
@@ -105,7 +105,7 @@ def test_converged_means_that_no_client_would_move_the_posterior():
         r"which is about \S+ standard deviations from its fixed point\.",
         result.message,
     )
-    _, event = step(pt.methods.synchronous(SOLVER), MODEL, LocalEngine(PARTS), result.state)
+    _, event = step(pt.methods.synchronous(SOLVER, damping=0.5), MODEL, LocalEngine(PARTS), result.state)
     # since a client was asked the others moved q once each, by at most √(2e-6) standard deviations: 3² times 1e-6 nats
     assert max(float(reply.info.residual) for reply in event.replies.values()) < 9e-6
 

@@ -48,6 +48,7 @@ from partita.results.posterior import Posterior as Posterior
 from partita.server import aggregation as aggregation
 from partita.server import schedules as schedules
 from partita.server.admission import Admission as Admission
+from partita.server.aggregation import Adaptive as Adaptive
 from partita.server.aggregation import Aggregation as Aggregation
 from partita.server.aggregation import Backtracking as Backtracking
 from partita.server.aggregation import Damped as Damped

@@ -127,18 +127,26 @@ def synchronous(
     start: Start = None,
     **common: Unpack[Common],
 ) -> Method:
-    """Synchronous PVI (`sec:pvi:pvi_flavours`): all clients in parallel, by default with damping 1/M.
+    """Synchronous PVI (`sec:pvi:pvi_flavours`): all clients in parallel.
 
-    With `backtracking` the damping is halved until the free energy does not fall.
+    By default the damping follows the free energy that clients report with their answers (`Adaptive`). A number is a
+    fixed damping; with `backtracking` it is halved until the free energy does not fall.
     """
-    return _method(solver, Synchronous(), _product(damping, backtracking), start=start, **common)
+    fixed = damping is not None or backtracking
+    aggregation = _product(damping, backtracking) if fixed else server.Adaptive()
+    return _method(solver, Synchronous(), aggregation, start=start, **common)
 
 
 def asynchronous(
     solver: Solver = _NEWTON, damping: float | None = None, start: Start = None, **common: Unpack[Common]
 ) -> Method:
-    """Asynchronous PVI (`sec:pvi:pvi_flavours`): each answer is aggregated on arrival, by default with damping 1/M."""
-    return _method(solver, Asynchronous(), server.Damped(damping), start=start, **common)
+    """Asynchronous PVI (`sec:pvi:pvi_flavours`): each answer is aggregated on arrival.
+
+    By default a client's first answer is whole, and the damping of later ones is at most 1/2 and follows the free
+    energy by the clients' last reports (`Adaptive`). A number is a fixed damping.
+    """
+    aggregation = server.Adaptive(first=1.0, largest=0.5) if damping is None else server.Damped(damping)
+    return _method(solver, Asynchronous(), aggregation, start=start, **common)
 
 
 def power_ep(

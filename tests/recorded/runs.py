@@ -22,6 +22,7 @@ from support.weather import FaultyLink
 
 GENERATOR = np.random.default_rng(0)
 SIZES = (8, 12, 16)
+ONE_OVER_M = 1 / len(SIZES)
 X = GENERATOR.normal(size=(sum(SIZES), 2)) @ np.array([[1.0, 0.4], [0.0, 0.8]])
 F = X @ [1.0, -0.7]
 NOISE, UNIFORM = GENERATOR.normal(size=len(X)), GENERATOR.uniform(size=len(X))
@@ -116,7 +117,7 @@ def sequential():
 
 def synchronous():
     """Damped by 1/M and by a number; the second reports the free energy that clients have told."""
-    one, half = pt.methods.synchronous(NEWTON), pt.methods.synchronous(NEWTON, damping=0.5)
+    one, half = pt.methods.synchronous(NEWTON, damping=ONE_OVER_M), pt.methods.synchronous(NEWTON, damping=0.5)
     return named(one_over_m=pvi(one, LOGISTIC, FULL, CLASSES), half=pvi(half, LOGISTIC, FULL, CLASSES, every=0))
 
 
@@ -142,7 +143,7 @@ def backtracking():
 
 def temperature():
     cold = pt.methods.sequential(NEWTON, temperature=0.3)
-    hot = pt.methods.synchronous(NEWTON, temperature=2.0)
+    hot = pt.methods.synchronous(NEWTON, damping=ONE_OVER_M, temperature=2.0)
     return named(cold=pvi(cold, LOGISTIC, MEAN_FIELD, CLASSES), hot=pvi(hot, LOGISTIC, FULL, CLASSES))
 
 
@@ -246,7 +247,7 @@ def positive_numbers():
             clients(TIMES),
         ),
         log_normal=pvi(
-            pt.methods.synchronous(climb),
+            pt.methods.synchronous(climb, damping=ONE_OVER_M),
             pt.LogDensity(scale, expectation=draws),
             pt.families.LogNormal.from_median_sd(1.0, 1.0),
             clients(REAL - F),
@@ -318,7 +319,7 @@ def resumed():
 
 def membership():
     """Clients that leave, retire, come back and join, in a state and in a run over a link."""
-    method = pt.methods.synchronous(NEWTON)
+    method = pt.methods.synchronous(NEWTON, damping=ONE_OVER_M)
     state = fit(method, LOGISTIC, FULL, CLASSES).state
     changes = {
         "leave": leave(state, "client 1", method.aggregation),
@@ -370,7 +371,13 @@ def single_precision():
     parts = clients(single(pt.Table(X, LABELS)))
     return named(
         newton=pvi(pt.methods.sequential(NEWTON), LOGISTIC, single(FULL), parts, rounds=2),
-        gradient=pvi(pt.methods.synchronous(pt.Gradient(max_steps=10)), LOGISTIC, single(MEAN_FIELD), parts, rounds=2),
+        gradient=pvi(
+            pt.methods.synchronous(pt.Gradient(max_steps=10), damping=ONE_OVER_M),
+            LOGISTIC,
+            single(MEAN_FIELD),
+            parts,
+            rounds=2,
+        ),
     )
 
 
@@ -439,7 +446,10 @@ def remote(method, model, prior, parts, ends=None, rules=None, weather=None, ask
 def lossy_link():
     """A link that loses, repeats, delays and reorders, and a fair one on which the free energy is asked for."""
     rough = {"seed": 4, "loss": 0.2, "repeat": 0.2, "delay": 3.0, "crash": 0.05}
-    one_by_one, together = pt.methods.asynchronous(NEWTON, damping=0.5), pt.methods.synchronous(NEWTON)
+    one_by_one, together = (
+        pt.methods.asynchronous(NEWTON, damping=0.5),
+        pt.methods.synchronous(NEWTON, damping=ONE_OVER_M),
+    )
     return named(
         rough=remote(one_by_one, LOGISTIC, FULL, CLASSES, weather=rough, rounds=4),
         fair=remote(together, LOGISTIC, FULL, CLASSES, every=1, rounds=2),

@@ -34,6 +34,7 @@ AGGREGATIONS = {
     "1/M": pt.Damped(None),
     "backtracking": pt.Backtracking(),
     "watching": pt.Backtracking(monitor_free_energy=True),
+    "adaptive": pt.Adaptive(),
 }
 
 

@@ -43,6 +43,7 @@ CALLS = {
         {"change": 1.0, "dominance": 1.0, "prominence": 1.0, "deficit": 0.0},
     ),
     "Asynchronous": (pt.Asynchronous, {}),
+    "Adaptive": (pt.Adaptive, {"first": 0.5, "largest": 0.8}),
     "Backtracking": (pt.Backtracking, {"damping": 0.5, "monitor_free_energy": True, "halvings": 3}),
     "Cavity": (pt.Cavity, {}),
     "Checkpoint": (pt.Checkpoint, {"path": "run.npz", "every": 3}),
@@ -404,7 +405,7 @@ REASONS = {
         "aggregation.agile_adam expectations.root families.inner learning.gain learning.rprop"
     ),
     "an annotation": (
-        "aggregation.FreeEnergy aggregation.Mean learning.How methods.Common methods.Optimiser "
+        "aggregation.FreeEnergy aggregation.Report aggregation.Mean learning.How methods.Common methods.Optimiser "
         "methods.Start metrics.Probabilities partitioners.Indices schedules.Order"
     ),
 }

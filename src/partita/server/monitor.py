@@ -138,6 +138,7 @@ def _counts(state: State, event: Event) -> dict[str, Any]:
         "residual": state.worst_residual,
         "distance_left": distance_left(state),
         "damping": event.damping,
+        "returned": event.returned,
         **({"hyper": {name: np.asarray(value).tolist() for name, value in state.hyper.items()}} if state.hyper else {}),
         "refused": {names[k]: refusal.sentence for k, refusal in event.refusals.items()},
         "unanswered": {names[k]: reason for k, reason in event.unanswered.items()},

@@ -25,7 +25,7 @@ from partita.server.monitor import Monitor, posterior_of
 from partita.server.origin import check_origin, origin, with_rows
 from partita.server.rules import Rules
 from partita.server.state import State, init, unanswered_columns, with_learning
-from partita.server.step import step
+from partita.server.step import ended, step
 from partita.server.stopping import Budget, Ending, Status, Stopping
 from partita.server.store import Requests, Store
 
@@ -158,17 +158,22 @@ def run(
     state = requests.apply(state, method.aggregation)
 
     with engine.running(), monitor.watch(method, model, engine, budget, history) as watch:
-        stopping = Stopping(budget, tolerance, watch.free_energy(state), history)
+        stopping = Stopping(budget, tolerance, watch.free_energy(state), history, method.aggregation.guarded)
         while (ending := stopping.ending(state)) is None:
             state = _with_newcomers(state, engine.names, method.aggregation)
             state, event = step(method, model, engine, state, rules, store, requests, tolerance)
+            over = engine.now() >= rules.until
+            found = stopping.ending(state)
+            if found or over:
+                spent = found is not None and found.status is Status.BUDGET_SPENT
+                state = ended(method, engine, state, ask=spent and not over)
             if event.clients:
-                row = watch.row(state, event, last=stopping.ending(state) is not None)
+                row = watch.row(state, event, last=found is not None)
                 history.append(row)
                 stopping.observe(row)
                 store.close(state, history, last=stopping.ending(state) is not None)
                 watch.notify(state, row)
-            if engine.now() >= rules.until:
+            if over:
                 ending = stopping.ending(state) or Ending(Status.TIMED_OUT, "The time is up.")
                 store.close(state, history, last=True)
                 break

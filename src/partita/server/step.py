@@ -10,10 +10,13 @@ from jaxtyping import Bool
 
 from partita.engines.base import Answer, Engine, Failure, Task
 from partita.errors import SettingsError
+from partita.families.factor import Factor
 from partita.io.wire import equal
 from partita.local.client import RESIDUAL_UNDEFINED, Reply
 from partita.models import Model
+from partita.numerics.compiled import Compiled, Scalar
 from partita.server.admission import Admission, Admitted, admit
+from partita.server.aggregation import FreeEnergy, Report
 from partita.server.bound import free_energy
 from partita.server.convergence import measured
 from partita.server.evidence import with_masses
@@ -25,7 +28,7 @@ from partita.server.schedules import ScheduleView
 from partita.server.state import State
 from partita.server.store import Requests, Store
 
-__all__ = ["LEFT_OUT", "Event", "aggregate", "collect", "dispatch", "receive", "step"]
+__all__ = ["LEFT_OUT", "Event", "aggregate", "collect", "dispatch", "ended", "receive", "step"]
 
 _POLL_SECONDS = 5.0
 """How often the server looks for requests from outside while it waits for clients."""
@@ -47,6 +50,8 @@ class Event:
     replies: dict[int, Reply]
     unanswered: dict[int, str]
     """The clients that were sent a task and were skipped in this step, with the reason."""
+    returned: bool = False
+    """Whether the answers were set aside, and the step before was taken again with more damping."""
 
 
 def step(
@@ -176,12 +181,18 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
     }
     invalid = admission.refusals([(task, replies[task.client]) for task, _ in state.arrived])
     deltas = {k: replies[k].delta for k in sorted(replies) if k not in invalid}
+    if state.keeps_product:
+        deltas |= {
+            task.client: _rebased(deltas[task.client], task.factor, state.factors[task.client])
+            for task, _ in state.arrived
+            if task.client in deltas and task.factor is not state.factors[task.client]
+        }
 
     held = set(np.flatnonzero(state.versions).tolist()) if state.keeps_product else set()
     # factors aggregated before the bounds applied are checked as soon as the bounds apply
     judged = held & deltas.keys() if _bounds_apply(state, ()) else held
     bounds = admission if _bounds_apply(state, replies) else Admission()
-    climbed = functools.partial(free_energy, method, engine, state)
+    climbed = _climbed(method, engine, state, replies)
     admitted = admit(method.aggregation, bounds, state.iterate, deltas, judged, held, climbed)
     refusals = invalid | admitted.refusals | admitted.taken.refusals
     accepted = set(deltas) - set(refusals) if admitted.taken.damping > 0 else set()
@@ -210,7 +221,39 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
         refused={} if accepted else own | {k: LEFT_OUT for k in replies if k not in own} | others,
     )
     staleness = max((state.updates - task.updates for task, _ in state.arrived), default=0)
-    return new, Event(tuple(replies), admitted.taken.damping, staleness, refusals, replies, {})
+    taken = admitted.taken
+    return new, Event(tuple(replies), taken.damping, staleness, refusals, replies, {}, taken.returned)
+
+
+def _number(ell: Scalar) -> float:
+    """What a client expects; −∞ if it is no number."""
+    return -np.inf if np.isnan(ell) else float(ell)
+
+
+@Compiled
+def _rebased(delta: Factor, sent: Factor, held: Factor) -> Factor:
+    """A change of the factor that was sent as one of the factor that is held now, to the same new factor."""
+    return delta * (sent / held)
+
+
+def ended(method: Method, engine: Engine, state: State, ask: bool) -> State:
+    """The state that a run returns when it ends here; if it may `ask`, clients say what the newest posterior is worth.
+
+    That takes one communication per client, of one number.
+    """
+    climbed = _climbed(method, engine, state, {}) if ask else None
+    final = method.aggregation.final(state.iterate, climbed)
+    return state if final.posterior is state.posterior else state.with_iterate(final)
+
+
+def _climbed(method: Method, engine: Engine, state: State, replies: Mapping[int, Reply]) -> FreeEnergy:
+    """The free energy that the aggregation climbs, with what these replies say of it."""
+    ask = functools.partial(free_energy, method, engine, state)
+    sent = {task.client: (task.posterior, task.updates == state.updates) for task, _ in state.arrived}
+    reported = {
+        k: Report(_number(reply.info.ell), float(reply.info.ell_variance), *sent[k]) for k, reply in replies.items()
+    }
+    return FreeEnergy(ask, state.current_prior, method.temperature, reported, int(state.active.sum()))
 
 
 def _recorded(

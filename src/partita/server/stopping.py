@@ -88,12 +88,16 @@ class Stopping:
     is within a hundredth of a standard deviation of the fixed point, as far as its movements tell. Without a tolerance
     it never has.
 
-    A falling free energy is what tells divergence, since precisions may stay positive. What it needs of the history it
+    A falling free energy is what tells divergence, since precisions may stay positive; unless the aggregation is
+    `guarded`, which undoes a fall. What it needs of the history it
     keeps, so that a step costs the same however long a run is.
     """
 
-    def __init__(self, budget: Budget, tolerance: float | None, first: Evaluation, history: History) -> None:
+    def __init__(
+        self, budget: Budget, tolerance: float | None, first: Evaluation, history: History, guarded: bool = False
+    ) -> None:
         self.budget, self.tolerance, self.first, self.history = budget, tolerance, first.value, history
+        self.guarded = guarded
         self.latest = self.best = first
         for row in history:
             self.observe(row)
@@ -116,7 +120,8 @@ class Stopping:
             status, remedy = _REFUSED[refusal.reason]
             name = state.names[k]
             return Ending(status, f"No answer could be accepted: that of {name} {refusal.sentence}. {remedy}")
-        if len(self.history) and not self.latest.value > self._floor and not np.isnan(self.first):
+        watched = len(self.history) and not self.guarded
+        if watched and not self.latest.value > self._floor and not np.isnan(self.first):
             return Ending(Status.DIVERGED, f"The free energy diverged to {self.latest.value:.6g}. {_slower(state)}")
         if np.all(state.outcome[state.active] == Outcome.NO_MOMENTS):
             return Ending(Status.IMPROPER, "No client found the moments of its tilted density.")
@@ -146,7 +151,7 @@ class Stopping:
             return Ending(Status.COMPLETE, "The method's passes over all clients are complete.")
         best, latest = self.best.value, self.latest.value
         noise = _ERRORS * np.hypot(self.best.error, self.latest.error)
-        if best - latest > max((best - self.first) / 2, noise):
+        if not self.guarded and best - latest > max((best - self.first) / 2, noise):
             fell = f"The free energy fell from {best:.6g} to {latest:.6g}."
             return Ending(Status.DIVERGED, f"{fell} {_slower(state)}")
         worst = state.worst_residual

@@ -12,6 +12,7 @@ from partita.inputs import check_path, check_whole
 from partita.io.archive import read, understood, write
 from partita.io.wire import equal, flatten, unflatten
 from partita.results.history import History
+from partita.server.origin import check_composition
 from partita.server.state import State, layout, restored, stored_trees, stored_values
 from partita.server.store import Store
 from partita.storage.fitting import check_format, check_run
@@ -77,6 +78,7 @@ def _state(
     check_run(path, _KIND, same, "with other clients or another seed")
     hyper = {key for key in arrays if key.startswith("['hyper']")}
     check_run(path, _KIND, hyper == set(flatten({"hyper": like.hyper})), "that learns other hyperparameters")
+    check_composition(values["origin"], like.origin, path)
     trees = unflatten(arrays, stored_trees(like), str(path))
     check_run(path, _KIND, equal(trees["prior"], like.prior), "with another prior")
     held, sent, tasks = about["held"], about["sent"], about["in_flight"]

@@ -29,6 +29,7 @@ from partita.local.client import Info, Reply
 from partita.results.history import History
 from partita.server.aggregation import Aggregation
 from partita.server.membership import CHANGES
+from partita.server.origin import check_composition
 from partita.server.state import State, columns_of, layout, restored, stored_trees, stored_values, unanswered_columns
 from partita.server.store import Requests, Store
 from partita.storage.fitting import check_format, check_run
@@ -340,6 +341,7 @@ def _read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Hist
     check_run(source, "ledger", equal(prior, like.prior), "with another prior")
     learned = set(unpack(arrays["hyper"]).arrays)
     check_run(source, "ledger", learned == set(flatten(like.hyper)), "that learns other hyperparameters")
+    check_composition(values["origin"], like.origin, source)
     columns = {
         name: np.array(column, kind.dtype)
         for (name, kind), column in zip(columns_of(like).items(), zip(*selected, strict=True), strict=True)

@@ -1,8 +1,9 @@
 """Aggregation of clients' changes (step ③ of `alg:vmp`), the only place where damping is applied."""
 
+from partita.server.aggregation.adaptive import Adaptive
 from partita.server.aggregation.anticipating import Anticipating
 from partita.server.aggregation.averaging import Averaging, Mean
-from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, Report
 from partita.server.aggregation.double_loop import DoubleLoop
 from partita.server.aggregation.incremental import Incremental, agile_adam
 from partita.server.aggregation.product import Backtracking, Damped, check_damping
@@ -11,6 +12,7 @@ from partita.server.aggregation.shared import Shared
 from partita.server.aggregation.stochastic_loop import StochasticLoop
 
 __all__ = [
+    "Adaptive",
     "Aggregated",
     "Aggregation",
     "Anticipating",
@@ -22,6 +24,7 @@ __all__ = [
     "Incremental",
     "Iterate",
     "Mean",
+    "Report",
     "ServerOptimiser",
     "Shared",
     "StochasticLoop",

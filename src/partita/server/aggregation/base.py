@@ -15,7 +15,7 @@ from partita.families import Family
 from partita.families.factor import Factor
 from partita.server.refusal import Reason, Refusal
 
-__all__ = ["Aggregated", "Aggregation", "FreeEnergy", "Iterate", "begin", "log_mass", "multiplied", "refused"]
+__all__ = ["Aggregated", "Aggregation", "FreeEnergy", "Iterate", "Report", "begin", "log_mass", "multiplied", "refused"]
 
 T = TypeVar("T", Family, Factor)
 
@@ -40,9 +40,38 @@ class Aggregated(NamedTuple):
     """The clients whose answers were refused, and why."""
     residual: float | None = None
     """The distance from a fixed point, for aggregations where the clients' residuals do not measure it."""
+    returned: bool = False
+    """Whether the answers were set aside, and the step was taken again from an earlier iterate."""
 
 
-FreeEnergy = Callable[[Family], float]
+class Report(NamedTuple):
+    """What a client expects of its rows."""
+
+    ell: float
+    """ell_k of the posterior that it was sent."""
+    variance: float
+    """The square of its standard error."""
+    posterior: Family
+    """The posterior that it was sent."""
+    current: bool = True
+    """Whether that is still the posterior."""
+
+
+class FreeEnergy(NamedTuple):
+    """What is climbed, F(q) = Σ_k ell_k(q) − τ · KL(q ‖ p), as far as the server can know it."""
+
+    ask: Callable[[Family], float]
+    """F of any q, at one communication per client."""
+    prior: Family
+    """p(θ | ε)."""
+    temperature: float = 1.0
+    reported: Mapping[int, Report] = {}
+    """What the clients say that have answered."""
+    clients: int = 1
+    """How many clients take part."""
+
+    def __call__(self, q: Family) -> float:
+        return self.ask(q)
 
 
 class Aggregation(eqx.Module):
@@ -101,6 +130,15 @@ class Aggregation(eqx.Module):
 
     def without_estimate(self, iterate: Iterate, client: int) -> Iterate:
         """The iterate without what was only estimated of a client that has left, or whose answer was refused."""
+        return iterate
+
+    @property
+    def guarded(self) -> bool:
+        """Whether a step that lowers the free energy is undone in the next, so that a fall does not mean divergence."""
+        return False
+
+    def final(self, iterate: Iterate, free_energy: FreeEnergy | None) -> Iterate:
+        """The iterate that a run returns when it ends here; the free energy may be asked for unless it is None."""
         return iterate
 
     def with_prior(self, iterate: Iterate, change: Family) -> Iterate:

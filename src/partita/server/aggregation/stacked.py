@@ -1,0 +1,84 @@
+"""Factors of many clients as one, whose NumPy arrays have an entry a client.
+
+Natural parameters add, so that what an aggregation does with all factors at once is arithmetic of a few large arrays.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from partita.families import Family
+from partita.families.factor import Factor
+from partita.numerics.compiled import Compiled
+
+__all__ = ["array", "beside", "expected", "placed", "plus", "rows", "stacked", "statistics", "summed", "taken"]
+
+
+def stacked(members: Iterable[Factor]) -> Factor:
+    """Factors of some clients as one, whose NumPy arrays have an entry a client."""
+    leaves, trees = zip(*map(jax.tree.flatten, members), strict=True)
+    columns = zip(*leaves, strict=True)
+    return jax.tree.unflatten(trees[0], [np.stack([np.asarray(leaf) for leaf in column]) for column in columns])
+
+
+def rows(clients: Iterable[int], stacked: Factor) -> dict[int, Factor]:
+    """The factor of each client."""
+    leaves, tree = jax.tree.flatten(stacked)
+    return {k: jax.tree.unflatten(tree, [leaf[row, ...] for leaf in leaves]) for row, k in enumerate(clients)}
+
+
+def taken(stacked: Factor, clients: int | Sequence[int]) -> Factor:
+    """The factor of a client, or those of some."""
+    return jax.tree.map(lambda leaf: leaf[clients], stacked)
+
+
+def placed(stacked: Factor, clients: Sequence[int], members: Factor) -> Factor:
+    """The same with other factors of some clients."""
+
+    def placed(leaf: np.ndarray, new: np.ndarray) -> np.ndarray:
+        leaf = leaf.copy()
+        leaf[clients] = new
+        return leaf
+
+    return jax.tree.map(placed, stacked, members)
+
+
+def plus(first: Factor, second: Factor, times: float = 1.0) -> Factor:
+    """t · s^times, which adds natural parameters."""
+    return jax.tree.map(lambda a, b: a + times * b, first, second)
+
+
+def summed(stacked: Factor) -> Family:
+    """The product over clients."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf.sum(0)), stacked.natural)
+
+
+def beside(numbers: Float[np.ndarray, " n"], leaf: np.ndarray) -> np.ndarray:
+    """A number a client in a shape that multiplies its entries."""
+    return numbers.astype(leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1))
+
+
+def array(member: Family) -> Family:
+    """A member that is not one of many: its arrays are JAX's."""
+    return jax.tree.map(jnp.asarray, member)
+
+
+def expected(factors: Factor, statistics: Family) -> Float[np.ndarray, "..."]:
+    """E_q[log t] of one factor or of an entry a client, where q expects these statistics."""
+    pairs = zip(jax.tree.leaves(factors.natural), jax.tree.leaves(statistics), strict=True)
+    products = ((leaf * expected).reshape(*factors.log_scale.shape, -1).sum(-1) for leaf, expected in pairs)
+    return factors.log_scale + sum(products)
+
+
+def statistics(q: Family) -> Family:
+    """E_q[T(θ)], in NumPy."""
+    return jax.device_get(_mean_parameters(q))
+
+
+@Compiled
+def _mean_parameters(q: Family) -> Family:
+    """E_q[log t] is linear in the natural parameters of t, with the mean parameters of q as its gradient."""
+    return jax.grad(q.cross)(q.one())

@@ -1,0 +1,184 @@
+"""Damping that follows the free energy which clients report."""
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+
+import partita as pt
+from partita.engines import LocalEngine
+from partita.families.factor import Factor
+from partita.server.aggregation import FreeEnergy, Report
+from partita.server.aggregation.stacked import taken
+from partita.server.bound import global_free_energy
+from partita.server.refusal import Reason
+from partita.server.state import init
+from partita.server.step import step
+from support.problems import FULL, MODEL, PARTS, PRIOR, SOLVER, assert_product, correlated
+
+ADAPTIVE = pt.Adaptive()
+QUIET = pt.Monitor(progress=False)
+
+
+def change(precision):
+    """The change of a factor that adds this much to each of three precisions."""
+    return Factor(pt.MeanFieldGaussian(np.full(3, precision / 2), np.full(3, precision)), np.zeros(()))
+
+
+def reported(iterate, *ells, variance=0.0):
+    """What clients say of the present posterior; nobody can be asked."""
+    said = {k: Report(ell, variance, iterate.posterior) for k, ell in enumerate(ells)}
+    return FreeEnergy(lambda q: pytest.fail("asked"), PRIOR, 1.0, said, len(said))
+
+
+def rounds(*ells, precision=1.0, variance=0.0):
+    """What becomes of rounds of two clients that change their factors by so much and report these numbers."""
+    iterate, taken = ADAPTIVE.init(PRIOR, 2), []
+    for ell in ells:
+        deltas = {0: change(precision), 1: change(2 * precision)}
+        taken.append(ADAPTIVE.update(iterate, deltas, reported(iterate, ell, ell, variance=variance)))
+        iterate = taken[-1].iterate
+    return taken
+
+
+def precisions(taken):
+    return [float(taken.iterate.factors[k].natural.precision[0]) for k in (0, 1)]
+
+
+def test_a_round_in_which_the_free_energy_rises_is_where_the_next_begins():
+    first, second = rounds(-100.0, -50.0)
+    assert (first.damping, second.damping) == (0.5, 0.75)
+    assert precisions(first) == [0.5, 1.0]
+    # nothing has been asked for twice before the second round
+    np.testing.assert_allclose(precisions(second), np.array([0.5, 1.0]) + 0.75 * np.array([1.0, 2.0]))
+
+
+def test_what_is_asked_for_again_gets_momentum_and_what_is_not_gets_none():
+    *_, second, third = rounds(-100.0, -50.0, -40.0)
+    # the same changes were asked for again: all of the last movement, times 1/4 in the third round
+    moved = np.array([0.75, 1.5])
+    np.testing.assert_allclose(precisions(third), precisions(second) + 0.25 * moved + np.array([1.0, 2.0]), rtol=1e-12)
+    iterate = second.iterate
+    turned = {0: change(-0.1), 1: change(-0.2)}
+    back = ADAPTIVE.update(iterate, turned, reported(iterate, -40.0, -40.0))
+    np.testing.assert_allclose(precisions(back), precisions(second) - np.array([0.1, 0.2]), rtol=1e-12)
+
+
+def test_after_a_fall_the_step_before_is_taken_again_with_half_the_damping():
+    _, second = rounds(-100.0, -200.0)
+    assert (second.damping, second.returned, second.refusals) == (0.25, True, {})
+    assert precisions(second) == [0.25, 0.5]
+    # and what failed is not tried again soon
+    later = rounds(-100.0, -200.0, -50.0, -40.0, -30.0)
+    assert [taken.damping for taken in later[2:]] == pytest.approx([0.3675, 0.385875, 0.40516875])
+    assert not any(taken.returned for taken in later[2:])
+
+
+def test_noise_is_no_fall():
+    assert not rounds(-100.0, -101.0, variance=1.0)[-1].returned
+    assert rounds(-100.0, -110.0, variance=1.0)[-1].returned
+
+
+def test_a_free_energy_that_is_not_finite_has_fallen():
+    assert rounds(-100.0, -np.inf)[-1].returned
+    assert not rounds(-np.inf, -np.inf)[-1].returned
+
+
+def test_a_run_that_falls_at_every_damping_ends_where_it_was_verified():
+    taken = rounds(-100.0, *[-200.0 - k for k in range(20)])
+    # every fourth time the verified posterior itself is sent again, and counts as what it is worth now
+    assert precisions(taken[4]) == [0.0, 0.0]
+    assert not taken[5].returned
+    iterate = taken[0].iterate
+    deltas = {0: change(1.0), 1: change(1.0)}
+    for _ in range(3):
+        iterate = ADAPTIVE.update(iterate, deltas, reported(iterate, -200.0, -200.0)).iterate
+    stuck = iterate._replace(memory=iterate.memory._replace(returns=np.asarray(12)))
+    last = ADAPTIVE.update(stuck, deltas, reported(stuck, -300.0, -300.0))
+    assert {refusal.reason for refusal in last.refusals.values()} == {Reason.LOWER_FREE_ENERGY}
+    assert eqx.tree_equal(last.iterate.posterior, PRIOR)
+
+
+def test_a_run_ends_at_what_is_verified_unless_the_newest_is_known_to_be_higher():
+    iterate = rounds(-100.0, -50.0)[-1].iterate
+    verified = iterate.memory.verified
+    assert ADAPTIVE.final(iterate, None).posterior is verified.posterior
+    known = float(verified.at_least)
+    for said, expected in ((known - 1, verified.posterior), (known + 1, iterate.posterior)):
+        free_energy = FreeEnergy(lambda q, said=said: said, PRIOR)
+        assert ADAPTIVE.final(iterate, free_energy).posterior is expected
+
+
+@pytest.mark.parametrize(
+    "schedule", [pt.Asynchronous(), pt.schedules.RandomSubset(2)], ids=lambda one: type(one).__name__
+)
+def test_stale_reports_of_a_conjugate_model_give_the_free_energy_exactly(schedule):
+    """There ell_k(q) is linear in the mean parameters, with the client's factor as its gradient."""
+    generator = np.random.default_rng(3)
+    x = generator.normal(size=(40, 3))
+    data = pt.Table(x, x @ [1.0, -1.0, 0.5] + generator.normal(size=40))
+    parts = pt.split(data, pt.partitioners.equal_random(40, 4))
+    model, engine = pt.LinearRegression(), LocalEngine(parts, (1.0, 7.0, 3.0, 2.0))
+    method = pt.Method(pt.Conjugate(), schedule, ADAPTIVE)
+    engine.bind(method.recipe(model), FULL)
+    state = init(FULL, 4, aggregation=ADAPTIVE)
+    for _ in range(32):
+        before = state
+        state, _ = step(method, model, engine, state)
+        assert_product(state)
+    reports = state.memory.reports
+    assert reports.stale.any()
+    climbed = FreeEnergy(lambda q: np.nan, FULL)
+    value, error = reports.free_energy(before.posterior, climbed)
+    exact = global_free_energy(engine, state, FULL, before.posterior)
+    np.testing.assert_allclose(value, exact, rtol=1e-12)
+    assert error < 1e-9
+
+
+def test_an_answer_to_a_factor_that_went_back_gives_the_factor_it_meant():
+    method = pt.Method(SOLVER, pt.Asynchronous(), ADAPTIVE)
+    engine = LocalEngine(PARTS)
+    engine.bind(method.recipe(MODEL), PRIOR)
+    state = init(PRIOR, 3, aggregation=ADAPTIVE)
+    for _ in range(4):
+        state, _ = step(method, MODEL, engine, state)
+    waiting = state.in_flight[0].client
+    other = state.with_iterate(state.iterate._replace(factors={**state.iterate.factors, waiting: Factor.one(PRIOR)}))
+    meant = []
+    for each in (state, other):
+        fresh = LocalEngine(PARTS)
+        fresh.bind(method.recipe(MODEL), PRIOR)
+        while each.versions[waiting] == state.versions[waiting]:
+            each, _ = step(method, MODEL, fresh, each)
+        meant.append(taken(each.memory.reports.answers, waiting).natural)
+    for first, second in zip(*map(jax.tree.leaves, meant), strict=True):
+        np.testing.assert_allclose(first, second, rtol=1e-9)
+
+
+def test_it_converges_where_undamped_rounds_diverge_and_never_falls():
+    model, prior, parts = correlated()
+    method = pt.methods.synchronous(pt.solvers.FixedPoint())
+    result = pt.run(method, model, prior, parts, tolerance=1e-8, monitor=QUIET)
+    assert result.status is pt.Status.CONVERGED
+    assert any(result.history["returned"])
+    pooled = pt.run(pt.methods.sequential(pt.solvers.FixedPoint()), model, prior, parts.pooled(), monitor=QUIET)
+    np.testing.assert_allclose(result.free_energy, pooled.free_energy, rtol=1e-7)
+    falls = np.diff(result.history["free_energy"]) < -1e-6
+    # what fell is set aside in the next round
+    assert (~falls[:-1] | np.array(result.history["returned"][2:])).all()
+
+
+def test_a_run_cut_short_is_never_lower_than_before():
+    model, prior, parts = correlated()
+    method = pt.methods.synchronous(pt.solvers.FixedPoint())
+    ends = [
+        pt.run(method, model, prior, parts, rounds=count, tolerance=None, monitor=QUIET).free_energy
+        for count in range(1, 9)
+    ]
+    assert np.diff(ends).min() >= -1e-9
+
+
+def test_one_client_needs_one_round():
+    result = pt.run(pt.methods.synchronous(), MODEL, FULL, PARTS.pooled(), rounds=1, monitor=QUIET)
+    alone = pt.run(pt.methods.sequential(), MODEL, FULL, PARTS.pooled(), rounds=1, monitor=QUIET)
+    np.testing.assert_allclose(result.free_energy, alone.free_energy, rtol=1e-12)
