@@ -20,7 +20,7 @@ def partita(*arguments, timeout=300):
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
-    done = partita("demo", "--rows", "1000", "--communications", "40", "--output", str(folder), "--json")
+    done = partita(*"demo --family mean-field --rows 1000 --communications 40 --json --output".split(), str(folder))
     return folder, done
 
 

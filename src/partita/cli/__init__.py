@@ -43,13 +43,16 @@ def demo(
     ] = "B",
     family: Annotated[
         Literal["mean-field", "full"], typer.Option(help="The posterior's covariance structure.")
-    ] = "mean-field",
+    ] = "full",
     communications: Annotated[
         int, typer.Option(min=10, help="The budget of each method, in pairs of messages with one client.")
-    ] = 120,
+    ] = 90,
     damping: Annotated[
-        float, typer.Option(help="The damping ρ of synchronous and asynchronous PVI, above 0 and at most 1.")
-    ] = 0.2,
+        float | None,
+        typer.Option(
+            help="A fixed damping ρ of synchronous and asynchronous PVI; by default it follows the free energy."
+        ),
+    ] = None,
     rows: Annotated[int | None, typer.Option(min=200, help="Use only this many training rows.")] = None,
     seed: Annotated[int, typer.Option(help="The seed of everything random.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,

@@ -53,9 +53,10 @@ class Settings:
 
     output: Path
     split: Literal["A", "B"] = "B"
-    family: Literal["mean-field", "full"] = "mean-field"
-    communications: int = 120
-    damping: float = 0.2
+    family: Literal["mean-field", "full"] = "full"
+    communications: int = 90
+    damping: float | None = None
+    """A fixed one; otherwise it follows the free energy."""
     rows: int | None = None
     seed: int = 0
 
