@@ -1,4 +1,4 @@
-"""The command line as a user meets it, in processes of its own."""
+"""The command line as a user meets it: the demo, help and version in processes of their own."""
 
 import json
 import subprocess
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import partita as pt
+from partita.cli import main
 from partita.results.posterior_file import load_posterior
 
 
@@ -70,12 +71,15 @@ def test_the_listed_files_have_the_reported_contents(demo):
         (["fit"], "Missing argument"),
     ],
 )
-def test_invalid_arguments_print_an_error_message_without_traceback(arguments, words):
-    done = partita(*arguments)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+def test_invalid_arguments_print_an_error_message_without_traceback(arguments, words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["partita", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    printed = capsys.readouterr()
+    assert words in printed.err
+    assert "Traceback" not in printed.err
+    assert printed.out == ""
 
 
 def test_help_and_version():

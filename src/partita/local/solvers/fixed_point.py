@@ -9,6 +9,7 @@ from partita.inputs import check_flag, check_number, check_whole
 from partita.local.objective import Problem
 from partita.local.solvers.base import Outcome, Progress, Solver, after, line_search, running, unmoved
 from partita.numerics.compiled import Scalar
+from partita.numerics.trees import where
 
 __all__ = ["Conjugate", "FixedPoint", "NaturalGradient", "damped"]
 
@@ -86,9 +87,10 @@ class Conjugate(Solver):
     ell is then linear in the mean parameters, so that from there another step stays where it is. That is checked, in
     nats, which rounding in ill-conditioned directions hardly changes: a solver that converged promises that another
     step would move q by no more than its tolerance. A natural gradient at a start much wider than the posterior, or
-    whose precision is ill-conditioned, is rounded; a second step, from near the posterior, then mends the first. A
-    model for which both leave more than that is reported as not conjugate. One that is not conjugate, but begins so
-    near its optimum that a step or two lead to it, has converged.
+    whose precision is ill-conditioned, is rounded; a second step, from near the posterior, then mends the first. It is
+    taken whole where nothing is left after it: what it gains may be less than the rounding of the free energy, by which
+    a line search would cut it at random. A model for which both leave more than that is reported as not conjugate. One
+    that is not conjugate, but begins so near its optimum that a step or two lead to it, has converged.
     """
 
     max_steps: int = 2
@@ -108,9 +110,14 @@ class Conjugate(Solver):
         q, value, _, _ = progress
         target = problem.target(q, key)
         found = line_search(problem, q, value, lambda trial: damped(q, target, 0.5**trial), self.halvings, key)
-        left = found.q.length(problem.target(found.q, key) / found.q)
-        exact = left <= jnp.maximum(self.tolerance, 8 * jnp.finfo(left.dtype).eps)
+        whole = problem.restrict(where((index > 0) & target.is_proper() & problem.within(target), target, found.q))
+        left = whole.length(problem.target(whole, key) / whole)
+        whole_value = problem.free_energy(whole, key)
+        eps = jnp.finfo(left.dtype).eps
+        kept = whole_value >= value - jnp.sqrt(eps) * (1 + jnp.abs(value))
+        exact = kept & (left <= jnp.maximum(self.tolerance, 8 * eps))
+        new, new_value = where(exact & (index > 0), (whole, whole_value), (found.q, found.free_energy))
         otherwise = jnp.where(index + 1 < self.max_steps, Outcome.RUNNING, Outcome.NOT_CONJUGATE)
         outcome = jnp.where(exact, Outcome.CONVERGED, otherwise)
         short = found.limited | ~target.is_proper()
-        return Progress(found.q, found.free_energy, jnp.where(short, Outcome.TRUST_REGION, outcome))
+        return Progress(new, new_value, jnp.where(short, Outcome.TRUST_REGION, outcome))
