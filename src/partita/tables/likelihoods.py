@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from jaxtyping import Float
 from scipy import special
 
 from partita.errors import SettingsError
@@ -30,7 +28,7 @@ from partita.models.counts import (
     ZeroInflated,
 )
 from partita.models.glm import LinearRegression, LogisticRegression, PoissonRegression, ProbitRegression
-from partita.tables.constants import Constant, Told, cut_points, scalars
+from partita.tables.constants import CUT_POINTS, SCALARS, Constant, Telling
 from partita.tables.episodes import Rows, constant_hazard, episodes, whole
 from partita.tables.formula import Formula
 from partita.tables.response import (
@@ -71,9 +69,7 @@ class Likelihood:
     """A label for each linear predictor, where there are several."""
     threshold: Callable[[Response], Constant] | None = None
     """What minus the intercept is told as, before the constants."""
-    tell: Callable[[Sequence[Constant], Float[np.ndarray, " c"], Float[np.ndarray, "c c"], float], Sequence[Told]] = (
-        scalars
-    )
+    tell: Telling = SCALARS
     """Tells constants on their own scale."""
     rows: Callable[[Formula, Declared], Rows] = whole
     """Which rows of the design a row of the table becomes."""
@@ -199,7 +195,7 @@ _MADE: Mapping[str, tuple[tuple[str, ...], Callable[[Declared], Likelihood]]] = 
                 "odds ratio",
                 constants=lambda response: _between(response)[1:],
                 threshold=lambda response: _between(response)[0],
-                tell=cut_points,
+                tell=CUT_POINTS,
             )
         ),
     ),
