@@ -127,7 +127,7 @@ def test_marginal_effects_are_derivatives_of_predictions(family):
 def test_elpd_and_k_are_those_of_arviz(family):
     """On the same draws; of split rows the densities of a row's episodes are summed."""
     fit = fitted_family(family)
-    theta, ratios = joint_ratios(fit, 400, 0)
+    theta, ratios = joint_ratios(fit, rows_of(fit), 400, 0)
     model, found = fit.result.posterior.model, fit.loo(400)
     log_q = np.asarray(jax.vmap(fit.result.posterior.q.log_prob)(theta))
     pieces = [piece for rows in rows_of(fit).values() for piece, _ in log_densities(model, rows, theta)]

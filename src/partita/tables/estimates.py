@@ -15,7 +15,7 @@ from partita.errors import SettingsError, unknown
 from partita.expectations.capabilities import CurvedInTable, ShiftedResponse, offered
 from partita.families import Family
 from partita.families.gaussian import gaussian
-from partita.results.mean_field import MeanFieldCheck
+from partita.results.mean_field import MeanFieldCheck, independence
 from partita.server.run import Result
 from partita.server.stopping import Status
 from partita.tables.coefficients import Coefficient, coefficient_grid, text_table
@@ -131,7 +131,7 @@ class Estimates:
         """What a reader of standard deviations without all correlations has to know, with what to do, or nothing."""
         blocks = gaussian(self.prior).independent_groups
         if not isinstance(self.result.posterior.model, CurvedInTable) and blocks > 1:
-            return MeanFieldCheck().sentence(self.names, remedy)
+            return MeanFieldCheck().sentence(self.names, remedy, independence(blocks, len(self.units.parameters)))
         return self.result.posterior.caveat(self.names, remedy)
 
     def coefficients(self, mass: float = 0.95) -> list[Coefficient]:

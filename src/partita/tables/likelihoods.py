@@ -29,7 +29,7 @@ from partita.models.counts import (
 )
 from partita.models.glm import LinearRegression, LogisticRegression, PoissonRegression, ProbitRegression
 from partita.tables.constants import CUT_POINTS, SCALARS, Constant, Telling
-from partita.tables.episodes import Rows, constant_hazard, episodes, whole
+from partita.tables.episodes import RowSplit, constant_hazard, episodes, whole
 from partita.tables.formula import Formula
 from partita.tables.response import (
     BINARY,
@@ -71,7 +71,7 @@ class Likelihood:
     """What minus the intercept is told as, before the constants."""
     tell: Telling = SCALARS
     """Tells constants on their own scale."""
-    rows: Callable[[Formula, Declared], Rows] = whole
+    rows: Callable[[Formula, Declared], RowSplit] = whole
     """Which rows of the design a row of the table becomes."""
 
 
