@@ -9,7 +9,7 @@ import pytest
 import partita as pt
 from partita.engines import LocalEngine
 from partita.models import UnknownNoiseRegression
-from partita.results.mean_field import MAX_COLUMNS, MeanFieldCheck, ratios
+from partita.results.mean_field import MAX_COLUMNS, MeanFieldCheck, independence, ratios
 
 SAYS = "with full covariance"
 RNG = np.random.default_rng(3)
@@ -62,7 +62,9 @@ def test_a_column_that_is_there_twice_is_named():
 
 
 def test_more_than_three_are_counted():
-    found = MeanFieldCheck(lambda: np.array([1.0, 2.0, 0.5, 3.0, 1.5, 1.1])).sentence(list("abcdef"), "do so")
+    found = MeanFieldCheck(lambda: np.array([1.0, 2.0, 0.5, 3.0, 1.5, 1.1])).sentence(
+        list("abcdef"), "do so", independence(6, 6)
+    )
     assert found.endswith(
         "that of d is 3 times as large, that of b is 2 times as large, that of c is 0.5 times as large, "
         "and 1 more differ by over 20%: do so."
@@ -159,7 +161,9 @@ def test_it_is_made_once_when_asked_for_and_its_rows_stay():
     assert pickle.loads(pickle.dumps(rows)) == rows
     kept = pickle.dumps(result.posterior.mean_field)
     assert len(kept) < 500
-    assert pickle.loads(kept).sentence("abc", "do so") == result.posterior.mean_field.sentence("abc", "do so")
+    assert pickle.loads(kept).sentence("abc", "do so", "these") == result.posterior.mean_field.sentence(
+        "abc", "do so", "these"
+    )
 
 
 class Elsewhere(LocalEngine):

@@ -103,6 +103,28 @@ class Stream:
         begun = cls(method, model, prior, seed=result.state.seed, state=None)
         return begun._after(result, partition, dict.fromkeys(partition.names, (math.nan, math.nan)))
 
+    @classmethod
+    def reported(cls, method: Method, model: Model, prior: Family, result: Result, rows: Mapping[str, int]) -> Self:
+        """The same where rows are elsewhere: clients have reported E_q[log p(y | θ)] with their last answers.
+
+        Each at its own answer, so that the free energy is exact as far as these agree.
+
+        Args:
+            method: how batches are taken in from now on.
+            model: of the run.
+            prior: of the run.
+            result: of the run.
+            rows: how many each client has.
+
+        """
+        state = result.state
+        batches = []
+        for name, ell, factor in zip(state.names, state.ell, state.factors, strict=True):
+            if name in rows:
+                level = float(ell) - float(factor.expected_log(state.posterior))
+                batches.append(Batch(name, rows[name], 0, math.nan, math.nan, level))
+        return cls(method, model, prior, seed=state.seed, state=state, batches=tuple(batches), result=result)
+
     @property
     def posterior(self) -> Posterior:
         """The posterior of all batches so far."""

@@ -153,6 +153,13 @@ def test_a_federation_equals_the_fit_of_one_table(case, tmp_path):
     np.testing.assert_allclose(there.predict(files["east"]), here.predict(files["east"]), rtol=1e-7)
     with pytest.raises(InputError, match="partita federation retire"):
         there.without("north")
+    # answers of 1e-6 nats are 0.0014 sds from each other, and what a client reports changes by about a nat an sd
+    assert there.free_energy == pytest.approx(here.free_energy, abs=0.0014 * len(NAMES))
+    assert repr(there.drift()) == repr(here.drift())
+    there.save(tmp_path / "study")
+    kept = pt.Fit.load(tmp_path / "study")
+    assert kept.free_energy == pytest.approx(there.free_energy, rel=1e-12)
+    assert repr(kept.drift()) == repr(here.drift())
     shown = result(tmp_path)
     assert [row["name"] for row in shown] == [row.name for row in here.coefficients()]
     assert [row["mean"] for row in shown] == pytest.approx([row.mean for row in here.coefficients()], rel=1e-6)
@@ -554,6 +561,7 @@ def test_a_federation_is_set_up_with_further_settings_where_they_are_given(famil
         (["--cuts", "a,b"], "Give the cuts as a list of numbers"),
         (["--trials", "treated"], "takes no trials"),
         (["--missing", "guess"], "guess"),
+        (["--missing", "multiple"], 'in a federation use missing = "mean"'),
     ],
 )
 def test_a_mistake_in_a_further_setting_leaves_nothing_behind(options, message, tmp_path):

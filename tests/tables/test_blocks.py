@@ -1,15 +1,24 @@
 """Fits whose covariance has blocks: which columns share one, and what is said of it."""
 
+import dataclasses
+from types import SimpleNamespace
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas
 import pytest
 
 import partita as pt
 from partita.families import BlockGaussian, FullGaussian
+from partita.families.factor import Factor
+from partita.local.solvers.newton import with_precision
+from partita.server.state import init
+from partita.stream import Batch
 from partita.tables import spec as spec_module
 from partita.tables.agreement import agreed
 from partita.tables.blocks import block_sizes
+from partita.tables.drift import drift_of
 from partita.tables.reading import frame_of, sites_of
 from partita.tables.spec import Settings, Spec
 
@@ -90,3 +99,35 @@ def test_a_fit_in_blocks_has_no_covariance_across_them_and_says_so(small_blocks)
     wider = np.sqrt(np.diag(np.linalg.inv(full))) / np.asarray(q.sd)
     said = [note for note in fit.notes if "in 3 independent blocks" in note]
     assert bool(said) == bool((wider > 1.2).any())
+
+
+def test_a_drift_in_blocks_is_that_of_full_covariance_with_the_same_matrix():
+    """From factors alone: what a batch says, and what the others do, in two blocks."""
+    sizes, generator = (2, 1), np.random.default_rng(1)
+    matrices = [np.array([[3.0, 1.0, 0], [1.0, 2.0, 0], [0, 0, 1.5 + k]]) for k in range(3)]
+    shifts = generator.normal(size=(3, 3))
+    batches = [Batch(f"batch {k}", 10, k, 0.0, 0.0, 0.0) for k in range(3)]
+    with jax.enable_x64(True):
+        block, full = BlockGaussian.standard_normal(sizes), FullGaussian.standard_normal(3)
+        found = []
+        for prior in (block, full):
+            pairs = zip(shifts, matrices, strict=True)
+            said = [with_precision(prior, jnp.asarray(mean), prior.cut(jnp.asarray(matrix))) for mean, matrix in pairs]
+            state = init(prior, [batch.name for batch in batches], 0, pt.Damped())
+            factors = tuple(Factor(each, jnp.zeros(())) for each in said)
+            found.append(drift_of(dataclasses.replace(state, factors=factors), batches))
+    assert [each.name for each in found[0].batches] == ["batch 1", "batch 2"]
+    for one, other in zip(*(each.batches for each in found), strict=True):
+        assert (one.nats, one.probability) == pytest.approx((other.nats, other.probability), rel=1e-10)
+        assert one.expected == other.expected == 1.5
+
+
+@pytest.mark.parametrize(
+    ("covariance", "told"), [("block", "in 4 independent blocks"), ("mean-field", "of independent")]
+)
+def test_a_fit_with_a_shape_says_what_is_independent(covariance, told, small_blocks):
+    spec = made(FORMULA, family="gamma", covariance=covariance)
+    with jax.enable_x64(True):
+        result = SimpleNamespace(posterior=SimpleNamespace(model=spec.model()))
+    fit = pt.Fit(spec, (), pt.Partition((), (), ()), result)
+    assert told in fit.caveat("use another")

@@ -8,7 +8,7 @@ import pytest
 from partita.errors import DataError, SettingsError
 from partita.tables.agreement import Agreement
 from partita.tables.agreement import agreed as agreement
-from partita.tables.episodes import Rows
+from partita.tables.episodes import RowSplit
 from partita.tables.formula import parsed
 from partita.tables.reading import Site, frame_of, sites_of
 
@@ -33,7 +33,7 @@ FRAME = rows()
 def agreed(text, frame=FRAME, sites="site"):
     formula = parsed(text)
     found = sites_of(frame_of(frame), (*formula.response.columns, *formula.columns), sites)
-    return agreement(Agreement.of(Rows(parsed(text))), found).design, found
+    return agreement(Agreement.of(RowSplit(parsed(text))), found).design, found
 
 
 @pytest.mark.parametrize(

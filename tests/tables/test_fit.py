@@ -4,7 +4,6 @@ import json
 
 import jax
 import numpy as np
-import pandas
 import polars
 import pytest
 import statsmodels.api as sm
@@ -14,29 +13,12 @@ import partita as pt
 from docs.pages import ROOT, blocks
 from partita.cli import app
 from partita.errors import InputError
+from support.patients import patients
 
 VAGUE = "normal(0, 100)"
 
 
-def patients(size=900, seed=0):
-    generator = np.random.default_rng(seed)
-    frame = pandas.DataFrame(
-        {
-            "age": generator.normal(60, 12, size),
-            "sex": generator.choice(["f", "m"], size, p=[0.6, 0.4]),
-            "days": generator.integers(10, 400, size).astype(float),
-            "weight": generator.integers(1, 4, size).astype(float),
-            "hospital": generator.choice(["Hull", "Leeds", "York"], size),
-        }
-    )
-    risk = -0.5 + 0.03 * (frame.age - 60) + 0.5 * (frame.sex == "m")
-    frame["died"] = (generator.random(size) < 1 / (1 + np.exp(-risk))).astype(int)
-    frame["visits"] = generator.poisson(frame.days * np.exp(-3 + 0.01 * (frame.age - 60)))
-    frame["pressure"] = 120 + 0.5 * (frame.age - 60) + 4 * (frame.sex == "m") + generator.normal(0, 9, size)
-    return frame
-
-
-FRAME = patients()
+FRAME = patients(900, seed=0)
 REFERENCE = {
     "died ~ age * sex": ("bernoulli", sm.families.Binomial(), None),
     "died ~ age + sex": ("probit", sm.families.Binomial(sm.families.links.Probit()), None),

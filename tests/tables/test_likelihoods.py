@@ -15,7 +15,7 @@ from docs.pages import ROOT
 from partita.cli import app
 from partita.errors import InputError
 from partita.tables.agreement import agreed
-from partita.tables.constants import Constant, cut_points, scalars
+from partita.tables.constants import CUT_POINTS, SCALARS, Constant
 from partita.tables.reading import frame_of, sites_of
 from partita.tables.spec import Settings
 
@@ -146,7 +146,7 @@ def test_without_an_intercept_a_response_is_not_centred():
 
 def test_constants_are_told_on_their_own_scale():
     mean, covariance = np.array([0.4, -1.0]), np.diag([0.04, 0.09])
-    told = scalars([Constant("shape"), Constant("share", special.expit)], mean, covariance, 0.9)
+    told = SCALARS.moments([Constant("shape"), Constant("share", special.expit)], mean, covariance, 0.9)
     exact = stats.lognorm(0.2, scale=np.exp(0.4))
     np.testing.assert_allclose(told[0][1:], [exact.mean(), exact.std(), *exact.interval(0.9)], rtol=1e-9)
     np.testing.assert_allclose(told[1][3:], special.expit(-1 + 0.3 * np.array([-1, 1]) * stats.norm.ppf(0.95)))
@@ -157,7 +157,8 @@ def test_cut_points_have_the_moments_of_their_draws():
     mean, covariance = np.array([-1.0, 0.3, -0.5]), turn @ turn.T
     draws = FIRST.multivariate_normal(mean, covariance, 400_000)
     cuts = np.cumsum(np.column_stack([draws[:, 0], np.exp(draws[:, 1:])]), axis=1)
-    told = cut_points([Constant(name) for name in "abc"], mean, covariance, 0.95)
+    np.testing.assert_allclose(CUT_POINTS.draws((), draws[:5]), cuts[:5])
+    told = CUT_POINTS.moments([Constant(name) for name in "abc"], mean, covariance, 0.95)
     np.testing.assert_allclose([row.mean for row in told], cuts.mean(0), atol=5e-3)
     np.testing.assert_allclose([row.sd for row in told], cuts.std(0), rtol=1e-2)
 

@@ -7,9 +7,10 @@ from arviz_stats.base import array_stats
 from scipy import stats
 
 import partita as pt
+import partita.tables.fitted as fitted_module
 from partita.errors import InputError
 from partita.tables.draws import draws_of, log_densities
-from partita.tables.fitted import rows_of
+from partita.tables.fitted import rows_at, rows_of
 from partita.tables.loo import joint_ratios, pointwise
 from support.patients import PATIENTS, fitted
 
@@ -26,7 +27,7 @@ def densities(fit, theta):
 @pytest.mark.parametrize("family", ["bernoulli", pytest.param("poisson", marks=pytest.mark.slow), "gaussian"])
 def test_elpd_and_k_are_those_of_arviz_on_the_same_draws(family):
     fit = fitted(family)
-    theta, ratios = joint_ratios(fit, DRAWS, 0)
+    theta, ratios = joint_ratios(fit, rows_of(fit), DRAWS, 0)
     found = fit.loo(DRAWS)
     q = fit.result.posterior.q
     log_q = np.asarray(jax.vmap(q.log_prob)(theta))
@@ -109,7 +110,7 @@ def test_fits_are_compared_by_differences_of_rows():
     assert [row.name for row in found.rows] == ["wide", "narrow"]
     rows = []
     for fit in fits.values():
-        theta, ratios = joint_ratios(fit, DRAWS, 0)
+        theta, ratios = joint_ratios(fit, rows_of(fit), DRAWS, 0)
         model = fit.result.posterior.model
         rows.append(
             np.concatenate([p[0] for each in rows_of(fit).values() for p in pointwise(model, each, theta, ratios)])
@@ -137,3 +138,11 @@ def test_fits_are_compared_by_differences_of_rows():
 def test_what_cannot_be_compared_is_refused(fits, said):
     with pytest.raises(InputError, match=said):
         pt.compare(fits())
+
+
+def test_a_site_makes_its_rows_once(monkeypatch):
+    """Whatever it is asked about them."""
+    made = []
+    monkeypatch.setattr(fitted_module, "rows_at", lambda spec, site: made.append(site.name) or rows_at(spec, site))
+    fitted("bernoulli").loo(draws=50)
+    assert sorted(made) == ["Hull", "Leeds", "York"]

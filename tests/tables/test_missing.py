@@ -5,9 +5,11 @@ import pandas
 import pytest
 import statsmodels.api as sm
 from statsmodels.imputation import mice
+from typer.testing import CliRunner
 
 import partita as pt
-from partita.errors import DataError
+from partita.cli import app
+from partita.errors import DataError, SettingsError
 from partita.tables.agreement import agreed
 from partita.tables.imputation import combined, imputed
 from partita.tables.reading import MISSING, frame_of, sites_of
@@ -162,3 +164,11 @@ def test_a_fit_of_drawn_values_tells_sites_and_predicts(drawn):
     alone = drawn.without("Hull")
     assert [site.name for site in alone.sites] == ["York"]
     assert len(alone.imputations) == 10
+
+
+def test_a_folder_of_drawn_values_is_refused_before_anything_is_written(tmp_path):
+    HOLES.to_csv(tmp_path / "holes.csv", index=False)
+    words = ["fit", "pain ~ dose", str(tmp_path / "holes.csv"), "--missing", "multiple", "--forest", "dose"]
+    with pytest.raises(SettingsError, match="--output keeps one fit"):
+        CliRunner().invoke(app, [*words, "--output", str(tmp_path / "study")], catch_exceptions=False)
+    assert not (tmp_path / "study").exists()

@@ -96,6 +96,11 @@ def test_every_result_of_every_likelihood(family, tmp_path):
         assert next(iter(effects)) == f"x, {fit.response.labels[0]}"
     assert len(fit.forest("x").axes) == sum(name.endswith("x") for name in fit.names)
     tree = fit.to_arviz(draws=DRAWS, rows=True)
+    if constants := fit.coefficients()[len(fit.names) :]:
+        drawn = tree["posterior"]["constants"].stack(every=("chain", "draw"))
+        assert list(drawn.constant.values) == [row.name for row in constants]
+        means, sds = np.array([(row.mean, row.sd) for row in constants]).T
+        assert (np.abs(drawn.mean("every").values - means) < 5 * sds / np.sqrt(DRAWS)).all()
     name = fit.formula.split("~")[0].strip()
     assert tree["log_likelihood"][name].sizes == {"chain": 4, "draw": DRAWS // 4, "row": count}
     fit.to_json(tmp_path / "fit.json")
@@ -122,7 +127,7 @@ def test_marginal_effects_are_derivatives_of_predictions(family):
 def test_elpd_and_k_are_those_of_arviz(family):
     """On the same draws; of split rows the densities of a row's episodes are summed."""
     fit = fitted_family(family)
-    theta, ratios = joint_ratios(fit, 400, 0)
+    theta, ratios = joint_ratios(fit, rows_of(fit), 400, 0)
     model, found = fit.result.posterior.model, fit.loo(400)
     log_q = np.asarray(jax.vmap(fit.result.posterior.q.log_prob)(theta))
     pieces = [piece for rows in rows_of(fit).values() for piece, _ in log_densities(model, rows, theta)]

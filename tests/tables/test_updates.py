@@ -133,7 +133,7 @@ def test_a_change_is_seen_when_it_comes_and_not_before(fits):
     for month in MONTHS[:3]:
         fit = fit.update(TABLES[month], month)
     fit = fit.update(table(80, 50, shift=0.1), "changed")
-    found = {row.name: row for row in fit.drift()}
+    found = {row.name: row for row in fit.drift().batches}
     assert list(found) == ["Hull", "Leeds", "York", *MONTHS[:3], "changed"]
     assert all(row.probability > 0.001 for row in found.values() if row.name != "changed")
     assert found["changed"].probability < 1e-6
@@ -157,14 +157,16 @@ def test_where_nothing_changes_drift_has_its_distribution():
             )
             for factor, rows, y in zip(begun.state.factors, (x, x[:6]), ys, strict=True)
         ]
-        (row,) = drift_of(dataclasses.replace(begun, state=dataclasses.replace(begun.state, factors=tuple(factors))))
+        (row,) = drift_of(dataclasses.replace(begun.state, factors=tuple(factors)), begun.batches).batches
         squares.append(2 * row.nats)
     assert stats.kstest(squares, stats.chi2(3).cdf).pvalue > 0.01
     assert row.expected == 1.5
 
 
 def test_one_batch_has_nothing_to_drift_from():
-    assert year_begun().drift() == []
+    found = year_begun().drift()
+    assert found.batches == ()
+    assert "All rows came as one batch" in repr(found)
 
 
 @pytest.fixture

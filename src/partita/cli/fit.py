@@ -11,6 +11,7 @@ from partita.tables.estimates import Estimates
 from partita.tables.export import described_fit
 from partita.tables.fit import Fit
 from partita.tables.fitting import fit
+from partita.tables.policies import policy
 from partita.tables.report import forest_names
 
 __all__ = ["listed", "run_fit", "show_fit"]
@@ -27,6 +28,7 @@ def run_fit(
     output: Path | None,
     cuts: str | None,
     levels: str | None,
+    missing: str,
     **options: Any,
 ) -> None:
     """Fits, prints, and writes what was asked for."""
@@ -35,13 +37,14 @@ def run_fit(
     picture = output if output is not None and output.suffix.lower() in _PICTURES else None
     if picture is not None and forest is None:
         raise SettingsError(f"{picture} is a picture: say by --forest of which coefficient, or give a folder.")
+    if output is not None and picture is None and policy(missing).draws:
+        raise SettingsError("--output keeps one fit, and missing values that are drawn make several: leave it out.")
     jax.config.update("jax_enable_x64", True)
-    found = fit(formula, file, cuts=listed(cuts), levels=listed(levels), **options)
+    found = fit(formula, file, cuts=listed(cuts), levels=listed(levels), missing=missing, **options)
     if forest is not None:
         found.forest(forest, picture or (output or Path()) / "forest.png", mass)
     if output is not None and picture is None:
-        if not isinstance(found, Fit):
-            raise SettingsError("--output keeps one fit, and missing values that are drawn make several: leave it out.")
+        assert isinstance(found, Fit)
         found.save(output)
         _write(found, output, mass, forest)
     show_fit(found, mass, as_json)

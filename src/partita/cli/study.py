@@ -1,7 +1,6 @@
 """`partita update`, `partita forget` and `partita drift`: a fit in a folder, as time goes on."""
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator
 from json import dumps
 from pathlib import Path
@@ -48,14 +47,8 @@ def forget(
 
 def drift(folder: _Folder, json: _Json = False) -> None:
     """Show how far each batch lies from all before it: in nats, and beside what is expected if nothing has changed."""
-    rows = _loaded(folder).drift()
-    if json:
-        typer.echo(dumps([dataclasses.asdict(row) | {"ratio": row.ratio} for row in rows]))
-        return
-    width = max((len(row.name) for row in rows), default=0)
-    typer.echo(f"{'':{width}}    nats  expected   ratio  probability")
-    for row in rows:
-        typer.echo(f"{row.name:{width}}{row.nats:8.2f}{row.expected:10.1f}{row.ratio:8.2f}{row.probability:13.2g}")
+    found = _loaded(folder).drift()
+    typer.echo(dumps([each.flat() for each in found.batches]) if json else repr(found))
 
 
 @contextlib.contextmanager

@@ -11,9 +11,9 @@ from partita.models.base import check_values
 from partita.models.glm import softplus
 from partita.models.vector import VectorRegression
 
-__all__ = ["MultinomialRegression", "OrdinalRegression"]
+__all__ = ["MOST_CLASSES", "MultinomialRegression", "OrdinalRegression"]
 
-_MOST_CLASSES = 20
+MOST_CLASSES = 20
 
 
 def _check_classes(y: np.ndarray, classes: int) -> None:
@@ -29,7 +29,7 @@ class MultinomialRegression(VectorRegression):
     predicts_classes = True
 
     def __check_init__(self) -> None:
-        check_whole("number of classes", self.classes, 2, most=_MOST_CLASSES)
+        check_whole("number of classes", self.classes, 2, most=MOST_CLASSES)
 
     @property
     def linear(self) -> int:
@@ -65,7 +65,7 @@ class OrdinalRegression(VectorRegression):
     predicts_classes = True
 
     def __check_init__(self) -> None:
-        check_whole("number of levels", self.classes, 2, most=_MOST_CLASSES)
+        check_whole("number of levels", self.classes, 2, most=MOST_CLASSES)
 
     @property
     def constants(self) -> int:

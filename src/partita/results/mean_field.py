@@ -12,7 +12,7 @@ from partita.families import Family
 from partita.families.capabilities import GroupedGaussian
 from partita.models import Model
 
-__all__ = ["MAX_COLUMNS", "MeanFieldCheck", "grouped", "ratios"]
+__all__ = ["MAX_COLUMNS", "MeanFieldCheck", "grouped", "independence", "ratios"]
 
 MAX_COLUMNS = 2_500
 """The largest number of columns whose full covariance is looked at; it takes about as long as a step of Newton's."""
@@ -44,8 +44,15 @@ class MeanFieldCheck:
         """What was found; the rows it was found from stay where they are."""
         return {"compare": _unknown, "found": self.found}
 
-    def sentence(self, names: Sequence[str], remedy: str, of: str = "independent coefficients") -> str:
-        """A sentence where some standard deviation differs by more than 20%, or that it is not known; or nothing."""
+    def sentence(self, names: Sequence[str], remedy: str, of: str) -> str:
+        """A sentence where some standard deviation differs by more than 20%, or that it is not known; or nothing.
+
+        Args:
+            names: of the coefficients.
+            remedy: what to do about it.
+            of: what the coefficients are, as `independence` says.
+
+        """
         if self.found is None:
             return (
                 f"The standard deviations are of {of}, and too small beside correlated columns, "
@@ -77,6 +84,11 @@ def ratios(precision: Float[np.ndarray, "d d"], sd: _Ratios) -> _Ratios | None:
     wider = np.sqrt(np.sum(np.linalg.inv(lower) ** 2, axis=0))
     found = wider / scale / sd
     return np.where(wider > _LIMIT, found, 1.0) if np.isfinite(found).all() else None
+
+
+def independence(groups: int, size: int) -> str:
+    """What coefficients are of which so many groups are independent of each other."""
+    return "independent coefficients" if groups == size else f"coefficients in {groups} independent blocks"
 
 
 def grouped(model: Model, member: Family) -> GroupedGaussian | None:

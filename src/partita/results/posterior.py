@@ -33,7 +33,7 @@ from partita.io.archive import understood
 from partita.models import Model
 from partita.models.base import check_finite
 from partita.numerics.compiled import Compiled
-from partita.results.mean_field import MeanFieldCheck, grouped
+from partita.results.mean_field import MeanFieldCheck, grouped, independence
 from partita.results.posterior_file import load_posterior, save_posterior
 from partita.results.summary import Summary
 
@@ -187,9 +187,7 @@ class Posterior:
         coefficients = grouped(self.model, self.q)
         if coefficients is None:
             return ""
-        groups = coefficients.independent_groups
-        alone = groups == coefficients.sd.size
-        of = "independent coefficients" if alone else f"coefficients in {groups} independent blocks"
+        of = independence(coefficients.independent_groups, coefficients.sd.size)
         return self.mean_field.sentence(self._named(names), remedy, of)
 
     def _named(self, names: Sequence[str] | None) -> Sequence[str]:

@@ -19,7 +19,7 @@ from partita.data.columns import Column, Counts, Moments
 from partita.data.preprocess import Summary, merge
 from partita.errors import DataError, SettingsError
 from partita.tables.design import Design, Spline, absent, categories, numbers
-from partita.tables.episodes import TIMES, Episodes, Rows, rows_from_dict
+from partita.tables.episodes import TIMES, Episodes, RowSplit, split_from_dict
 from partita.tables.formula import Factor
 from partita.tables.likelihoods import Likelihood
 from partita.tables.reading import Columns, Site
@@ -37,7 +37,7 @@ _MOST_LEVELS = 1000
 class Agreement:
     """What sites have agreed on so far."""
 
-    rows: Rows
+    rows: RowSplit
     """Which rows of the design a row of the table becomes."""
     design: Design
     counted: bool = False
@@ -46,7 +46,7 @@ class Agreement:
     """Of the response."""
 
     @classmethod
-    def of(cls, rows: Rows, indicated: bool = False, counted: bool = False) -> Self:
+    def of(cls, rows: RowSplit, indicated: bool = False, counted: bool = False) -> Self:
         """The beginning: a formula, and whether missing numbers are replaced by means and marked."""
         return cls(rows, Design(rows.formula, indicated), counted)
 
@@ -108,7 +108,7 @@ class Agreement:
         keys = {"rows", "design", "counted", "response"}
         if not isinstance(contents, Mapping) or contents.keys() != keys:
             raise DataError("This is not an agreement on a design: send what Agreement.to_dict made.")
-        rows, design = rows_from_dict(contents["rows"]), Design.from_dict(contents["design"])
+        rows, design = split_from_dict(contents["rows"]), Design.from_dict(contents["design"])
         if rows.formula.text != design.formula.text:
             raise DataError("This design is not of its formula: send what Agreement.to_dict made.")
         return cls(rows, design, contents["counted"] is True, Summary.from_dict(contents["response"]))

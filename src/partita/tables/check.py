@@ -20,7 +20,7 @@ from partita.tables.check_picture import draw_check
 from partita.tables.checked import Group, Quantity, SiteCheck
 from partita.tables.coefficients import Grid, short, text_table
 from partita.tables.draws import blocks, draws_of, log_densities
-from partita.tables.fitted import FEW, Fitted, Rows, few, rows_at
+from partita.tables.fitted import FEW, Fitted, SiteRows, few, rows_at
 from partita.tables.forest import saved
 from partita.tables.reading import Site
 from partita.tables.response import Observed
@@ -208,7 +208,7 @@ def _groups(chances: Float[np.ndarray, "n c"], observed: Float[np.ndarray, "n c"
     )
 
 
-def _chances(model: Model, rows: Rows, theta: Theta) -> Float[np.ndarray, "n c"]:
+def _chances(model: Model, rows: SiteRows, theta: Theta) -> Float[np.ndarray, "n c"]:
     """The probability of each class, row by row."""
     able = offered(model, ResponseOfRows, "response to predict", "leave the check out")
     found = np.concatenate([np.asarray(_mean_response(able, theta, piece.data))[:real] for piece, real in blocks(rows)])
@@ -221,7 +221,7 @@ def _simulations(
     """Simulated responses of a site's rows in their own units, piece by piece, and which rows these are."""
     split, whose = spec.agreement.rows.unfinished(site)
     data = jax.tree.map(np.asarray, spec.design_table(split))
-    rows, start = Rows(data, np.ones(len(whose)), whose, np.zeros(len(whose))), 0
+    rows, start = SiteRows(data, np.ones(len(whose)), whose, np.zeros(len(whose))), 0
     for place, (piece, real) in enumerate(blocks(rows)):
         key = jax.random.fold_in(jax.random.key(seed), place)
         drawn = spec.response.restored(spec.agreement.rows.drawn(model, theta, piece.data, real, key))

@@ -100,8 +100,8 @@ def _left_out(fits: Mapping[str, Fit], draws: int, seed: int) -> tuple[dict[str,
     A site leaves its rows out under all fits, and sends sums over rows of differences and of their squares.
     """
     with enable_x64(True):
-        shared = {name: joint_ratios(fit, draws, seed) for name, fit in fits.items()}
         rows = {name: rows_of(fit) for name, fit in fits.items()}
+        shared = {name: joint_ratios(fit, rows[name], draws, seed) for name, fit in fits.items()}
         sites: dict[str, dict[str, SiteLoo]] = {name: {} for name in fits}
         sums = {(one, other): np.zeros(2) for one in fits for other in fits}
         for site in next(iter(rows.values())):
@@ -111,7 +111,7 @@ def _left_out(fits: Mapping[str, Fit], draws: int, seed: int) -> tuple[dict[str,
             for one, other in sums:
                 gap = own[one] - own[other]
                 sums[one, other] = sums[one, other] + np.array([gap.sum(), gap @ gap])
-        found = {name: summed(fit, sites[name], shared[name][1]) for name, fit in fits.items()}
+        found = {name: summed(fit, rows[name], sites[name], shared[name][1]) for name, fit in fits.items()}
     count = next(iter(found.values())).rows
     errors = {one: {other: spread(count, *map(float, sums[one, other])) for other in fits} for one in fits}
     return found, errors

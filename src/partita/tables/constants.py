@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
-__all__ = ["Constant", "Told", "cut_points", "scalars"]
+__all__ = ["CUT_POINTS", "SCALARS", "Constant", "Telling", "Told"]
 
 _NODES, _MASSES = np.polynomial.hermite_e.hermegauss(60)
 
@@ -35,7 +35,16 @@ class Told(NamedTuple):
     high: float
 
 
-def scalars(
+class Telling(NamedTuple):
+    """How constants are told on their own scale, given those without bounds."""
+
+    moments: Callable[[Sequence[Constant], Float[np.ndarray, " c"], Float[np.ndarray, "c c"], float], Sequence[Told]]
+    """Of a Gaussian mean and covariance, with intervals of this mass."""
+    draws: Callable[[Sequence[Constant], Float[np.ndarray, "s c"]], Float[np.ndarray, "s c"]]
+    """Of draws."""
+
+
+def _scalars(
     constants: Sequence[Constant], mean: Float[np.ndarray, " c"], covariance: Float[np.ndarray, "c c"], mass: float
 ) -> list[Told]:
     """Each by itself: mean and sd by quadrature; an interval's ends are those of its Gaussian, transformed."""
@@ -50,7 +59,7 @@ def scalars(
     return told
 
 
-def cut_points(
+def _cut_points(
     constants: Sequence[Constant], mean: Float[np.ndarray, " c"], covariance: Float[np.ndarray, "c c"], mass: float
 ) -> list[Told]:
     """The cut points c_0, c_0 + exp(δ_1), …, given c_0 and the log increments δ.
@@ -68,3 +77,15 @@ def cut_points(
         Told(constant.name, float(m), float(s), float(m - reach * s), float(m + reach * s))
         for constant, m, s in zip(constants, centres, sds, strict=True)
     ]
+
+
+def _scaled(constants: Sequence[Constant], draws: Float[np.ndarray, "s c"]) -> Float[np.ndarray, "s c"]:
+    return np.column_stack([constant.scale(column) for constant, column in zip(constants, draws.T, strict=True)])
+
+
+def _raised(constants: Sequence[Constant], draws: Float[np.ndarray, "s c"]) -> Float[np.ndarray, "s c"]:
+    return np.cumsum(np.column_stack([draws[:, :1], np.exp(draws[:, 1:])]), axis=1)
+
+
+SCALARS = Telling(_scalars, _scaled)
+CUT_POINTS = Telling(_cut_points, _raised)

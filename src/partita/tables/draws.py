@@ -10,7 +10,7 @@ from partita.families import Family
 from partita.families.base import Theta
 from partita.models import Model
 from partita.numerics.compiled import Compiled
-from partita.tables.fitted import Rows
+from partita.tables.fitted import SiteRows
 
 __all__ = ["blocks", "draws_of", "log_densities"]
 
@@ -23,7 +23,7 @@ def draws_of(q: Family, count: int, seed: int) -> Theta:
     return q.sample(jax.random.key(seed), (count,))
 
 
-def blocks(rows: Rows) -> Iterator[tuple[Rows, int]]:
+def blocks(rows: SiteRows) -> Iterator[tuple[SiteRows, int]]:
     """A site's rows in pieces of one length, and how many of each are real: the others are the next, or the last again.
 
     Lengths are powers of two, so that sites share compiled programs. A row of the table is in one piece.
@@ -35,11 +35,11 @@ def blocks(rows: Rows) -> Iterator[tuple[Rows, int]]:
         stop = int(ends[np.searchsorted(ends, start + size, side="right") - 1])
         places = np.minimum(np.arange(start, start + size), rows.size - 1)
         piece = jax.tree.map(lambda leaf, places=places: np.asarray(leaf)[places], tuple(rows))
-        yield Rows(*piece), stop - start
+        yield SiteRows(*piece), stop - start
         start = stop
 
 
-def log_densities(model: Model, rows: Rows, theta: Theta) -> Iterator[tuple[Float[np.ndarray, "n s"], np.ndarray]]:
+def log_densities(model: Model, rows: SiteRows, theta: Theta) -> Iterator[tuple[Float[np.ndarray, "n s"], np.ndarray]]:
     """log p(y_n | θ_s) of a site's rows of the table, per unit of the response, piece by piece, and their weights."""
     for piece, real in blocks(rows):
         found = np.asarray(_log_densities(model, theta, piece.data))[:real] - piece.log_units[:real, None]

@@ -21,7 +21,7 @@ from partita.tables.formula import Factor, Formula, evaluated, parsed
 from partita.tables.reading import Columns, Site
 from partita.tables.response import Declared, Observed, Response
 
-__all__ = ["TIMES", "Episodes", "Rows", "constant_hazard", "episodes", "rows_from_dict", "whole"]
+__all__ = ["TIMES", "Episodes", "RowSplit", "constant_hazard", "episodes", "split_from_dict", "whole"]
 
 _INTERVALS = 4
 """How many intervals there are where cut points are not given: they are quartiles of time."""
@@ -31,7 +31,7 @@ TIMES = np.linspace(-6, 9, 301)
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class RowSplit:
     """Which rows of the design a row of the table becomes: itself."""
 
     asked: Formula
@@ -89,7 +89,7 @@ class Rows:
 
 
 @dataclasses.dataclass(frozen=True)
-class Episodes(Rows):
+class Episodes(RowSplit):
     """A row for each interval that it was under observation in."""
 
     event: str = ""
@@ -189,29 +189,29 @@ class Episodes(Rows):
         return self.asked.response
 
 
-def rows_from_dict(contents: Mapping[str, Any]) -> Rows:
+def split_from_dict(contents: Mapping[str, Any]) -> RowSplit:
     """The inverse of `to_dict`; anything else raises an `InputError`."""
     if isinstance(contents, Mapping) and contents.keys() == {"asked"}:
-        return Rows(parsed(contents["asked"]))
+        return RowSplit(parsed(contents["asked"]))
     if not isinstance(contents, Mapping) or contents.keys() != {"asked", "event", "cuts", "agreed"}:
-        raise DataError("This does not say how rows are split: send what Rows.to_dict made.")
+        raise DataError("This does not say how rows are split: send what RowSplit.to_dict made.")
     if not isinstance(contents["event"], str) or not isinstance(contents["cuts"], list):
-        raise DataError("This does not say how rows are split: send what Rows.to_dict made.")
+        raise DataError("This does not say how rows are split: send what RowSplit.to_dict made.")
     agreed = contents["agreed"] is True
     return Episodes(parsed(contents["asked"]), contents["event"], _checked(contents["cuts"]), agreed)
 
 
-def whole(formula: Formula, declared: Declared) -> Rows:
+def whole(formula: Formula, declared: Declared) -> RowSplit:
     """Every row is one row."""
-    return Rows(formula)
+    return RowSplit(formula)
 
 
-def constant_hazard(formula: Formula, declared: Declared) -> Rows:
+def constant_hazard(formula: Formula, declared: Declared) -> RowSplit:
     """One interval for all times."""
     return Episodes(formula, declared.event or "")
 
 
-def episodes(formula: Formula, declared: Declared) -> Rows:
+def episodes(formula: Formula, declared: Declared) -> RowSplit:
     """Intervals that end at the cut points given, or else at quartiles of time, which sites agree on."""
     cuts = () if declared.cuts is None else _checked(declared.cuts)
     return Episodes(formula, declared.event or "", cuts, declared.cuts is not None)

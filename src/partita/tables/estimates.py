@@ -15,7 +15,7 @@ from partita.errors import SettingsError, unknown
 from partita.expectations.capabilities import CurvedInTable, ShiftedResponse, offered
 from partita.families import Family
 from partita.families.gaussian import gaussian
-from partita.results.mean_field import MeanFieldCheck
+from partita.results.mean_field import MeanFieldCheck, independence
 from partita.server.run import Result
 from partita.server.stopping import Status
 from partita.tables.coefficients import Coefficient, coefficient_grid, text_table
@@ -131,7 +131,7 @@ class Estimates:
         """What a reader of standard deviations without all correlations has to know, with what to do, or nothing."""
         blocks = gaussian(self.prior).independent_groups
         if not isinstance(self.result.posterior.model, CurvedInTable) and blocks > 1:
-            return MeanFieldCheck().sentence(self.names, remedy)
+            return MeanFieldCheck().sentence(self.names, remedy, independence(blocks, len(self.units.parameters)))
         return self.result.posterior.caveat(self.names, remedy)
 
     def coefficients(self, mass: float = 0.95) -> list[Coefficient]:
@@ -154,7 +154,7 @@ class Estimates:
     def _constants(self, mass: float) -> Sequence[Told]:
         mean, covariance = self._own(self.q)
         first = len(self.names)
-        return self.likelihood.tell(self.units.constants, mean[first:], covariance[first:, first:], mass)
+        return self.likelihood.tell.moments(self.units.constants, mean[first:], covariance[first:, first:], mass)
 
     def _ratio(self, *numbers: float) -> tuple[float, ...] | None:
         return tuple(np.exp(numbers).tolist()) if self.likelihood.ratio else None
@@ -213,9 +213,13 @@ class Estimates:
         title = f"{self.formula}   ({self.family}, {self.result.status.value})"
         return text_table(title, *coefficient_grid(self.coefficients(mass), self.likelihood.ratio, mass), self.notes)
 
-    def in_own_units(self, draws: Float[np.ndarray, "s d"]) -> Float[np.ndarray, "s k"]:
-        """Draws of θ as coefficients of the columns as they are."""
-        return (draws @ self.units.turn.T + self.units.shift)[:, : len(self.names)]
+    def in_own_units(
+        self, draws: Float[np.ndarray, "s d"]
+    ) -> tuple[Float[np.ndarray, "s k"], Float[np.ndarray, "s c"]]:
+        """Draws of θ as coefficients of the columns as they are, and as constants on their own scale."""
+        own, size = draws @ self.units.turn.T + self.units.shift, len(self.names)
+        constants = self.units.constants
+        return own[:, :size], self.likelihood.tell.draws(constants, own[:, size:]) if constants else own[:, size:]
 
     def with_rows(self) -> Self:
         """The same with the rows of all sites."""

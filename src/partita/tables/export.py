@@ -99,10 +99,14 @@ def fit_to_arviz(fit: Fitted, draws: int, rows: bool, seed: int) -> "DataTree":
     count = draws // _CHAINS
     with enable_x64(True):
         theta = draws_of(fit.result.posterior.q, _CHAINS * count, seed)
-        own = fit.in_own_units(np.asarray(theta))
+        own, constants = fit.in_own_units(np.asarray(theta))
     groups = {"posterior": {"coefficients": own.reshape(_CHAINS, count, -1)}}
     coords: dict[str, Any] = {"coefficient": list(fit.names)}
     dims = {"coefficients": ["coefficient"]}
+    if constants.size:
+        groups["posterior"]["constants"] = constants.reshape(_CHAINS, count, -1)
+        coords["constant"] = [constant.name for constant in fit.units.constants]
+        dims["constants"] = ["constant"]
     sites = np.array([])
     if rows:
         name, own_rows = fit.spec.formula.response.text, fit.with_rows().sites

@@ -130,7 +130,7 @@ class Fit(Estimates):
         return marginal_effects(self, name, mass, draws, seed)
 
     def to_arviz(self, draws: int = 4000, rows: bool = False, seed: int = 0) -> "DataTree":
-        """Draws of the coefficients, in their own units, as ArviZ's DataTree; needs the extra `arviz`.
+        """Draws of coefficients and constants, on their own scales, as ArviZ's DataTree; needs the extra `arviz`.
 
         Args:
             draws: how many, in four chains of independent draws.
@@ -157,14 +157,19 @@ class Fit(Estimates):
         """The fit as a stream: a factor for each site, and for each batch since."""
         with enable_x64(True):
             method, model, prior = self.spec.method(), self.spec.model(), self.prior
-            if not self.batches:
+            if self.batches:
+                return Stream(method, model, prior, state=self.result.state, batches=self.batches, result=self.result)
+            if self.partition.names:
                 return Stream.of(method, model, prior, self.result, self.partition)
-            return Stream(method, model, prior, state=self.result.state, batches=self.batches, result=self.result)
+            return Stream.reported(method, model, prior, self.result, {site.name: site.rows for site in self.sites})
 
     @property
     def free_energy(self) -> float:
-        """The free energy of all rows; the factors speak for those that were not visited since others came."""
-        if not self.batches:
+        """The free energy of all rows; the factors speak for those that were not visited since others came.
+
+        Of a federation's fit it is what clients have reported with their last answers.
+        """
+        if self.partition.names and not self.batches:
             return self.result.free_energy
         with enable_x64(True):
             return self.stream.free_energy
@@ -210,12 +215,12 @@ class Fit(Estimates):
             stream = self.stream.without(site, self.spec.partition(rest) if rest else None, tolerance=_SETTLED)
         return self._of(stream, rest, tuple(source for source in self.sources if source.name != site))
 
-    def drift(self) -> list[Drift]:
+    def drift(self) -> Drift:
         """How far each batch lies from all before it, in order of arrival; sites that came together, from the others.
 
         `ratio` is about 1 where nothing has changed, and `probability` that of what was seen, or more, in that case.
         """
-        return drift_of(self.stream)
+        return drift_of(self.result.state, self.stream.batches)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes spec, factors and where rows came from, but no rows, to a folder from which `load` goes on."""

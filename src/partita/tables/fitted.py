@@ -1,6 +1,6 @@
 """What results are made from: the parts of a fit that forests, checks, comparisons, exports and reports ask for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, Self
 
 import jax
@@ -17,14 +17,15 @@ from partita.tables.likelihoods import Likelihood
 from partita.tables.reading import Site
 from partita.tables.response import Response
 from partita.tables.spec import Spec
+from partita.tables.units import Units
 
-__all__ = ["FEW", "Fitted", "Rows", "at_sites", "few", "rows_at", "rows_of"]
+__all__ = ["FEW", "Fitted", "SiteRows", "at_sites", "few", "rows_at", "rows_of"]
 
 FEW = 5
 """A cell with fewer rows than this does not leave its site."""
 
 
-class Rows(NamedTuple):
+class SiteRows(NamedTuple):
     """The rows of one site, as the model takes them; a row of the table may be several."""
 
     data: PyTree[np.ndarray]
@@ -58,6 +59,8 @@ class Fitted(Protocol):
     @property
     def names(self) -> tuple[str, ...]: ...
     @property
+    def units(self) -> Units: ...
+    @property
     def sites(self) -> tuple[Site, ...]: ...
     @property
     def result(self) -> Result: ...
@@ -76,29 +79,31 @@ class Fitted(Protocol):
     def by_site(self, name: str) -> dict[str, dict[str, tuple[float, float]]]: ...
     def leaving_out(self) -> dict[str, Family]: ...
     def vector(self, q: Family) -> tuple[np.ndarray, np.ndarray]: ...
-    def in_own_units(self, draws: Float[np.ndarray, "s d"]) -> Float[np.ndarray, "s d"]: ...
+    def in_own_units(
+        self, draws: Float[np.ndarray, "s d"]
+    ) -> tuple[Float[np.ndarray, "s k"], Float[np.ndarray, "s c"]]: ...
     def with_rows(self) -> Self: ...
 
 
-def rows_at(spec: Spec, site: Site) -> Rows:
+def rows_at(spec: Spec, site: Site) -> SiteRows:
     """A site's rows."""
     split, whose = spec.agreement.rows.split(site)
     with enable_x64(True):
         data = jax.tree.map(np.asarray, spec.design_table(split))
-    return Rows(data, spec.weights(site), whose, spec.agreement.rows.log_units(split, spec.response))
+    return SiteRows(data, spec.weights(site), whose, spec.agreement.rows.log_units(split, spec.response))
 
 
-def rows_of(fit: Fitted) -> dict[str, Rows]:
+def rows_of(fit: Fitted) -> dict[str, SiteRows]:
     """Every site's rows, for what the site itself computes; an `InputError` where they are not to be had."""
     return {site.name: rows_at(fit.spec, site) for site in fit.with_rows().sites}
 
 
-def at_sites(fit: Fitted, question: Callable[[Model, Rows], Any]) -> dict[str, Any]:
+def at_sites(fit: Fitted, rows: Mapping[str, SiteRows], question: Callable[[Model, SiteRows], Any]) -> dict[str, Any]:
     """What every site answers to a question about its rows; nothing but the answers leaves it.
 
     The model has the hyperparameters that were learned.
     """
-    return {name: question(fit.result.posterior.model, rows) for name, rows in rows_of(fit).items()}
+    return {name: question(fit.result.posterior.model, own) for name, own in rows.items()}
 
 
 def few(count: float, rows: float) -> bool:

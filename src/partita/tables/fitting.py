@@ -1,33 +1,30 @@
 """`fit`: a formula and a table in, a posterior in the table's own units out."""
 
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from jax import enable_x64
 
 from partita.data.shard import Partition
 from partita.engines import Engine, LocalEngine
 from partita.errors import SettingsError
-from partita.inputs import check_choice, check_kind, check_seed, check_whole
+from partita.inputs import check_kind, check_whole
 from partita.server.monitor import Monitor
 from partita.server.run import run
 from partita.tables.agreement import agreed
 from partita.tables.fit import Fit
-from partita.tables.imputation import imputed, missing_in
+from partita.tables.imputation import missing_in
 from partita.tables.multiple import ImputedFit
+from partita.tables.policies import policy
 from partita.tables.reading import Site, frame_of, sites_of
 from partita.tables.sources import source_of
-from partita.tables.spec import POLICIES, Settings, Spec
+from partita.tables.spec import Settings, Spec
 
 __all__ = ["fit"]
 
 _QUIET = Monitor(progress=False)
-_MULTIPLE = "multiple"
-"""The policy that draws missing values several times."""
 
 
 def fit(
@@ -89,12 +86,12 @@ def fit(
     check_whole("number of rounds", rounds)
     if sites is not None:
         check_kind("setting sites", sites, str, "give a name", name="a text")
-    check_choice("policy on missing values", missing, (*POLICIES, _MULTIPLE))
+    chosen = policy(missing)
     settings = Settings.given(
         formula,
         family,
         prior,
-        "drop" if missing == _MULTIPLE else missing,
+        chosen.completed_as,
         covariance=covariance,
         weights=weights,
         positive=positive,
@@ -105,31 +102,14 @@ def fit(
         cuts=cuts,
         levels=levels,
     )
-    there, frame = LocalEngine if engine is None else engine, frame_of(data)
-    if missing == _MULTIPLE:
-        optional = dataclasses.replace(settings, missing="mean").optional
-        rows = tuple(sites_of(frame, settings.columns, sites, optional))
-        return _imputed(settings, rows, imputations, seed, functools.partial(_fitted, rounds, tolerance, there))
-    rows = tuple(sites_of(frame, settings.columns, sites, settings.optional))
-    found = _fitted(rounds, tolerance, there, Spec(settings, agreed(settings.begun, rows)), rows)
-    return dataclasses.replace(found, sources=source_of(data, sites or ""))
-
-
-def _imputed(
-    settings: Settings,
-    rows: tuple[Site, ...],
-    imputations: int,
-    seed: int,
-    fitted: Callable[[Spec, tuple[Site, ...]], Fit],
-) -> ImputedFit:
-    """The fits of several draws of missing values, all with the design of the first."""
-    check_whole("number of imputations", imputations, least=5)
-    check_seed(seed)
-    generators = [np.random.default_rng([seed, place]) for place in range(len(rows))]
-    drawn = [tuple(map(imputed, rows, generators)) for _ in range(imputations)]
-    spec = Spec(settings, agreed(settings.begun, drawn[0]))
-    missing = sum((Counter(missing_in(site)) for site in rows), Counter())
-    return ImputedFit.of(tuple(fitted(spec, draw) for draw in drawn), missing)
+    there, optional = LocalEngine if engine is None else engine, settings.predictors if chosen.keeps else frozenset()
+    rows = tuple(sites_of(frame_of(data), settings.columns, sites, optional))
+    tables = chosen.completed(rows, imputations, seed)
+    spec = Spec(settings, agreed(settings.begun, tables[0]))
+    fits = tuple(_fitted(rounds, tolerance, there, spec, table) for table in tables)
+    if chosen.draws:
+        return ImputedFit.of(fits, sum((Counter(missing_in(site)) for site in rows), Counter()))
+    return dataclasses.replace(fits[0], sources=source_of(data, sites or ""))
 
 
 def _fitted(

@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from jaxtyping import Float
 from scipy import special
 
 from partita.errors import SettingsError
@@ -30,8 +28,8 @@ from partita.models.counts import (
     ZeroInflated,
 )
 from partita.models.glm import LinearRegression, LogisticRegression, PoissonRegression, ProbitRegression
-from partita.tables.constants import Constant, Told, cut_points, scalars
-from partita.tables.episodes import Rows, constant_hazard, episodes, whole
+from partita.tables.constants import CUT_POINTS, SCALARS, Constant, Telling
+from partita.tables.episodes import RowSplit, constant_hazard, episodes, whole
 from partita.tables.formula import Formula
 from partita.tables.response import (
     BINARY,
@@ -71,11 +69,9 @@ class Likelihood:
     """A label for each linear predictor, where there are several."""
     threshold: Callable[[Response], Constant] | None = None
     """What minus the intercept is told as, before the constants."""
-    tell: Callable[[Sequence[Constant], Float[np.ndarray, " c"], Float[np.ndarray, "c c"], float], Sequence[Told]] = (
-        scalars
-    )
+    tell: Telling = SCALARS
     """Tells constants on their own scale."""
-    rows: Callable[[Formula, Declared], Rows] = whole
+    rows: Callable[[Formula, Declared], RowSplit] = whole
     """Which rows of the design a row of the table becomes."""
 
 
@@ -199,7 +195,7 @@ _MADE: Mapping[str, tuple[tuple[str, ...], Callable[[Declared], Likelihood]]] = 
                 "odds ratio",
                 constants=lambda response: _between(response)[1:],
                 threshold=lambda response: _between(response)[0],
-                tell=cut_points,
+                tell=CUT_POINTS,
             )
         ),
     ),

@@ -20,7 +20,7 @@ from partita.models import Model
 from partita.results.pareto import TOO_HEAVY, smoothed
 from partita.tables.coefficients import Grid, short, text_table
 from partita.tables.draws import draws_of, log_densities
-from partita.tables.fitted import FEW, Fitted, Rows, at_sites
+from partita.tables.fitted import FEW, Fitted, SiteRows, at_sites, rows_of
 
 __all__ = ["Loo", "SiteLoo", "joint_ratios", "left_out", "loo_of", "pointwise", "spread", "summed"]
 
@@ -131,36 +131,40 @@ def spread(rows: int, total: float, squares: float) -> float:
 
 def loo_of(fit: Fitted, draws: int = 1000, seed: int = 0) -> Loo:
     """Leaves out rows one at a time; see `Fit.loo`."""
-    fit = fit.with_rows()
+    rows = rows_of(fit)
     with enable_x64(True):
-        theta, ratios = joint_ratios(fit, draws, seed)
-        sites = at_sites(fit, lambda model, rows: left_out(model, rows, theta, ratios)[0])
-        return summed(fit, sites, ratios)
+        theta, ratios = joint_ratios(fit, rows, draws, seed)
+        sites = at_sites(fit, rows, lambda model, own: left_out(model, own, theta, ratios)[0])
+        return summed(fit, rows, sites, ratios)
 
 
-def summed(fit: Fitted, sites: Mapping[str, SiteLoo], ratios: Float[np.ndarray, " s"]) -> Loo:
+def summed(
+    fit: Fitted, rows: Mapping[str, SiteRows], sites: Mapping[str, SiteLoo], ratios: Float[np.ndarray, " s"]
+) -> Loo:
     """What sites have sent, together; densities are per unit of the response as it was given."""
-    units: dict[str, float] = at_sites(fit, lambda model, rows: float(rows.weights @ rows.log_units))
+    units: dict[str, float] = at_sites(fit, rows, lambda model, own: float(own.weights @ own.log_units))
     evidence = float(logsumexp(ratios)) - np.log(len(ratios))
     (weights_of_q,), (shape,) = smoothed(ratios[None])
     efficiency = float(np.exp(-logsumexp(2 * weights_of_q))) / len(ratios)
     return Loo(sites, float(shape), efficiency, evidence, fit.free_energy - sum(units.values()), len(ratios))
 
 
-def joint_ratios(fit: Fitted, draws: int, seed: int) -> tuple[Theta, Float[np.ndarray, " s"]]:
+def joint_ratios(
+    fit: Fitted, rows: Mapping[str, SiteRows], draws: int, seed: int
+) -> tuple[Theta, Float[np.ndarray, " s"]]:
     """Draws of θ from q, and log p(y, θ) − log q(θ) at each; every site sends a number a draw."""
     check_whole("number of draws", draws, least=50)
     check_seed(seed)
     q = fit.result.posterior.q
     theta = draws_of(q, draws, seed)
-    told = at_sites(fit, lambda model, rows: _totals(model, rows, theta))
+    told = at_sites(fit, rows, lambda model, own: _totals(model, own, theta))
     start = fit.result.state.current_prior
     ends = [np.asarray(jax.vmap(member.log_prob)(theta)) for member in (start, q)]
     return theta, sum(told.values()) + ends[0] - ends[1]
 
 
 def pointwise(
-    model: Model, rows: Rows, theta: Theta, ratios: Float[np.ndarray, " s"]
+    model: Model, rows: SiteRows, theta: Theta, ratios: Float[np.ndarray, " s"]
 ) -> Iterator[tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"], Float[np.ndarray, " n"]]]:
     """Of a site's rows of the table, piece by piece: log p(y_n | all but n), log p(y_n | all), and k.
 
@@ -172,13 +176,13 @@ def pointwise(
         yield logsumexp(density + without, axis=1), logsumexp(density, axis=1) - np.log(len(ratios)), shapes
 
 
-def _totals(model: Model, rows: Rows, theta: Theta) -> Float[np.ndarray, " s"]:
+def _totals(model: Model, rows: SiteRows, theta: Theta) -> Float[np.ndarray, " s"]:
     """A site's log-likelihood at each draw."""
     return np.sum([weights @ found for found, weights in log_densities(model, rows, theta)], axis=0)
 
 
 def left_out(
-    model: Model, rows: Rows, theta: Theta, ratios: Float[np.ndarray, " s"]
+    model: Model, rows: SiteRows, theta: Theta, ratios: Float[np.ndarray, " s"]
 ) -> tuple[SiteLoo, Float[np.ndarray, " n"]]:
     """What a site sends of its rows, and the number of each row of the table, which stays there."""
     elpd, seen, shapes = (np.concatenate(part) for part in zip(*pointwise(model, rows, theta, ratios), strict=True))

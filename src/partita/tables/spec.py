@@ -29,14 +29,12 @@ from partita.tables.blocks import block_sizes
 from partita.tables.design import INTERCEPT, Design
 from partita.tables.formula import Formula, parsed
 from partita.tables.likelihoods import Likelihood, likelihood
+from partita.tables.policies import policy
 from partita.tables.reading import Site
 from partita.tables.response import Declared, Response
 from partita.tables.units import Units
 
-__all__ = ["POLICIES", "Settings", "Spec"]
-
-POLICIES = ("drop", "mean")
-"""What may be done about missing predictors: drop their rows, or take the mean, and mark it in a column."""
+__all__ = ["Settings", "Spec"]
 
 _Vector = Float[np.ndarray, " d"]
 
@@ -94,11 +92,15 @@ class Settings:
     levels: tuple[str, ...] = ()
     """The labels of the response in their order, or with the reference first."""
     missing: str = "drop"
-    """What is done about missing predictors: one of `POLICIES`."""
+    """What is done about missing predictors, by the name of a policy that makes one table."""
 
     def __post_init__(self) -> None:
         check_choice("covariance", self.covariance, (_AUTOMATIC, *_FAMILIES))
-        check_choice("policy on missing values", self.missing, POLICIES)
+        if policy(self.missing).draws:
+            raise SettingsError(
+                "Missing values are drawn only where one process fits all sites, by pt.fit or partita fit: in a "
+                'federation use missing = "mean", or complete each file beforehand.'
+            )
         for what in ("weights", "positive", "trials", "event", "link", "noise"):
             check_kind(f"setting {what}", getattr(self, what), str, "give a name", name="a text")
         _normal(self.prior)
@@ -180,19 +182,23 @@ class Settings:
         return tuple(dict.fromkeys((*formula.response.columns, *formula.columns, *beside)))
 
     @property
-    def optional(self) -> frozenset[str]:
-        """The columns that may be missing in a row that is used."""
+    def predictors(self) -> frozenset[str]:
+        """The columns without which a row could be used, by some policy on missing values."""
         formula = parsed(self.formula)
         needed = {name for factor in (formula.response, *formula.offsets) for name in factor.columns}
-        needed |= {self.weights, *self.declared.columns}
-        return frozenset() if self.missing == "drop" else frozenset(formula.columns) - needed
+        return frozenset(formula.columns) - needed - {self.weights, *self.declared.columns}
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """The columns that may be missing in a row that is used."""
+        return self.predictors if policy(self.missing).keeps else frozenset()
 
     @property
     def begun(self) -> Agreement:
         """What sites begin to agree on."""
         chosen = self.likelihood
         rows = chosen.rows(parsed(self.formula), self.declared)
-        return Agreement.of(rows, self.missing == "mean", chosen.kind.counted)
+        return Agreement.of(rows, policy(self.missing).marks, chosen.kind.counted)
 
 
 class _Inputs(NamedTuple):
