@@ -206,9 +206,8 @@ def main():
                     lines.append(line)
                     shown = " ".join("–" if mark is None else str(mark) for mark in line["rounds"])
                     if not chosen.json:
-                        print(
-                            f"{problem:16} {family:10} {deal} {rule:8} {shown:12} {line['took']:3} {line['gap']:.2g} {line['status']}"
-                        )
+                        ended = f"{line['took']:3} {line['gap']:.2g} {line['status']}"
+                        print(f"{problem:16} {family:10} {deal} {rule:8} {shown:12} {ended}")
                     if chosen.verbose:
                         print([f"{gap:.3g}" for gap in line["gaps"]], line["damping"])
                     sys.stdout.flush()

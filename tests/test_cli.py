@@ -21,7 +21,8 @@ def partita(*arguments, timeout=300):
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
-    done = partita(*"demo --family mean-field --rows 1000 --communications 40 --json --output".split(), str(folder))
+    size = ("--family", "mean-field", "--rows", "1000", "--communications", "40")
+    done = partita("demo", *size, "--json", "--output", str(folder))
     return folder, done
 
 

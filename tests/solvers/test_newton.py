@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from partita import FullGaussian, InputError, LinearRegression, MeanFieldGaussian, Newton, PoissonRegression
-from partita.expectations.blocks import over_blocks
+from partita.expectations.blocks import BLOCK, over_blocks, rows_by_blocks
 from partita.families import Product
 from partita.families.factor import Factor
 from partita.local.solvers import LBFGS, Outcome
 from partita.models import NetworkClassifier
+from partita.numerics.compiled import Compiled
 from support.small_problems import FAMILIES, KEY, X, Y, problem, scipy_optimum, solve
 
 both_families = pytest.mark.parametrize("family", FAMILIES)
@@ -73,6 +74,53 @@ def test_sums_over_blocks_of_rows_count_each_row_once(length):
     shard = problem(MeanFieldGaussian.standard_normal(3)).shard
     total = over_blocks(lambda block: block.weights @ block.data.x, shard, length)
     np.testing.assert_allclose(total, X.sum(axis=0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("length", [16, 40, 64], ids="blocks of {}".format)
+@pytest.mark.parametrize("every", [1, 3, 100], ids="every {}".format)
+def test_sums_over_chosen_rows_count_those_once(length, every):
+    shard = problem(MeanFieldGaussian.standard_normal(3)).shard
+    chosen = np.arange(40) % every == every - 1
+    total = over_blocks(lambda block: block.weights @ block.data.x, shard, length, jnp.asarray(chosen))
+    np.testing.assert_allclose(total, X[chosen].sum(axis=0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("length", [16, 40], ids="blocks of {}".format)
+def test_numbers_of_rows_are_the_same_block_by_block(length):
+    shard = problem(MeanFieldGaussian.standard_normal(3)).shard
+    np.testing.assert_array_equal(rows_by_blocks(lambda block: block.data.x[:, 1], shard, length), X[:, 1])
+
+
+def test_a_hessian_of_which_only_changed_rows_are_summed_again_is_near_the_right_one():
+    """Each row is in it with a curvature within a tenth of its present one, and so is the sum in any direction."""
+    task, newton, kept = problem(MeanFieldGaussian.standard_normal(3, 10.0)), Newton(tolerance=None), []
+    step = Compiled(lambda task, progress: newton.step(task, progress, jnp.asarray(0), KEY))
+    progress = Compiled(newton.init)(task, KEY)
+    for _ in range(4):
+        now = np.asarray(progress.memory.point.rows.mean_mean)
+        progress = step(task, progress)
+        held, sums = progress.memory.held, progress.memory.sums
+        kept.append(int(np.sum(held[0] != now)))
+        np.testing.assert_array_less(np.abs(held[0] - now), 0.1 * np.maximum(np.abs(held[0]), np.abs(now)) + 1e-15)
+        for found, left, rows, right in zip(sums, (X, X, X**2), held, (X, X**2, X**2), strict=True):
+            np.testing.assert_allclose(found, (left * np.asarray(rows)[:, None]).T @ right, rtol=1e-5, atol=1e-4)
+        ratios = np.linalg.eigvals(np.linalg.solve((X * now[:, None]).T @ X, sums[0]))
+        assert np.all((ratios > 0.9 - 1e-5) & (ratios < 1 / 0.9 + 1e-5))
+    assert kept[0] == 0  # the first step sums all
+    assert any(0 < count < 40 for count in kept)
+
+
+@both_families
+def test_the_answer_to_rows_in_several_blocks_is_a_fixed_point(family):
+    """`eq:fixed-point-bi-simplified`, from the Laplace approximation near the mode, and by rows in single precision."""
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.standard_normal((BLOCK + 100, 2)), rng.random((BLOCK + 100, 1)) < 0.003], axis=1)
+    y = (rng.random(len(x)) < 1 / (1 + np.exp(-x @ [1.0, -2.0, 5.0]))).astype(float)
+    task = problem(FAMILIES[family].standard_normal(3, 10.0), x=x, y=y)
+    solution = solve(Newton(tolerance=1e-11), task, KEY)
+    assert Outcome(int(solution.outcome)) == Outcome.CONVERGED
+    assert solution.q.length(task.target(solution.q, KEY) / solution.q) < 1e-11
+    assert solution.free_energy == pytest.approx(float(task.free_energy(solution.q, KEY)), rel=1e-13)
 
 
 def test_an_improper_context_is_left_at_the_trust_region_with_covariances():

@@ -239,8 +239,8 @@ class BlockGaussian(Gaussian):
     def size(self) -> int:
         return sum(size + size**2 for size in self.sizes)
 
-    def project(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
-        mean, variance = self.standard()
+    def projected(self, standard: Standard, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+        mean, variance = standard
         own = _each(lambda square, part: jnp.sum((part @ square) * part, axis=-1), variance, self._at.cut(x))
         return x @ mean, jnp.sum(own, axis=0)
 

@@ -169,9 +169,9 @@ class FullGaussian(Gaussian):
         log_ratio = jnp.sum(jnp.log(jnp.diagonal(mine))) - jnp.sum(jnp.log(jnp.diagonal(theirs)))
         return (jnp.sum(ratio**2) - self.precision_mean.size + jnp.sum(gap**2)) / 2 + log_ratio
 
-    def project(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
-        check_vector(self.mean)
-        return x @ self._vector_mean(), jnp.sum((x @ self.covariance) * x, axis=-1)
+    def projected(self, standard: Standard, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+        check_vector(self.layout.unravel(standard.mean))
+        return x @ standard.mean, jnp.sum((x @ standard.variance) * x, axis=-1)
 
     @property
     def independent_groups(self) -> int:

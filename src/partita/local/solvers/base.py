@@ -168,16 +168,30 @@ class LineSearchResult(NamedTuple):
     """How many were tried."""
     limited: Bool[Array, ""]
     """Whether a better candidate was rejected only because it left the trust region."""
+    at: Any = None
+    """What was computed at q along with its free energy."""
 
 
 _Candidate: TypeAlias = Callable[[Int[Array, ""]], Family]
 """The member to try, given how many were tried before."""
+_Evaluate: TypeAlias = Callable[[Family], tuple[Float[Array, ""], Any]]
+"""The free energy of a member, and what is computed along with it."""
 
 
 def line_search(
-    problem: Problem, q: Family, free_energy: Float[Array, ""], candidate: _Candidate, trials: int, key: Key[Array, ""]
+    problem: Problem,
+    q: Family,
+    free_energy: Float[Array, ""],
+    candidate: _Candidate,
+    trials: int,
+    key: Key[Array, ""],
+    evaluate: _Evaluate | None = None,
+    at: Any = None,
 ) -> LineSearchResult:
     """Line search: tries `candidate(0)`, `candidate(1)`, … until one is proper, in the trust region, and not below q.
+
+    A solver that needs more of the next q than its free energy gives a function that computes both, and what it has
+    `at` q.
 
     Decreases below the rounding error of F are accepted: otherwise good steps near the optimum would be rejected at
     random, and the shortened step would look like convergence.
@@ -187,19 +201,19 @@ def line_search(
 
     def body(found: LineSearchResult) -> LineSearchResult:
         trial = problem.restrict(candidate(found.trials))
-        value = problem.free_energy(trial, key)
+        value, there = (problem.free_energy(trial, key), None) if evaluate is None else evaluate(trial)
         better = trial.is_proper() & (value >= floor)
         within = problem.within(trial)
         rose = better & within
-        chosen, value = where(rose, (trial, value), (q, free_energy))
-        return LineSearchResult(chosen, value, rose, found.trials + 1, found.limited | (better & ~within))
+        chosen, value, there = where(rose, (trial, value, there), (q, free_energy, at))
+        return LineSearchResult(chosen, value, rose, found.trials + 1, found.limited | (better & ~within), there)
 
-    return jax.lax.while_loop(lambda found: ~found.rose & (found.trials < trials), body, unmoved(q, free_energy))
+    return jax.lax.while_loop(lambda found: ~found.rose & (found.trials < trials), body, unmoved(q, free_energy, at))
 
 
-def unmoved(q: Family, free_energy: Float[Array, ""]) -> LineSearchResult:
+def unmoved(q: Family, free_energy: Float[Array, ""], at: Any = None) -> LineSearchResult:
     """The result of a line search that has not begun."""
-    return LineSearchResult(q, free_energy, jnp.asarray(False), jnp.asarray(0), jnp.asarray(False))
+    return LineSearchResult(q, free_energy, jnp.asarray(False), jnp.asarray(0), jnp.asarray(False), at)
 
 
 def within(moved: Float[Array, ""], tolerance: Scalar | None) -> Bool[Array, ""]:
