@@ -146,6 +146,14 @@ def measured(rule, model, prior, parts, best, rounds):
     }
 
 
+def _stays(clock, gaps, mark):
+    """When the gap has come below a mark for good; None if it has not."""
+    above = np.flatnonzero(gaps > mark)
+    if not len(above):
+        return 0.0
+    return round(float(clock[above[-1] + 1]), 1) if above[-1] + 1 < len(gaps) else None
+
+
 def settled(rule, model, prior, parts, best, answers, slowest):
     """After how many answers of the slowest client the gap stays below each mark; every other client is quick."""
     speeds = np.where(np.arange(len(parts)) % 2, 1.0, 1.0 / slowest)
@@ -154,14 +162,7 @@ def settled(rule, model, prior, parts, best, answers, slowest):
     result = pt.run(RULES[rule](len(parts)), model, prior, engine=engine, rounds=rounds, tolerance=None, monitor=quiet)
     clock, gaps = np.array([(row["clock"] / slowest, best - row["free_energy"]) for row in result.history]).T
     return {
-        "rounds": [
-            None
-            if not (gaps[-1] <= mark)
-            else round(float(clock[np.flatnonzero(gaps > mark)[-1] + 1]), 1)
-            if (gaps > mark).any()
-            else 0
-            for mark in MARKS
-        ],
+        "rounds": [_stays(clock, gaps, mark) for mark in MARKS],
         "gap": gaps[-1],
         "gaps": gaps[:: len(parts)],
         "damping": [round(row["damping"], 3) for row in result.history][:: len(parts)],

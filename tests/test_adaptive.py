@@ -182,3 +182,41 @@ def test_one_client_needs_one_round():
     result = pt.run(pt.methods.synchronous(), MODEL, FULL, PARTS.pooled(), rounds=1, monitor=QUIET)
     alone = pt.run(pt.methods.sequential(), MODEL, FULL, PARTS.pooled(), rounds=1, monitor=QUIET)
     np.testing.assert_allclose(result.free_energy, alone.free_energy, rtol=1e-12)
+
+
+@pytest.mark.parametrize("store", [pt.Checkpoint, pt.Ledger])
+def test_a_resumed_run_is_the_one_that_was_not_interrupted(store, tmp_path):
+    settings = {"tolerance": None, "monitor": pt.Monitor(every=0, progress=False)}
+    method = pt.methods.synchronous(SOLVER)
+    whole = pt.run(method, MODEL, PRIOR, PARTS, rounds=6, **settings)
+    path = tmp_path / "run"
+    for rounds_so_far in (2, 6):
+        parts = pt.run(method, MODEL, PRIOR, PARTS, rounds=rounds_so_far, store=store(path), **settings)
+    # a run that ends is at a verified posterior, from where the one that goes on begins
+    np.testing.assert_allclose(parts.posterior.mean, whole.posterior.mean, rtol=1e-6)
+    interrupted = []
+
+    def stop(state, row):
+        if len(interrupted) < 1 and row["rounds"] == 3:
+            interrupted.append(row)
+            raise KeyboardInterrupt
+
+    path = tmp_path / "interrupted"
+    watched = {**settings, "monitor": pt.Monitor(every=0, progress=False, callbacks=(stop,))}
+    with pytest.raises(KeyboardInterrupt):
+        pt.run(method, MODEL, PRIOR, PARTS, rounds=6, store=store(path), **watched)
+    resumed = pt.run(method, MODEL, PRIOR, PARTS, rounds=6, store=store(path), **watched)
+    # a ledger multiplies the posterior from its factors again, which rounds otherwise
+    np.testing.assert_allclose(resumed.posterior.mean, whole.posterior.mean, rtol=1e-12)
+    assert resumed.history["damping"].tolist() == whole.history["damping"].tolist()
+
+
+def test_a_ledger_keeps_what_is_remembered_of_a_client_that_joined(tmp_path):
+    method, settings = pt.methods.synchronous(SOLVER), {"tolerance": None, "monitor": QUIET}
+    first = pt.run(method, MODEL, PRIOR, PARTS.only("client 0"), rounds=2, **settings)
+    grown = pt.run(
+        method, MODEL, PRIOR, PARTS, rounds=2, state=first.state, store=pt.Ledger(tmp_path / "run"), **settings
+    )
+    kept, _ = pt.Ledger(tmp_path / "run").load(first.state)
+    assert eqx.tree_equal(kept.memory.verified.posterior, grown.state.memory.verified.posterior)
+    assert len(kept.memory.reports.constants) == 3
