@@ -178,6 +178,19 @@ def test_a_run_cut_short_is_never_lower_than_before():
     assert np.diff(ends).min() >= -1e-9
 
 
+def test_the_last_question_is_a_communication_per_client():
+    spent = pt.run(pt.methods.synchronous(SOLVER), MODEL, PRIOR, PARTS, rounds=2, tolerance=None, monitor=QUIET)
+    assert spent.state.communications == 9
+    fixed = pt.run(pt.methods.synchronous(SOLVER, 0.5), MODEL, PRIOR, PARTS, rounds=2, tolerance=None, monitor=QUIET)
+    assert fixed.state.communications == 6
+
+
+def test_power_ep_has_no_free_energy_to_follow():
+    assert pt.methods.synchronous(pt.solvers.PowerEP()).aggregation == pt.Damped(None)
+    with pytest.raises(pt.InputError, match="Damped"):
+        pt.run(pt.Method(pt.solvers.PowerEP(), pt.Synchronous(), ADAPTIVE), MODEL, FULL, PARTS)
+
+
 def test_one_client_needs_one_round():
     result = pt.run(pt.methods.synchronous(), MODEL, FULL, PARTS.pooled(), rounds=1, monitor=QUIET)
     alone = pt.run(pt.methods.sequential(), MODEL, FULL, PARTS.pooled(), rounds=1, monitor=QUIET)

@@ -129,10 +129,11 @@ def synchronous(
 ) -> Method:
     """Synchronous PVI (`sec:pvi:pvi_flavours`): all clients in parallel.
 
-    By default the damping follows the free energy that clients report with their answers (`Adaptive`). A number is a
-    fixed damping; with `backtracking` it is halved until the free energy does not fall.
+    By default the damping follows the free energy that clients report with their answers (`Adaptive`); with power EP,
+    which climbs none, it is 1/M. A number is a fixed damping; with `backtracking` it is halved until the free energy
+    does not fall.
     """
-    fixed = damping is not None or backtracking
+    fixed = damping is not None or backtracking or solver.estimates_evidence
     aggregation = _product(damping, backtracking) if fixed else server.Adaptive()
     return _method(solver, Synchronous(), aggregation, start=start, **common)
 
@@ -145,7 +146,8 @@ def asynchronous(
     By default a client's first answer is whole, and the damping of later ones is at most 1/2 and follows the free
     energy by the clients' last reports (`Adaptive`). A number is a fixed damping.
     """
-    aggregation = server.Adaptive(first=1.0, largest=0.5) if damping is None else server.Damped(damping)
+    fixed = damping is not None or solver.estimates_evidence
+    aggregation = server.Damped(damping) if fixed else server.Adaptive(first=1.0, largest=0.5)
     return _method(solver, Asynchronous(), aggregation, start=start, **common)
 
 

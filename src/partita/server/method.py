@@ -49,6 +49,8 @@ class Method(ClientSettings, Axes):
         """Raises an `InputError` if it cannot run with this prior and this many clients."""
         self.schedule.check(clients)
         self.aggregation.check(clients, self.answers(clients), self.solver.matched_power)
+        if self.aggregation.guarded and self.solver.estimates_evidence:
+            raise SettingsError("Power EP climbs no free energy that damping could follow: use Damped(…) instead.")
         if self.learning is not None and self.solver.estimates_evidence:
             raise SettingsError("Power EP has no bound to learn hyperparameters with: use PVI, such as sequential.")
         if self.learning is not None and self.passes is not None:

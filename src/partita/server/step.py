@@ -10,6 +10,7 @@ from jaxtyping import Bool
 
 from partita.engines.base import Answer, Engine, Failure, Task
 from partita.errors import SettingsError
+from partita.families import Family
 from partita.families.factor import Factor
 from partita.io.wire import equal
 from partita.local.client import RESIDUAL_UNDEFINED, Reply
@@ -241,9 +242,15 @@ def ended(method: Method, engine: Engine, state: State, ask: bool) -> State:
 
     That takes one communication per client, of one number.
     """
-    climbed = _climbed(method, engine, state, {}) if ask else None
-    final = method.aggregation.final(state.iterate, climbed)
-    return state if final.posterior is state.posterior else state.with_iterate(final)
+    climbed, asked = _climbed(method, engine, state, {}), list[Family]()
+
+    def counted(q: Family) -> float:
+        asked.append(q)
+        return climbed(q)
+
+    final = method.aggregation.final(state.iterate, climbed._replace(ask=counted) if ask else None)
+    ended = state if final.posterior is state.posterior else state.with_iterate(final)
+    return dataclasses.replace(ended, communications=state.communications + len(asked) * climbed.clients)
 
 
 def _climbed(method: Method, engine: Engine, state: State, replies: Mapping[int, Reply]) -> FreeEnergy:
