@@ -41,6 +41,7 @@ notebooks:
 
 bench:
 	$(PYTHON) benchmarks/global_vi_adult.py
+	$(PYTHON) benchmarks/many_rows.py
 	$(PYTHON) benchmarks/network_step.py
 	$(PYTHON) benchmarks/messages.py
 	$(PYTHON) benchmarks/power_ep.py
