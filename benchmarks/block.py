@@ -2,7 +2,8 @@
 
 Three sites of 5,000 rows, logistic regression. Neighbouring columns are correlated, and all columns a little by a
 common factor, so that blocks of 200 leave something out. Sds are compared with those of the full precision, prior plus
-expected curvatures of all rows at the block posterior, inverted once by NumPy.
+expected curvatures of all rows at the block posterior, inverted once by NumPy. With `--formula` a table of such columns
+goes through `pt.fit` instead, with a term for each of them.
 """
 
 import argparse
@@ -22,13 +23,18 @@ SITES = 3
 PRIOR_SD = 2.5
 
 
-def clients(columns: int, rows: int, neighbours: float, common: float) -> pt.Partition:
-    """Standardised columns with these correlations, an intercept first, and a binary response."""
-    generator = np.random.default_rng(0)
+def correlated(generator: np.random.Generator, rows: int, columns: int, neighbours: float, common: float) -> np.ndarray:
+    """Rows of all sites whose columns have these correlations."""
     x = generator.normal(size=(SITES * rows, columns))
     for j in range(1, columns):
         x[:, j] = neighbours * x[:, j - 1] + np.sqrt(1 - neighbours**2) * x[:, j]
-    x = np.sqrt(1 - common) * x + np.sqrt(common) * generator.normal(size=(len(x), 1))
+    return np.sqrt(1 - common) * x + np.sqrt(common) * generator.normal(size=(len(x), 1))
+
+
+def clients(columns: int, rows: int, neighbours: float, common: float) -> pt.Partition:
+    """Standardised columns with these correlations, an intercept first, and a binary response."""
+    generator = np.random.default_rng(0)
+    x = correlated(generator, rows, columns, neighbours, common)
     x = (x - x.mean(0)) / x.std(0)
     x[:, 0] = 1
     beta = generator.normal(0, 1 / np.sqrt(columns), columns)
@@ -41,14 +47,37 @@ def fitted(prior: pt.Family, parts: pt.Partition, rounds: int) -> tuple[pt.Resul
     started, worked = time.perf_counter(), time.process_time()
     monitor = pt.Monitor(every=0, progress=False)
     result = pt.run(pt.methods.sequential(), pt.LogisticRegression(), prior, parts, rounds=rounds, monitor=monitor)
-    return result, {
+    return result, taken(result, started, worked) | {"numbers in a message": prior.size()}
+
+
+def taken(result: pt.Result, started: float, worked: float) -> dict[str, Any]:
+    """What a run took since it was begun."""
+    return {
         "status": result.status.value,
         "rounds": round(float(result.state.updates) / SITES, 1),
         "seconds": round(time.perf_counter() - started, 1),
         "processor seconds": round(time.process_time() - worked, 1),
         "peak memory so far, GB": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
-        "numbers in a message": prior.size(),
     }
+
+
+def by_formula(columns: int, rows: int, neighbours: float, common: float, rounds: int) -> dict[str, Any]:
+    """A table of so many columns with the intercept, by `pt.fit` with its defaults."""
+    import pandas
+
+    generator = np.random.default_rng(0)
+    x = correlated(generator, rows, columns - 1, neighbours, common)
+    beta = generator.normal(0, 1 / np.sqrt(columns), columns - 1)
+    names = [f"x{j}" for j in range(columns - 1)]
+    frame = pandas.DataFrame(x, columns=names)
+    frame["y"] = (generator.random(len(x)) < 1 / (1 + np.exp(-x @ beta))).astype(int)
+    frame["site"] = np.repeat(["a", "b", "c"], rows)
+    started, worked = time.perf_counter(), time.process_time()
+    fit = pt.fit("y ~ " + " + ".join(names), frame, family="bernoulli", sites="site", rounds=rounds)
+    told = taken(fit.result, started, worked) | {"independent blocks": fit.q.independent_groups}
+    started = time.perf_counter()
+    fit.table()
+    return {"pt.fit": told | {"seconds of the table": round(time.perf_counter() - started, 1), "notes": fit.notes}}
 
 
 def exact_sds(result: pt.Result, parts: pt.Partition) -> np.ndarray:
@@ -83,11 +112,14 @@ if __name__ == "__main__":
     arguments.add_argument("--neighbours", type=float, default=0.5, help="the correlation of neighbouring columns")
     arguments.add_argument("--common", type=float, default=0.05, help="the correlation that all columns share")
     arguments.add_argument("--rounds", type=int, default=30)
+    arguments.add_argument("--formula", action="store_true", help="through pt.fit, with its own blocks")
     arguments.add_argument("--json", action="store_true")
     given = vars(arguments.parse_args())
-    as_json = given.pop("json")
+    as_json, formula = given.pop("json"), given.pop("formula")
+    if formula:
+        given.pop("size")
     with jax.enable_x64(True):
-        found = compared(**given)
+        found = by_formula(**given) if formula else compared(**given)
     if as_json:
         print(json.dumps(found))
     else:

@@ -132,7 +132,8 @@ class Estimates:
         blocks = gaussian(self.prior).independent_groups
         if not isinstance(self.result.posterior.model, CurvedInTable) and blocks > 1:
             return MeanFieldCheck().sentence(self.names, remedy, independence(blocks, len(self.units.parameters)))
-        return self.result.posterior.caveat(self.names, remedy)
+        with enable_x64(True):
+            return self.result.posterior.caveat(self.names, remedy)
 
     def coefficients(self, mass: float = 0.95) -> list[Coefficient]:
         """A row per coefficient, then one per constant such as a dispersion, with central intervals of this mass."""
