@@ -28,7 +28,7 @@ def change(precision):
 def reported(iterate, *ells, variance=0.0):
     """What clients say of the present posterior; nobody can be asked."""
     said = {k: Report(ell, variance, iterate.posterior) for k, ell in enumerate(ells)}
-    return FreeEnergy(lambda q: pytest.fail("asked"), PRIOR, 1.0, said, len(said))
+    return FreeEnergy(lambda q: pytest.fail("asked"), PRIOR, 1.0, said, np.zeros(len(said), bool))
 
 
 def rounds(*ells, precision=1.0, variance=0.0):
@@ -85,18 +85,12 @@ def test_a_free_energy_that_is_not_finite_has_fallen():
 
 
 def test_a_run_that_falls_at_every_damping_ends_where_it_was_verified():
-    taken = rounds(-100.0, *[-200.0 - k for k in range(20)])
     # every fourth time the verified posterior itself is sent again, and counts as what it is worth now
-    assert precisions(taken[4]) == [0.0, 0.0]
-    assert not taken[5].returned
-    iterate = taken[0].iterate
-    deltas = {0: change(1.0), 1: change(1.0)}
-    for _ in range(3):
-        iterate = ADAPTIVE.update(iterate, deltas, reported(iterate, -200.0, -200.0)).iterate
-    stuck = iterate._replace(memory=iterate.memory._replace(returns=np.asarray(12)))
-    last = ADAPTIVE.update(stuck, deltas, reported(stuck, -300.0, -300.0))
-    assert {refusal.reason for refusal in last.refusals.values()} == {Reason.LOWER_FREE_ENERGY}
-    assert eqx.tree_equal(last.iterate.posterior, PRIOR)
+    falls = [-200.0, -200.0, -200.0, -200.0, -100.0]
+    taken = rounds(-100.0, *falls, *falls, *falls, -200.0)
+    assert [precisions(taken[place]) for place in (4, 9, 14)] == [[0.0, 0.0]] * 3
+    assert {refusal.reason for refusal in taken[-1].refusals.values()} == {Reason.LOWER_FREE_ENERGY}
+    assert eqx.tree_equal(taken[-1].iterate.posterior, PRIOR)
 
 
 def test_a_run_ends_at_what_is_verified_unless_the_newest_is_known_to_be_higher():
@@ -105,7 +99,7 @@ def test_a_run_ends_at_what_is_verified_unless_the_newest_is_known_to_be_higher(
     assert ADAPTIVE.final(iterate, None).posterior is verified.posterior
     known = float(verified.at_least)
     for said, expected in ((known - 1, verified.posterior), (known + 1, iterate.posterior)):
-        free_energy = FreeEnergy(lambda q, said=said: said, PRIOR)
+        free_energy = FreeEnergy(lambda q, said=said: said, PRIOR, 1.0, {}, np.zeros(2, bool))
         assert ADAPTIVE.final(iterate, free_energy).posterior is expected
 
 
@@ -128,7 +122,7 @@ def test_stale_reports_of_a_conjugate_model_give_the_free_energy_exactly(schedul
         assert_product(state)
     reports = state.memory.reports
     assert reports.stale.any()
-    climbed = FreeEnergy(lambda q: np.nan, FULL)
+    climbed = FreeEnergy(lambda q: np.nan, FULL, 1.0, {}, np.zeros(4, bool))
     value, error = reports.free_energy(before.posterior, climbed)
     exact = global_free_energy(engine, state, FULL, before.posterior)
     np.testing.assert_allclose(value, exact, rtol=1e-12)
@@ -153,6 +147,42 @@ def test_an_answer_to_a_factor_that_went_back_gives_the_factor_it_meant():
         meant.append(taken(each.memory.reports.answers, waiting).natural)
     for first, second in zip(*map(jax.tree.leaves, meant), strict=True):
         np.testing.assert_allclose(first, second, rtol=1e-9)
+
+
+def product(prior, factors):
+    """The precision of p · Π t_k, of factors that are stacked."""
+    return np.asarray(prior.precision) + factors.natural.precision.sum(0)
+
+
+@pytest.mark.parametrize(
+    "method", [pt.methods.asynchronous(SOLVER), pt.Method(SOLVER, pt.schedules.RandomSubset(2), ADAPTIVE)]
+)
+def test_what_is_verified_and_what_is_returned_is_the_product_of_its_factors(method):
+    result = pt.run(method, MODEL, PRIOR, engine=LocalEngine(PARTS, (1.0, 5.0, 2.0)), rounds=4, monitor=QUIET)
+    assert_product(result.state)
+    verified = result.state.memory.verified
+    np.testing.assert_allclose(verified.posterior.precision, product(PRIOR, verified.factors), rtol=1e-12)
+
+
+def test_the_guard_works_on_when_a_client_has_left():
+    model, prior, parts = correlated()
+    method = pt.methods.synchronous(pt.solvers.FixedPoint())
+    one = pt.run(method, model, prior, parts, rounds=1, tolerance=None, monitor=QUIET).state
+    left, kept = parts.without("client 5"), one.factors[5]
+    result = pt.run(method, model, prior, left, rounds=60, state=one, tolerance=1e-8, monitor=QUIET)
+    assert result.status is pt.Status.CONVERGED
+    assert eqx.tree_equal(jax.tree.map(np.asarray, result.state.factors[5]), jax.tree.map(np.asarray, kept))
+
+
+def test_a_run_that_goes_on_with_other_rows_forgets_what_was_reported():
+    first = pt.run(pt.methods.synchronous(), MODEL, FULL, PARTS, rounds=6, monitor=QUIET)
+    more = [jax.tree.map(lambda leaf: np.concatenate([np.asarray(leaf)] * 3), shard.data) for shard in PARTS.shards]
+    other = pt.federate(
+        [pt.Table(table.x[:size], table.y[:size]) for table, size in zip(more, (60, 60, 60), strict=True)]
+    )
+    result = pt.run(pt.methods.synchronous(), MODEL, FULL, other, rounds=1, state=first.state, monitor=QUIET)
+    assert not any(result.history["returned"])
+    assert result.posterior.q.kl(first.posterior.q) > 1e-3
 
 
 def test_it_converges_where_undamped_rounds_diverge_and_never_falls():

@@ -12,7 +12,7 @@ from partita.families import Family
 from partita.numerics.compiled import Compiled
 from partita.server.state import State
 
-__all__ = ["DISTANCE_LEFT", "distance_left", "measured"]
+__all__ = ["DISTANCE_LEFT", "distance_left", "measured", "unmeasured"]
 
 DISTANCE_LEFT = 0.009
 """How many standard deviations a run that has converged may be from its fixed point by its own estimate.
@@ -37,6 +37,11 @@ def measured(state: State) -> State:
     moved = math.sqrt(2 * max(apart, 0.0)) if math.isfinite(apart) else math.inf
     movements = (*state.movements, moved)[-_ROUNDS:]
     return dataclasses.replace(state, round_start=state.posterior, round_began=state.answers, movements=movements)
+
+
+def unmeasured(state: State) -> State:
+    """The state after a step that was taken again: how far q moves from here on says how far it has to go."""
+    return dataclasses.replace(state, round_start=state.posterior, round_began=state.answers, movements=())
 
 
 def distance_left(state: State) -> float:

@@ -164,11 +164,12 @@ def run(
             state, event = step(method, model, engine, state, rules, store, requests, tolerance)
             over = engine.now() >= rules.until
             found = stopping.ending(state)
-            if found or over:
-                spent = found is not None and found.status is Status.BUDGET_SPENT
-                state = ended(method, engine, state, ask=spent and not over)
+            last = found is not None or (over and bool(event.clients))
+            if last:
+                known = found is not None and found.status in (Status.BUDGET_SPENT, Status.CONVERGED)
+                state = ended(method, engine, state, ask=known and not over)
             if event.clients:
-                row = watch.row(state, event, last=found is not None)
+                row = watch.row(state, event, last=last)
                 history.append(row)
                 stopping.observe(row)
                 store.close(state, history, last=stopping.ending(state) is not None)
@@ -201,7 +202,8 @@ def continued(state: State, fresh: State, method: Method) -> State:
             f"{type(method.aggregation).__name__} cannot go on from the state of another aggregation: start without it."
         )
     heard = state.versions > 0
-    memory = state.memory if same else method.aggregation.resumed(state.iterate, heard, state.inactive)
+    resumed = method.aggregation.resumed
+    memory = method.aggregation.continued(state.iterate) if same else resumed(state.iterate, heard, state.inactive)
     columns = unanswered_columns(len(state.names), {"gradients": fresh.gradients})
     unknown = {name: columns[name] for name in ("residual", "outcome")}
     going_on = dataclasses.replace(state, memory=memory, **unknown, in_flight=(), arrived=(), refused={})

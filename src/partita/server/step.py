@@ -19,7 +19,7 @@ from partita.numerics.compiled import Compiled, Scalar
 from partita.server.admission import Admission, Admitted, admit
 from partita.server.aggregation import FreeEnergy, Report
 from partita.server.bound import free_energy
-from partita.server.convergence import measured
+from partita.server.convergence import measured, unmeasured
 from partita.server.evidence import with_masses
 from partita.server.learn import learn
 from partita.server.method import Method
@@ -81,7 +81,8 @@ def step(
             engine.notify(task, event.refusals[task.client].sentence)
     if method.learning is not None:
         new = learn(method, method.learning, model, engine, new, len(event.clients), tolerance)
-    return measured(new), dataclasses.replace(event, unanswered=unanswered)
+    new = unmeasured(new) if event.returned else measured(new)
+    return new, dataclasses.replace(event, unanswered=unanswered)
 
 
 def dispatch(method: Method, state: State, away: Bool[np.ndarray, " m"]) -> State:
@@ -206,6 +207,8 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
     # answers that were formed with other hyperparameters than those that are learned now
     current = method.learning is not None and method.learning.needs_current
     stale = {task.client for task, _ in state.arrived if current and not equal(task.hyper, state.hyper)}
+    # nobody has answered to the posterior that a return leads to
+    stale |= set(replies) if admitted.taken.returned else set()
     new = _recorded(state.with_iterate(iterate), replies, accepted, stale, admitted)
     steps = [int(reply.info.steps) for reply in replies.values()]
     others = {k: refusal for k, refusal in state.refused.items() if k not in replies}
@@ -250,7 +253,7 @@ def ended(method: Method, engine: Engine, state: State, ask: bool) -> State:
 
     final = method.aggregation.final(state.iterate, climbed._replace(ask=counted) if ask else None)
     ended = state if final.posterior is state.posterior else state.with_iterate(final)
-    return dataclasses.replace(ended, communications=state.communications + len(asked) * climbed.clients)
+    return dataclasses.replace(ended, communications=state.communications + len(asked) * int(state.active.sum()))
 
 
 def _climbed(method: Method, engine: Engine, state: State, replies: Mapping[int, Reply]) -> FreeEnergy:
@@ -260,7 +263,7 @@ def _climbed(method: Method, engine: Engine, state: State, replies: Mapping[int,
     reported = {
         k: Report(_number(reply.info.ell), float(reply.info.ell_variance), *sent[k]) for k, reply in replies.items()
     }
-    return FreeEnergy(ask, state.current_prior, method.temperature, reported, int(state.active.sum()))
+    return FreeEnergy(ask, state.current_prior, method.temperature, reported, state.inactive)
 
 
 def _recorded(

@@ -98,6 +98,8 @@ class Stopping:
     ) -> None:
         self.budget, self.tolerance, self.first, self.history = budget, tolerance, first.value, history
         self.guarded = guarded
+        self.low_since = np.inf
+        """The round since which the free energy has been below the floor."""
         self.latest = self.best = first
         for row in history:
             self.observe(row)
@@ -107,6 +109,8 @@ class Stopping:
         if "free_energy" in row:
             self.latest = Evaluation(row["free_energy"], row.get("free_energy_error", 0.0))
             self.best = max(self.best, self.latest)
+            below = not self.latest.value > self._floor
+            self.low_since = min(self.low_since, row["rounds"]) if below else np.inf
 
     def ending(self, state: State) -> Ending | None:
         """How the run has ended, if it has."""
@@ -120,8 +124,9 @@ class Stopping:
             status, remedy = _REFUSED[refusal.reason]
             name = state.names[k]
             return Ending(status, f"No answer could be accepted: that of {name} {refusal.sentence}. {remedy}")
-        watched = len(self.history) and not self.guarded
-        if watched and not self.latest.value > self._floor and not np.isnan(self.first):
+        # a fall that is undone ends in the second round after it
+        lasting = not self.guarded or state.answers / len(state.names) >= self.low_since + 2
+        if len(self.history) and lasting and not self.latest.value > self._floor and not np.isnan(self.first):
             return Ending(Status.DIVERGED, f"The free energy diverged to {self.latest.value:.6g}. {_slower(state)}")
         if np.all(state.outcome[state.active] == Outcome.NO_MOMENTS):
             return Ending(Status.IMPROPER, "No client found the moments of its tilted density.")

@@ -38,7 +38,9 @@ _RECOVERY = 1.05
 _ASK_AGAIN = 4
 """After how many returns in a row the verified posterior itself is sent again."""
 _RETURNS = 12
-"""After how many returns in a row a run has stalled."""
+"""After how many returns a run has stalled."""
+_HALVINGS = 12
+"""How many times a step is halved at most that would make the posterior improper."""
 _ERRORS = 2.0
 """By how many standard errors a sampled free energy must fall to have fallen."""
 _ROUNDING = 64.0
@@ -67,7 +69,7 @@ class Adaptive(Aggregation):
     """
 
     first: float = 0.5
-    """The damping of a client's first answer, and the first one of all others."""
+    """The damping of a client's first answer, and at first that of all others."""
     largest: float = 1.0
 
     def __check_init__(self) -> None:
@@ -88,39 +90,44 @@ class Adaptive(Aggregation):
 
     def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
         memory: _Memory = iterate.memory
-        clients = sorted(deltas)
-        held, changes = (stacked(members[k] for k in clients) for members in (iterate.factors, deltas))
-        reports = memory.reports.heard(clients, plus(held, changes), free_energy)
+        clients, everybody = sorted(deltas), range(len(iterate.factors))
+        held = stacked(iterate.factors[k] for k in everybody)
+        changes = stacked(deltas[k] for k in clients)
+        reports = memory.reports.heard(clients, plus(taken(held, clients), changes), free_energy).without(
+            free_energy.inactive, held
+        )
         value, error = reports.free_energy(iterate.posterior, free_energy)
-        new = np.isnan(memory.reports.constants[clients])
-        part = len(free_energy.reported) / free_energy.clients
-        fallen = not new.any() and value + error < memory.verified.at_least
-        below = float(memory.below) + part if fallen else 0.0
-        if below >= 1:
+        # another sum is climbed once a client is heard for the first time, or has left
+        other = not np.array_equal(np.isnan(reports.constants), np.isnan(memory.reports.constants))
+        answers, whole = len(free_energy.reported), len(everybody) - int(free_energy.inactive.sum())
+        fallen = not other and value + error < memory.verified.at_least
+        below = int(memory.below) + answers if fallen else 0
+        if below >= whole:
             return self._returned(memory, deltas)
-        damping, ceiling, rising, verified = *map(float, memory[2:4]), int(memory.rising), memory.verified
+        damping, ceiling, verified = float(memory.damping), float(memory.ceiling), memory.verified
+        rising, returns = int(memory.rising), int(memory.returns)
         carried, momentum = None, 0.0
-        if not below:
+        if not fallen:
             change = summed(changes)
-            if not new.any():
-                ceiling = min(ceiling * _RECOVERY**part, self.largest)
-                damping = min(damping * _GROWTH**part, ceiling)
-            if not new.any() and len(clients) == free_energy.clients:
-                carried = plus(held, taken(verified.factors, clients), -1.0)
+            if not other and np.isfinite(error):
+                ceiling = min(ceiling * _RECOVERY ** (answers / whole), self.largest)
+                damping = min(damping * _GROWTH ** (answers / whole), ceiling)
+            if not other and len(clients) == whole:
+                carried = taken(plus(held, verified.factors, -1.0), clients)
                 left = float(np.clip(_left(iterate.posterior, verified.change, change), 0, 1))
                 rising, momentum = rising + 1, left * rising / (rising + 3)
-            at_least = value - error if new.any() else max(value - error, float(verified.at_least))
-            factors = placed(verified.factors, clients, held)
-            verified = _Verified(array(iterate.posterior), factors, reports, change, np.asarray(at_least))
-        numbers = (damping, ceiling, below, rising, int(memory.returns) if below else 0)
-        kept = _Memory(verified, reports, *map(np.asarray, numbers))
-        dampings = np.where(new, self._first(iterate), damping)
-        return _stepped(iterate._replace(memory=kept), clients, changes, dampings, carried, momentum)
+            # a posterior that was only asked for again has not risen
+            returns = returns if np.isneginf(verified.at_least) else 0
+            at_least = value - error if other else max(value - error, float(verified.at_least))
+            verified = _Verified(array(iterate.posterior), held, reports, change, np.asarray(at_least))
+        kept = _Memory(verified, reports, *map(np.asarray, (damping, ceiling, below, rising, returns)))
+        dampings = np.where(_untouched(held)[clients], self._first(iterate), damping)
+        return _stepped(iterate._replace(memory=kept), deltas, clients, changes, dampings, carried, momentum)
 
     def _returned(self, memory: "_Memory", deltas: Mapping[int, Factor]) -> Aggregated:
         """The step from the last verified posterior, taken again with half of ρ."""
         failed, verified, returns = float(memory.damping), memory.verified, int(memory.returns) + 1
-        numbers = (failed / 2, _CEILING * failed, 0.0, 0, returns)
+        numbers = (failed / 2, _CEILING * failed, 0, 0, returns)
         kept = _Memory(verified, verified.reports, *map(np.asarray, numbers))
         everybody = range(len(verified.reports.constants))
         back = Iterate(verified.posterior, rows(everybody, verified.factors), kept)
@@ -132,13 +139,17 @@ class Adaptive(Aggregation):
             return Aggregated(back._replace(memory=kept._replace(verified=unknown)), failed / 2, 0, {}, returned=True)
         changes = plus(verified.reports.answers, verified.factors, -1.0)
         dampings = np.full(len(everybody), failed / 2)
-        return _stepped(back, everybody, changes, dampings, None, 0.0)._replace(returned=True)
+        return _stepped(back, deltas, everybody, changes, dampings, None, 0.0)._replace(returned=True)
 
     def final(self, iterate: Iterate, free_energy: FreeEnergy | None) -> Iterate:
         """The last verified posterior; or the newest, if its free energy can be asked for and has not fallen."""
         verified: _Verified = iterate.memory.verified
-        if free_energy is not None and free_energy(iterate.posterior) >= verified.at_least:
+        if np.isneginf(verified.at_least):
             return iterate
+        if free_energy is not None:
+            comparable = not np.isnan(verified.reports.constants[~free_energy.inactive]).any()
+            if comparable and free_energy(iterate.posterior) >= verified.at_least:
+                return iterate
         factors = rows(range(len(iterate.factors)), verified.factors)
         return iterate._replace(posterior=verified.posterior, factors=factors)
 
@@ -153,9 +164,15 @@ class Adaptive(Aggregation):
     def resumed(self, iterate: Iterate, heard: Bool[np.ndarray, " m"], absent: Bool[np.ndarray, " m"]) -> PyTree:
         return self._begun(iterate)
 
+    def continued(self, iterate: Iterate) -> PyTree:
+        """Rows, model or temperature may be others: what clients reported does not count, and ρ begins anew."""
+        return self._begun(iterate)
+
     def remembered(self, memory: "_Memory", change: Family) -> "_Memory":
-        verified = memory.verified._replace(posterior=memory.verified.posterior * change)
-        return memory._replace(verified=verified)
+        """With other hyperparameters another free energy is climbed, of which nothing is known yet."""
+        posterior, damping = memory.verified.posterior * change, min(float(memory.damping), self.first)
+        verified = memory.verified._replace(posterior=posterior, at_least=np.asarray(-np.inf))
+        return memory._replace(verified=verified, damping=np.asarray(damping))
 
     def _begun(self, iterate: Iterate) -> "_Memory":
         """The memory before the first answers from an iterate on."""
@@ -169,7 +186,7 @@ class Adaptive(Aggregation):
         posterior = array(iterate.posterior)
         verified = _Verified(posterior, held, reports, posterior.one(), np.asarray(-np.inf))
         damping = min(self._first(iterate), self.largest)
-        return _Memory(verified, reports, *map(np.asarray, (damping, self.largest, 0.0, 0, 0)))
+        return _Memory(verified, reports, *map(np.asarray, (damping, self.largest, 0, 0, 0)))
 
     def _first(self, iterate: Iterate) -> float:
         """The damping to begin with; a single client has nobody who reacts at the same time."""
@@ -212,10 +229,18 @@ class _Reports(NamedTuple):
         variances[clients], stale[clients] = zip(*((each.variance, not each.current) for each in said), strict=True)
         return _Reports(placed(self.answers, clients, answers), constants, variances, errors, stale)
 
+    def without(self, inactive: Bool[np.ndarray, " m"], factors: Factor) -> "_Reports":
+        """The same where clients have left: the factors that are held of them stand in for their rows."""
+        if not inactive.any():
+            return self
+        gone = np.flatnonzero(inactive).tolist()
+        answers = placed(self.answers, gone, taken(factors, gone))
+        return self._replace(answers=answers, constants=np.where(inactive, np.nan, self.constants))
+
     def free_energy(self, q: Family, free_energy: FreeEnergy) -> tuple[float, float]:
         """F(q) by the last reports, and by how much it may be off: by rounding, by noise, and by what is stale."""
         known = ~np.isnan(self.constants)
-        said = float(expected(self.answers, statistics(q))[known].sum())
+        said = float(expected(self.answers, statistics(q))[known | free_energy.inactive].sum())
         apart = float(_divergence(q, free_energy.prior))
         value = self.constants[known].sum() + free_energy.temperature * (said - apart)
         eps = float(jnp.finfo(jax.tree.leaves(q)[0].dtype).eps)
@@ -246,25 +271,29 @@ class _Memory(NamedTuple):
     damping: Float[np.ndarray, ""]
     ceiling: Float[np.ndarray, ""]
     """The largest ρ at present."""
-    below: Float[np.ndarray, ""]
-    """How many rounds of answers have come in since the free energy was last as high as the verified one."""
+    below: Int[np.ndarray, ""]
+    """How many answers have come in since the free energy was last as high as the verified one."""
     rising: Int[np.ndarray, ""]
     """How many rounds of all clients have not been followed by a fall since the last return."""
     returns: Int[np.ndarray, ""]
-    """How many steps in a row were taken again."""
+    """How many steps were taken again since one from the verified posterior has risen."""
 
 
 def _stepped(
     iterate: Iterate,
+    deltas: Mapping[int, Factor],
     clients: Sequence[int],
     changes: Factor,
     dampings: Float[np.ndarray, " n"],
     carried: Factor | None,
     momentum: float,
 ) -> Aggregated:
-    """The step of some clients from an iterate; it is halved, and has no momentum, until the posterior is proper."""
+    """The step of some clients from an iterate; it is halved, and has no momentum, until the posterior is proper.
+
+    If it never is, the answers `deltas` are refused.
+    """
     held = stacked(iterate.factors[k] for k in clients)
-    for halvings in range(_RETURNS):
+    for halvings in range(_HALVINGS):
         part = dampings * 0.5**halvings
         step = jax.tree.map(lambda leaf, part=part: leaf * beside(part, leaf), changes)
         if carried is not None and not halvings:
@@ -274,7 +303,13 @@ def _stepped(
             factors = {**iterate.factors, **rows(clients, plus(held, step))}
             return Aggregated(iterate._replace(posterior=posterior, factors=factors), float(part.min()), 0, {})
     sentence = f"would make the posterior improper even with damping {part.min():.2g}"
-    return refused(iterate, clients, Reason.IMPROPER, sentence)
+    return refused(iterate, deltas, Reason.IMPROPER, sentence)
+
+
+def _untouched(factors: Factor) -> Bool[np.ndarray, " m"]:
+    """Which factors are still 1."""
+    leaves = jax.tree.leaves(factors.natural)
+    return np.all([~leaf.reshape(len(leaf), -1).any(-1) for leaf in leaves], axis=0)
 
 
 @Compiled
@@ -288,7 +323,7 @@ def _left(q: Family, before: Family, now: Family) -> Float[Array, ""]:
     _, image = jax.jvp(jax.grad(lambda member: member.log_normaliser()), (q,), (before,))
     pairs = [zip(jax.tree.leaves(image), jax.tree.leaves(change), strict=True) for change in (now, before)]
     again, whole = (jnp.stack([jnp.vdot(*pair) for pair in each]).sum() for each in pairs)
-    return again / whole
+    return jnp.where(whole > 0, again / whole, 0)
 
 
 @Compiled

@@ -67,8 +67,8 @@ class FreeEnergy(NamedTuple):
     temperature: float = 1.0
     reported: Mapping[int, Report] = {}
     """What the clients say that have answered."""
-    clients: int = 1
-    """How many clients take part."""
+    inactive: Bool[np.ndarray, " m"] = np.zeros(1, bool)
+    """Which clients take no part any more."""
 
     def __call__(self, q: Family) -> float:
         return self.ask(q)
@@ -127,6 +127,10 @@ class Aggregation(eqx.Module):
         Some clients have answered, and some are absent, whether or not they have.
         """
         return None
+
+    def continued(self, iterate: Iterate) -> PyTree:
+        """The memory with which it goes on from its own iterate of another run, which may have had other rows."""
+        return iterate.memory
 
     def without_estimate(self, iterate: Iterate, client: int) -> Iterate:
         """The iterate without what was only estimated of a client that has left, or whose answer was refused."""
