@@ -1,10 +1,13 @@
 """Every likelihood of `pt.fit` against maximum likelihood by other programs, against NUTS, and against one site.
 
 `python benchmarks/accuracy.py --page docs/accuracy.md` writes the page. Rows are simulated with a fixed seed, but for
-the bundled Adult. The prior is normal(0, 100), as for maximum likelihood there is none.
+the bundled Adult. The prior is normal(0, 100), as for maximum likelihood there is none. What a case gave is kept in a
+file of `benchmarks/results/accuracy`, so that a run that was interrupted goes on where it was; `--anew` begins again.
 """
 
 import argparse
+import json
+import re
 import sys
 import time
 import warnings
@@ -23,11 +26,13 @@ from statsmodels.miscmodels.tmodel import TLinearModel
 from statsmodels.othermod.betareg import BetaModel
 
 import partita as pt
+from partita.io.atomic import write_text
 
 jax.config.update("jax_enable_x64", True)
 ROWS, SEED, DRAWS = 1500, 0, 40_000
 PRIOR = "normal(0, 100)"
 CUTS = [60.0, 150.0]
+KEPT = Path(__file__).parent / "results" / "accuracy"
 
 Estimates = tuple[np.ndarray, np.ndarray]
 """Estimates and their standard errors."""
@@ -273,37 +278,14 @@ def drawn(fit: pt.Fit, draws: int = DRAWS, seed: int = SEED) -> tuple[np.ndarray
     return told.mean(0), told.std(0), float(np.min(effective_sample_size(np.asarray(told)[None])))
 
 
-class Row(NamedTuple):
-    """One row of the table."""
-
-    case: Case
-    parameters: int
-    rows: int
-    coefficients: Apart
-    """From the other program."""
-    constants: Apart
-    """From the other program."""
-    exact: Apart
-    one_site: Apart
-    nats: float
-    effective: float
-    seconds: tuple[float, float, float]
-
-    def __str__(self) -> str:
-        cells = [self.case.name, self.case.program, self.parameters, self.rows]
-        cells += [self.coefficients, self.constants, self.exact, self.one_site]
-        told = [*cells, f"{self.nats:.0e}", f"{self.effective:,.0f}", *(f"{spent:.1f}" for spent in self.seconds)]
-        return "| " + " | ".join(map(str, told)) + " |"
-
-
 HEAD = (
     "| family | other program | parameters | rows | ML: mean | sd | constants: mean | sd | NUTS: mean | sd "
     "| one site: mean | sd | nats | ESS | seconds: fit | other | NUTS |\n" + "|---|---|" + "--:|" * 15
 )
 
 
-def compared(case: Case, frame: pandas.DataFrame, draws: int = DRAWS) -> Row:
-    """A case by `pt.fit` in three sites and in one, by the other program, and by NUTS."""
+def compared(case: Case, frame: pandas.DataFrame, draws: int = DRAWS) -> str:
+    """A row of the table: a case by `pt.fit` in three sites and in one, by the other program, and by NUTS."""
     times = [time.perf_counter()]
     said = {"family": case.family, "prior": PRIOR, "tolerance": 1e-13, **case.said}
     fit = pt.fit(case.formula, frame, sites="site", **said)
@@ -320,7 +302,57 @@ def compared(case: Case, frame: pandas.DataFrame, draws: int = DRAWS) -> Row:
     rows = [Apart.between(fit, *other, which) for which in (slice(first), slice(first, None))]
     rows += [Apart.between(fit, *pair) for pair in ((mean, sd), (pooled, np.sqrt(np.diag(spread))))]
     nats = abs(fit.result.free_energy - one.result.free_energy)
-    return Row(case, len(mean), len(frame), *rows, nats, effective, tuple(np.diff(times).tolist()))
+    told = [case.name, case.program, len(mean), len(frame), *rows, f"{nats:.0e}", f"{effective:,.0f}"]
+    return "| " + " | ".join(map(str, [*told, *(f"{spent:.1f}" for spent in np.diff(times))])) + " |"
+
+
+def patients(rows: int = 800) -> pandas.DataFrame:
+    """As many men as women, nearly, at three hospitals."""
+    rng = np.random.default_rng(SEED)
+    frame = pandas.DataFrame({"age": rng.normal(60, 12, rows), "bmi": rng.normal(26, 4, rows)})
+    frame["sex"], frame["hospital"] = rng.choice(["female", "male"], rows), rng.choice(["Hull", "Leeds", "York"], rows)
+    risk = -0.4 + 0.03 * (frame.age - 60) + 0.24 * (frame.sex == "male")
+    return frame.assign(died=(rng.random(rows) < special.expit(risk)) * 1)
+
+
+def every_level(frame: pandas.DataFrame, family: type) -> tuple[float, float, float]:
+    """Mean and sd of `sex=male` a standard deviation, and the sd of men less women, with a column for each level.
+
+    All columns are standardised, the prior is normal(0, 1), and rows of hospitals are kept apart.
+    """
+    levels = [(frame.sex == level) * 1.0 for level in ("female", "male")]
+    x = np.column_stack([frame.age, frame.bmi, *levels])
+    unit = x.std(0)
+    x = np.column_stack([np.ones(len(x)), (x - x.mean(0)) / unit])
+    parts = pt.split(
+        pt.Table(x, frame.died.to_numpy(float)), [np.flatnonzero(frame.hospital == h) for h in set(frame.hospital)]
+    )
+    prior = family.standard_normal(5)
+    q = pt.run(
+        pt.methods.sequential(), pt.LogisticRegression(), prior, parts, monitor=pt.Monitor(progress=False)
+    ).posterior.q
+    covariance = np.asarray(pt.families.gaussian.gaussian(q).covariance)
+    less = np.array([0, 0, 0, -1, 1]) / np.append(1, unit)
+    return float(q.mean[4]), float(np.sqrt(covariance[4, 4])), float(np.sqrt(less @ covariance @ less))
+
+
+def men_and_women() -> list[str]:
+    """Men against women in made-up rows: with a column for each level, by default, and by statsmodels."""
+    frame = patients()
+    lines = ["| fit | `sex=male`, a standard deviation | men less women |", "|---|--:|--:|"]
+    for label, family in (("independent", pt.MeanFieldGaussian), ("full covariance", pt.FullGaussian)):
+        mean, sd, less = every_level(frame, family)
+        lines.append(f"| a column for each level, {label} | {mean:.3f} ± {sd:.3f} | ± {less:.3f} |")
+    formula = 'died ~ age + bmi + C(sex, reference="female")'
+    fit = pt.fit(formula, frame, family="bernoulli", sites="hospital")
+    row = next(row for row in fit.coefficients() if "male" in row.name)
+    exact = sm.Logit.from_formula("died ~ age + bmi + sex", frame).fit(disp=0)
+    name = "sex[T.male]"
+    return [
+        *lines,
+        f"| `pt.fit` | | {row.mean:.3f} ± {row.sd:.3f} |",
+        f"| statsmodels | | {exact.params[name]:.3f} ± {exact.bse[name]:.3f} |",
+    ]
 
 
 def adult(rows: int = 4000) -> list[str]:
@@ -340,26 +372,42 @@ def adult(rows: int = 4000) -> list[str]:
     return [*lines, f"| statsmodels | {exact.params['sex[T.Male]']:.3f} | {exact.bse['sex[T.Male]']:.3f} |"]
 
 
+def kept(name: str, about: dict[str, object], anew: bool, work: Callable[[], list[str]]) -> list[str]:
+    """What a piece of work gives, from its file if it was done before with the same settings."""
+    path = KEPT / (re.sub(r"\W+", "_", name).strip("_") + ".json")
+    if path.exists() and not anew:
+        found = json.loads(path.read_text())
+        if found["about"] == about:
+            return list(found["lines"])
+    lines = work()
+    write_text(path, json.dumps({"about": about, "lines": lines}, indent=1) + "\n")
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", help="families, or cases by their names in the table; all by default")
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--draws", type=int, default=DRAWS)
-    parser.add_argument("--page", type=Path, help="the page whose table is replaced")
+    parser.add_argument("--anew", action="store_true", help="whether what was kept of cases is not looked at")
+    parser.add_argument("--page", type=Path, help="the page whose tables are replaced")
     given = parser.parse_args()
+    about = {"rows": given.rows, "draws": given.draws, "seed": SEED, "version": pt.__version__}
     frame, lines = simulated(given.rows), []
     print(HEAD)
-    for case in CASES:
+    for place, case in enumerate(CASES):
         if not given.only or {case.family, case.name} & set(given.only):
-            lines.append(str(compared(case, frame, given.draws)))
+            print(f"{place + 1} of {len(CASES)}: {case.name}", file=sys.stderr, flush=True)
+            settings = about | {"formula": case.formula, "said": case.said}
+            lines += kept(case.name, settings, given.anew, lambda case=case: [compared(case, frame, given.draws)])
             print(lines[-1], flush=True)
     if given.only:
         return
-    contrast = adult()
-    print("\n".join(["", *contrast]))
+    beside = {name: kept(name, about, given.anew, work) for name, work in (("adult", adult), ("sex", men_and_women))}
+    print("\n".join(line for table in beside.values() for line in ["", *table]))
     if given.page:
         text = given.page.read_text()
-        for mark, table in (("table", [HEAD, *lines]), ("adult", contrast)):
+        for mark, table in {"table": [HEAD, *lines], **beside}.items():
             before, rest = text.split(f"<!-- {mark} -->\n", 1)
             text = f"{before}<!-- {mark} -->\n" + "\n".join(table) + "\n\n<!-- end" + rest.split("<!-- end", 1)[1]
         given.page.write_text(text)

@@ -250,3 +250,14 @@ def test_each_likelihood_does_all_that_fits_do(case):
     )
     _, mean, covariance = repeated.joint()
     assert max(apart(weighted, mean, np.sqrt(np.diag(covariance)))) < 1e-2
+
+
+def test_what_a_case_of_accuracy_gave_is_kept(tmp_path, monkeypatch):
+    """Work is done once for the same settings, and anew for others, or where that is asked for."""
+    monkeypatch.setattr(ACCURACY, "KEPT", tmp_path)
+    done = []
+    for about, anew in (({"draws": 1}, False), ({"draws": 1}, False), ({"draws": 2}, False), ({"draws": 2}, True)):
+        found = ACCURACY.kept("gaussian (noise=4.0)", about, anew, lambda: done.append(1) or [f"row {len(done)}"])
+        assert found == [f"row {len(done)}"]
+    assert len(done) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["gaussian_noise_4_0.json"]
