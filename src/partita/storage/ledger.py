@@ -150,8 +150,8 @@ class Ledger(Store, Requests, EventLog):
                 insert(db, "history", [(place, json.dumps(row))])
                 for name in dict.fromkeys([*row["clients"], *row["refused"]]):
                     reason = row["refused"].get(name, "")
-                    kept = "set aside" if row.get("returned") else "accepted"
-                    self._note(db, name, "refused" if reason else kept, reason)
+                    aside = "set aside, since the free energy had fallen" if row.get("returned") else ""
+                    self._note(db, name, "refused" if reason else "accepted", reason or aside)
         self._kept, self._rows = state, len(history)
 
     def note(self, name: str, event: str, text: str = "") -> None:
