@@ -21,7 +21,7 @@ jax.config.update("jax_enable_x64", True)
 # Tracing makes many objects, few of them garbage.
 gc.set_threshold(100_000, 20, 20)
 
-MAPS = 30_000
+MAPS = 50_000
 """Mapped pieces of memory, of which Linux allows a process 65,530: compiled programs, some 3.5 each, crash beyond."""
 
 

@@ -182,8 +182,8 @@ def test_a_damaged_checkpoint_is_refused_and_not_executed(saved, damage, monkeyp
         ({"seed": 1}, "belongs to a run with other clients or another seed"),
         ({"names": ("a", "b", "c")}, "belongs to a run with other clients or another seed"),
         ({"prior": PRIOR**2}, "belongs to a run with another prior"),
-        ({"prior": pt.FullGaussian.standard_normal(3)}, "where float64[3, 3] is needed"),
-        ({"prior": pt.MeanFieldGaussian.standard_normal(jnp.zeros(3, "float32"))}, "where float32[3] is needed"),
+        ({"prior": pt.FullGaussian.standard_normal(3)}, "a run with another prior"),
+        ({"prior": pt.MeanFieldGaussian.standard_normal(jnp.zeros(3, "float32"))}, "a run with another prior"),
     ],
 )
 def test_the_checkpoint_of_another_run_is_refused_and_stays_as_it_is(saved, change, sentence):

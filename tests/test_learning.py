@@ -166,7 +166,7 @@ class Liar(LocalEngine):
 
 def test_the_gradient_of_a_refused_answer_does_not_count():
     method = pt.methods.named("sequential", solver=pt.Conjugate(), learn=["noise"], how="stochastic")
-    state = with_learning(init(PRIOR, 3), method.learning, LINEAR)
+    state = with_learning(init(PRIOR, 3, aggregation=method.aggregation), method.learning, LINEAR)
     engine = Liar(clients(Y, 3))
     for _ in range(6):
         state, _ = step(method, LINEAR, engine, state)
@@ -394,7 +394,7 @@ def test_a_run_resumed_from_any_step_ends_with_the_same_result(tmp_path):
     """Tasks under way keep the hyperparameters that they were sent with."""
     method = pt.methods.named("asynchronous", learn=["slope", "prior_scales"], how="stochastic")
     engine = LocalEngine(CLASSES, SPEEDS)
-    states = [with_learning(init(PRIOR, 10), method.learning, LOGISTIC)]
+    states = [with_learning(init(PRIOR, 10, aggregation=method.aggregation), method.learning, LOGISTIC)]
     for _ in range(14):
         states.append(step(method, LOGISTIC, engine, states[-1])[0])
     save(tmp_path / "state", states[12], History())
@@ -526,7 +526,10 @@ def test_clients_without_an_accepted_answer_are_named():
 def test_histories_have_the_values_step_by_step():
     method = pt.methods.named("sequential", solver=pt.Conjugate(), learn=["noise", "prior_scales"], how="stochastic")
     found = pt.run(method, LINEAR, PRIOR, clients(Y, 3), rounds=3, monitor=Monitor(every=0))
-    state, engine = with_learning(init(PRIOR, 3), method.learning, LINEAR), LocalEngine(clients(Y, 3))
+    state, engine = (
+        with_learning(init(PRIOR, 3, aggregation=method.aggregation), method.learning, LINEAR),
+        LocalEngine(clients(Y, 3)),
+    )
     for row in found.history:
         state, _ = step(method, LINEAR, engine, state)
         assert row["hyper"] == {name: np.asarray(value).tolist() for name, value in state.hyper.items()}
@@ -537,7 +540,9 @@ def test_histories_have_the_values_step_by_step():
 def test_an_answer_to_stale_hyperparameters_does_not_count_as_converged(how, finite):
     method = pt.methods.named("asynchronous", solver=pt.Conjugate(), learn=["noise"], how=how)
     engine = LocalEngine(clients(Y, 3))
-    state, _ = step(method, LINEAR, engine, with_learning(init(PRIOR, 3), method.learning, LINEAR))
+    state, _ = step(
+        method, LINEAR, engine, with_learning(init(PRIOR, 3, aggregation=method.aggregation), method.learning, LINEAR)
+    )
     moved = dataclasses.replace(state, hyper={"noise": jnp.asarray(2.0)})
     for begun, settled in ((state, True), (moved, finite)):
         after, event = step(method, LINEAR, engine, begun)
@@ -546,7 +551,7 @@ def test_an_answer_to_stale_hyperparameters_does_not_count_as_converged(how, fin
 
 def test_a_client_that_rejoins_loses_its_stored_gradient():
     method = pt.methods.named("sequential", solver=pt.Conjugate(), learn=["noise"], how="stochastic")
-    state = with_learning(init(PRIOR, 3), method.learning, LINEAR)
+    state = with_learning(init(PRIOR, 3, aggregation=method.aggregation), method.learning, LINEAR)
     engine = LocalEngine(clients(Y, 3))
     for _ in range(3):
         state, _ = step(method, LINEAR, engine, state)
