@@ -101,7 +101,7 @@ class BlockGaussian(Gaussian):
     sizes: tuple[int, ...] = eqx.field(static=True)
 
     @classmethod
-    def from_mean_covariances(cls, mean: Numbers, covariances: Sequence[Real[ArrayLike, "s s"]]) -> Self:
+    def from_mean_covariances(cls, mean: Numbers, covariances: Sequence[Real[ArrayLike, "_ _"]]) -> Self:
         """The member with this mean, a vector, and the covariance of each block, in the order of the vector."""
         check_kind("covariances", covariances, (list, tuple), "give a square matrix for each block", name="a list")
         vector, squares = finite(mean, "mean"), [finite(each, "covariance") for each in covariances]
