@@ -8,7 +8,7 @@ import pytest
 import partita as pt
 from partita.engines import LocalEngine, local
 from partita.families.factor import Factor
-from partita.server.aggregation import Anticipating, Averaging, Incremental, Iterate, ServerOptimiser
+from partita.server.aggregation import Anticipating, Averaging, FreeEnergy, Incremental, Iterate, ServerOptimiser
 from partita.server.monitor import Monitor
 from partita.server.refusal import Reason, Refusal
 from support.problems import AGGREGATIONS, MODEL, PARTS, PRIOR, SOLVER, correlated, faulty, improper
@@ -37,7 +37,7 @@ def take(aggregation, precisions, free_energy=unasked):
     """What becomes of changes by so much precision of the first clients of four, from N(0, 1) and factors of one."""
     factors = {k: Factor.one(PRIOR) for k in range(4)}
     deltas = {k: change(precision) for k, precision in enumerate(precisions)}
-    return aggregation.update(Iterate(PRIOR, factors), deltas, free_energy)
+    return aggregation.update(Iterate(PRIOR, factors), deltas, FreeEnergy(free_energy, PRIOR))
 
 
 @pytest.mark.parametrize(("aggregation", "damping"), [(pt.Damped(), 1), (pt.Damped(0.3), 0.3), (pt.Damped(None), 0.25)])

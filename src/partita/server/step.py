@@ -15,7 +15,7 @@ from partita.families.factor import Factor
 from partita.io.wire import equal
 from partita.local.client import RESIDUAL_UNDEFINED, Reply
 from partita.models import Model
-from partita.numerics.compiled import Compiled, Scalar
+from partita.numerics.compiled import Compiled
 from partita.server.admission import Admission, Admitted, admit
 from partita.server.aggregation import FreeEnergy, Report
 from partita.server.bound import free_energy
@@ -229,9 +229,9 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
     return new, Event(tuple(replies), taken.damping, staleness, refusals, replies, {}, taken.returned)
 
 
-def _number(ell: Scalar) -> float:
+def _number(ell: float) -> float:
     """What a client expects; −∞ if it is no number."""
-    return -np.inf if np.isnan(ell) else float(ell)
+    return -np.inf if np.isnan(ell) else ell
 
 
 @Compiled
@@ -261,7 +261,8 @@ def _climbed(method: Method, engine: Engine, state: State, replies: Mapping[int,
     ask = functools.partial(free_energy, method, engine, state)
     sent = {task.client: (task.posterior, task.updates == state.updates) for task, _ in state.arrived}
     reported = {
-        k: Report(_number(reply.info.ell), float(reply.info.ell_variance), *sent[k]) for k, reply in replies.items()
+        k: Report(_number(float(reply.info.ell)), float(reply.info.ell_variance), *sent[k])
+        for k, reply in replies.items()
     }
     return FreeEnergy(ask, state.current_prior, method.temperature, reported, state.inactive)
 
