@@ -112,7 +112,8 @@ def run(
         partition: the clients' rows, for clients in this process.
         rounds: how many rounds at most; a round is as many answers as there are clients. 100 where no budget is given,
             and never more than the method's own number of passes.
-        communications: how many pairs of messages at most.
+        communications: how many pairs of messages at most; a run whose damping follows the free energy may ask every
+            client for one number more when it ends.
         tolerance: how many nats of KL(q_k ‖ q) every client's last answer may lie from the posterior when a run has
             converged; it must also be within 0.01 standard deviations of its fixed point (`distance_left`). None for
             a run that goes on until its budget is spent.
