@@ -122,7 +122,8 @@ class Adaptive(Aggregation):
             verified = _Verified(array(iterate.posterior), held, reports, change, np.asarray(at_least))
         kept = _Memory(verified, reports, *map(np.asarray, (damping, ceiling, below, rising, returns)))
         dampings = np.where(_untouched(held)[clients], self._first(iterate), damping)
-        return _stepped(iterate._replace(memory=kept), deltas, clients, changes, dampings, carried, momentum)
+        own = taken(held, clients)
+        return _stepped(iterate._replace(memory=kept), deltas, clients, own, changes, dampings, carried, momentum)
 
     def _returned(self, memory: "_Memory", deltas: Mapping[int, Factor]) -> Aggregated:
         """The step from the last verified posterior, taken again with half of ρ."""
@@ -139,7 +140,8 @@ class Adaptive(Aggregation):
             return Aggregated(back._replace(memory=kept._replace(verified=unknown)), failed / 2, 0, {}, returned=True)
         changes = plus(verified.reports.answers, verified.factors, -1.0)
         dampings = np.full(len(everybody), failed / 2)
-        return _stepped(back, deltas, everybody, changes, dampings, None, 0.0)._replace(returned=True)
+        stepped = _stepped(back, deltas, everybody, verified.factors, changes, dampings, None, 0.0)
+        return stepped._replace(returned=True)
 
     def final(self, iterate: Iterate, free_energy: FreeEnergy | None) -> Iterate:
         """The last verified posterior; or the newest, if its free energy can be asked for and has not fallen."""
@@ -283,6 +285,7 @@ def _stepped(
     iterate: Iterate,
     deltas: Mapping[int, Factor],
     clients: Sequence[int],
+    held: Factor,
     changes: Factor,
     dampings: Float[np.ndarray, " n"],
     carried: Factor | None,
@@ -290,9 +293,8 @@ def _stepped(
 ) -> Aggregated:
     """The step of some clients from an iterate; it is halved, and has no momentum, until the posterior is proper.
 
-    If it never is, the answers `deltas` are refused.
+    `held` are their factors there. If it never is proper, the answers `deltas` are refused.
     """
-    held = stacked(iterate.factors[k] for k in clients)
     for halvings in range(_HALVINGS):
         part = dampings * 0.5**halvings
         step = jax.tree.map(lambda leaf, part=part: leaf * beside(part, leaf), changes)
