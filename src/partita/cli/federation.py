@@ -63,14 +63,9 @@ def init(
     ] = None,
     missing: Annotated[str, typer.Option(help="What to do about missing predictors: drop or mean.")] = "drop",
     schedule: Annotated[Turns, typer.Option(help="The schedule of clients.")] = "sequential",
-    address: Annotated[
-        str, typer.Option(help="The server's address. Unless on loopback, certificates and keys are made.")
-    ] = "127.0.0.1:9092",
-    secure: Annotated[
-        bool | None, typer.Option(help="Make certificates and keys; by default unless on loopback.")
-    ] = None,
+    address: Annotated[str, typer.Option(help="The server's host and port, as clients reach them.")] = "127.0.0.1:9092",
 ) -> None:
-    """Write federation.toml, for review and editing, and a folder to give to each client.
+    """Write federation.toml, for review and editing, certificate and keys, and a folder to give to each client.
 
     Clients read the columns that the formula names, and no others. Nothing of an example is copied.
     """
@@ -93,7 +88,7 @@ def init(
         cuts=listed(cuts),
         levels=listed(levels),
     )
-    for path in initialise(folder, client, settings, example or [], address, schedule, secure):
+    for path in initialise(folder, client, settings, example or [], address, schedule):
         typer.echo(path)
 
 
@@ -155,12 +150,12 @@ def rehearse(
 def server(folder: _Folder) -> None:
     """Run a federation's server until the run ends. It can be interrupted and continued with `partita resume`."""
     from partita.federation.config import load
-    from partita.federation.processes import serve
+    from partita.federation.running import run_server
 
     about = load(folder)
     typer.echo(f"See the status with `partita status {folder} --web`.")
     with _interruptible():
-        typer.echo(serve(folder, about))
+        typer.echo(run_server(folder, about))
         typer.echo(f"See the posterior with `partita result {folder}`.")
 
 
@@ -177,11 +172,17 @@ def client(
     folder: _Folder,
     name: Annotated[str, typer.Option(help="The client's name.")],
     data: Annotated[Path, typer.Option(help="A CSV or parquet file with the client's rows.")],
+    proxy: Annotated[
+        str | None, typer.Option(help="The site's proxy, as http://proxy:8080; by default that of HTTPS_PROXY.")
+    ] = None,
+    authority: Annotated[
+        Path | None, typer.Option(help="A certificate of the site's own, where its proxy inspects what passes.")
+    ] = None,
 ) -> None:
     """Run a client until it is interrupted. It answers the server's tasks; its rows stay on this machine."""
     from partita.federation.client import usable
     from partita.federation.config import load
-    from partita.federation.processes import run_client
+    from partita.federation.running import run_client
 
     about = load(folder)
     try:
@@ -192,7 +193,7 @@ def client(
         read = f"{error} The client stays, so that the server is told and waits: correct the file, it is read again."
     typer.echo(f"{name}: {read} Waiting for {about.server.address}; Ctrl-C stops.")
     with _interruptible():
-        run_client(folder, about, name, data)
+        run_client(folder, about, name, data, proxy, authority)
 
 
 def status(
@@ -256,7 +257,7 @@ def result(
 
 @contextlib.contextmanager
 def _interruptible() -> Any:
-    """Ends cleanly on SIGINT and SIGTERM, with all child processes."""
+    """Ends cleanly on SIGINT and SIGTERM."""
 
     def end(*_: Any) -> None:
         raise KeyboardInterrupt

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from partita.errors import DataError, FederationError
-from partita.federation.config import CONFIG_FILE, host_and_port, load, loopback, read
+from partita.federation import certificates
+from partita.federation.config import CONFIG_FILE, host_and_port, load, read
 from partita.io import atomic
 from partita.tables.reading import columns_of, frame_of
 from partita.tables.spec import Settings
@@ -46,7 +47,6 @@ deficit = 0.0
 
 [server]
 address = {address}
-secure = {secure}
 """
 
 
@@ -57,31 +57,22 @@ def initialise(
     examples: Sequence[Path] = (),
     address: str = "127.0.0.1:9092",
     schedule: str = "sequential",
-    secure: bool | None = None,
 ) -> list[Path]:
-    """Writes the folder of a federation that fits a formula; example files must have the columns that it names.
-
-    By default certificates and keys are made if the address is not on loopback.
-    """
+    """Writes the folder of a federation that fits a formula; example files must have the columns that it names."""
     if (folder / CONFIG_FILE).exists():
         raise FederationError(f"{folder / CONFIG_FILE} already exists: choose another folder, or edit it.")
     host, _ = host_and_port(address)
     for path in examples:
         _check_example(path, settings)
-    secure = not loopback(host) if secure is None else secure
     about = {"name": folder.resolve().name, "clients": list(clients), **dataclasses.asdict(settings)}
-    there = {"schedule": schedule, "address": address, "secure": secure}
+    there = {"schedule": schedule, "address": address}
     values = {key: json.dumps(value) for key, value in (about | there).items()}
     text = _TOML.format(**values, further=_further(settings))
     read(text.encode(), CONFIG_FILE)
-    written = [folder / CONFIG_FILE]
-    if secure:
-        from partita.federation.certificates import make_authority
-
-        make_authority(folder, host)
-        written += [folder / "ca.crt", folder / "server.pem", folder / "server.key", folder / "keys"]
+    certificates.make_authority(folder, host)
     atomic.write_text(folder / CONFIG_FILE, text)  # last, since a folder that has it is not made again
-    return written + issue_credentials(folder)
+    made = ("ca.crt", "server.pem", "server.key", "keys")
+    return [folder / CONFIG_FILE, *(folder / name for name in made), *issue_credentials(folder)]
 
 
 def _further(settings: Settings) -> str:
@@ -101,19 +92,23 @@ def _check_example(path: Path, settings: Settings) -> None:
 
 
 def issue_credentials(folder: Path) -> list[Path]:
-    """Writes every client's folder from the current federation.toml; new clients get new keys."""
+    """Writes every client's folder from the current federation.toml; new clients get new keys.
+
+    Where federation.toml was written by hand, the server's certificate is made too.
+    """
     federation = load(folder)
+    if not (folder / "server.key").exists():
+        certificates.make_authority(folder, host_and_port(federation.server.address)[0])
     written = []
     for name in federation.clients:
         handed = folder / "clients" / name
         handed.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / CONFIG_FILE, handed / CONFIG_FILE)
-        if federation.server.secure:
-            from partita.federation.certificates import PRIVATE, make_key
-
-            if not (folder / "keys" / name).exists():
-                make_key(folder / "keys", name)
-            shutil.copy(folder / "ca.crt", handed / "ca.crt")
-            atomic.write_text(handed / "keys" / name, (folder / "keys" / name).read_text(encoding="utf-8"), PRIVATE)
+        if not (folder / "keys" / name).exists():
+            certificates.make_key(folder / "keys", name)
+        shutil.copy(folder / "ca.crt", handed / "ca.crt")
+        atomic.write_text(
+            handed / "keys" / name, (folder / "keys" / name).read_text(encoding="utf-8"), certificates.PRIVATE
+        )
         written.append(handed)
     return written

@@ -1,4 +1,4 @@
-"""The client's side of a transport: it dials, takes messages and hands back answers. The server's side is `Transport`."""
+"""The client's side of a transport: it dials, takes messages, hands back answers. The server's side is `Transport`."""
 
 import abc
 from typing import NamedTuple, Self
