@@ -368,6 +368,10 @@ CALLS = {
         pt.solvers.PowerEP,
         {"alpha": 0.5, "damping": 0.5, "max_steps": 2, "tolerance": 0.1, "in_turn": True, "points": 5},
     ),
+    "solvers.ProximalPoint": (
+        pt.solvers.ProximalPoint,
+        {"solver": pt.Newton(), "rate": 0.5, "max_steps": 2, "tolerance": 0.1},
+    ),
     "solvers.named": (pt.solvers.named, {"kind": "newton", "settings": {"max_steps": 2}, "what": "solver"}),
 }
 """What has a dot and a class before it is a constructor or a method of that class."""

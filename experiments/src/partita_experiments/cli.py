@@ -9,7 +9,7 @@ import typer
 from partita.errors import InputError, exit_with_sentence
 from partita_experiments.config import NAMES
 
-STUDIES = ("ep", "hyper")
+STUDIES = ("ep", "hyper", "theory")
 """Experiments that do not compare methods and have a module of their own."""
 
 HELP = f"""Run one of the paper's experiments, and write its table, figures and report.
