@@ -114,8 +114,9 @@ def leave(folder: _Folder, name: Annotated[str, typer.Argument(help="The client.
 
 @federation.command()
 def retire(folder: _Folder, name: Annotated[str, typer.Argument(help="The client.")]) -> None:
-    """Stop asking a client and divide its factor out of the posterior."""
+    """Stop asking a client and divide its factor out of the posterior; the encoding of columns stays as it is."""
     _request(folder, name, "retire")
+    typer.echo("Columns stay encoded by its sums of round 0 too: for an encoding without them, start a new run.")
 
 
 @federation.command()

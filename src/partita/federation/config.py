@@ -94,12 +94,14 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Admission bounds; 0 for no bound. See `Admission`."""
+    """Bounds on what a client sends; 0 for no bound. Those on factors are of `Admission`."""
 
     change: float = 0.0
     dominance: float = 0.0
     prominence: float = 0.0
     deficit: float = 0.0
+    moments: float = 0.0
+    """In round 0: how many sds a mean may lie from the median of all clients', and how many times an sd be theirs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +166,8 @@ class Federation:
 
     def built_admission(self) -> Admission:
         """The bounds on answers."""
-        return Admission(**{key: value for key, value in dataclasses.asdict(self.admission).items() if value})
+        bounds = dataclasses.asdict(self.admission)
+        return Admission(**{key: bounds[key] for key in Admission._fields if bounds[key]})
 
 
 def load(folder: Path) -> Federation:
@@ -206,6 +209,8 @@ def _mistakes(federation: Federation, source: str) -> Iterator[str]:
             yield "has an invalid run.tolerance: it must be a number of nats, 0 or more"
         elif not 0 < value < math.inf and name not in ("tolerance", "quorum"):
             yield f"has an invalid run.{name}: it must be a number above 0"
+    if not 0 <= federation.admission.moments < math.inf:
+        yield "has an invalid admission.moments: it must be a number, 0 or more"
     host, _ = host_and_port(federation.server.address)
     if not federation.server.secure and not loopback(host):
         yield f"has a server at {host} without encryption: set secure = true, or use 127.0.0.1"

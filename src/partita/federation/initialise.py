@@ -43,6 +43,7 @@ change = 0.0
 dominance = 0.0
 prominence = 0.0
 deficit = 0.0
+moments = 0.0
 
 [server]
 address = {address}

@@ -62,7 +62,7 @@ _MOST_FULL = 500
 _MANY_ROWS = 50_000
 """Above so many rows padding sites to one length would take longer than compiling for several lengths."""
 _AUTOMATIC = "automatic"
-_AS_THEY_ARE = Moments(1, 0.0, 0.0, 1.0)
+_AS_THEY_ARE = Moments(2, 0.0, 0.0, 2.0)
 """Of numbers that no kind of response moves or scales."""
 _INTERCEPT_SD = 10.0
 """The least sd of the intercept's prior."""
