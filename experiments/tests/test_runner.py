@@ -21,6 +21,7 @@ from partita.server.state import init
 from partita_experiments import runner
 from partita_experiments.config import Run
 from partita_experiments.problem import divide, fingerprint, prepare, sizes_and_labels, solver
+from partita_experiments.results import Results
 from partita_experiments.runner import Plan, execute
 from partita_experiments.source import load, synthetic_frames
 from support.steps import step

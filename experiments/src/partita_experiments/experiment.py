@@ -52,7 +52,7 @@ def run_experiment(settings: Settings, as_json: bool) -> None:
     plan.folder.mkdir(parents=True, exist_ok=True)
     cells = _with_progress(plan, settings.workers)
     before = _table(plan.folder)
-    kept = store.Stored(plan.experiment.name, cells, clients)
+    kept = store.Stored(plan.experiment.name, cells, clients, plan.experiment.smoke)
     store.save(plan.folder / store.FILE, store.merged([before, kept]) if before else kept)
     report = write_report(plan, cells, clients, plan.folder)
     tell(plan.experiment, cells, report, plan.folder, as_json)
@@ -109,8 +109,8 @@ def _plan(settings: Settings) -> Plan:
     parts += ["quick" if settings.quick else None]
     folder = settings.output or Path("-".join(part.replace(" ", "-") for part in parts if part))
     stored = _table(folder)
-    known = {store.key(cell): cell for cell in stored.cells} if stored else {}
-    return Plan(experiment, folder, settings.solver, stored=known)
+    results = {store.key(cell): cell for cell in stored.cells} if stored else {}
+    return Plan(experiment, folder, settings.solver, stored=results)
 
 
 def _prepared(plan: Plan, settings: Settings) -> tuple[Plan, dict[str, list[dict[str, Any]]], list[Forecast]]:

@@ -37,6 +37,8 @@ def from_table(name: str, table: Path, config: Path | None, output: Path | None)
     if stored.experiment != name:
         raise InputError(f"{table} has results of {stored.experiment}, not of {name}: give the table of {name}.")
     experiment = load(name, config)
+    if stored.smoke:
+        experiment = experiment.smoke_version()
     kept = tuple(problem for problem in experiment.problems if problem.name in stored.clients)
     most = max((cell["seed"] for cell in stored.cells), default=-1) + 1
     experiment = dataclasses.replace(experiment, problems=kept, seeds=max(experiment.seeds, most))
@@ -47,6 +49,7 @@ def from_table(name: str, table: Path, config: Path | None, output: Path | None)
 def write_report(plan: Plan, cells: Sequence[store.Cell], clients: store.Clients, folder: Path) -> Report:
     """Writes `report.md`, `report.html` and the figures of these cells into a folder."""
     experiment, results = plan.experiment, Results(in_order(plan, cells))
+    folder.mkdir(parents=True, exist_ok=True)
     pictures = _figures(experiment, results, folder)
     found = PAGES[experiment.name](results, clients)
     if experiment.smoke:

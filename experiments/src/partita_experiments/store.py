@@ -61,6 +61,8 @@ class Stored(NamedTuple):
     experiment: str
     cells: list[Cell]
     clients: Clients
+    smoke: bool = False
+    """Whether these are of the experiment's smoke run, which says nothing about the paper."""
 
 
 def key(cell: Cell) -> tuple[str, str, int]:
@@ -81,7 +83,9 @@ def save(path: Path, stored: Stored) -> None:
         for cell in stored.cells
         for row in cell["rows"]
     ]
-    about = json.dumps({"experiment": stored.experiment, "clients": stored.clients}, sort_keys=True)
+    about = json.dumps(
+        {"experiment": stored.experiment, "clients": stored.clients, "smoke": stored.smoke}, sort_keys=True
+    )
     table = pa.Table.from_pylist(rows, _SCHEMA.with_metadata({_META: about}))
     contents = io.BytesIO()
     pq.write_table(table, contents, compression="zstd", compression_level=19)
@@ -100,7 +104,7 @@ def load(path: Path) -> Stored:
     if about is None or not table.schema.equals(_SCHEMA):
         raise InputError(f"{path} is no table of results: use one that an experiment of this version has written.")
     described = json.loads(about)
-    return Stored(described["experiment"], list(_cells(table.to_pylist())), described["clients"])
+    return Stored(described["experiment"], list(_cells(table.to_pylist())), described["clients"], described["smoke"])
 
 
 def _cells(rows: Iterable[Mapping[str, Any]]) -> Iterable[Cell]:
@@ -118,9 +122,9 @@ def _cells(rows: Iterable[Mapping[str, Any]]) -> Iterable[Cell]:
 
 def merged(tables: Sequence[Stored]) -> Stored:
     """One table with all cells, such as those that several machines have run; of two results the later one counts."""
-    names = list(dict.fromkeys(stored.experiment for stored in tables))
+    names = list(dict.fromkeys(f"{stored.experiment}{' (smoke run)' * stored.smoke}" for stored in tables))
     if len(names) > 1:
         raise InputError(f"These are results of different experiments, {' and '.join(names)}: merge those of one.")
     cells = {key(cell): cell for stored in tables for cell in stored.cells}
     clients = {name: some for stored in tables for name, some in stored.clients.items()}
-    return Stored(names[0], list(cells.values()), clients)
+    return tables[0]._replace(cells=list(cells.values()), clients=clients)
