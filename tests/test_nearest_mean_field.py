@@ -61,7 +61,7 @@ def test_a_conjugate_model_arrives_at_the_optimum_of_mean_field_in_the_rounds_of
     assert near.history["rounds"][-1] < own.history["rounds"][-1] / 2
     np.testing.assert_allclose(near.free_energy, own.free_energy, rtol=1e-7)
     np.testing.assert_allclose(near.posterior.mean, own.posterior.mean, rtol=1e-3)
-    x = np.concatenate([np.asarray(shard.data.x[: int(shard.size)]) for shard in correlated_lines()[1].shards])
+    x = np.concatenate([np.asarray(shard.data.x[: int(shard.rows)]) for shard in correlated_lines()[1].shards])
     np.testing.assert_allclose(near.posterior.sd, 1 / np.sqrt((x**2).sum(0) + 1), rtol=1e-9)
     assert near.state.posterior.gap > 0.1
     for said in ("converged", "so far"):
