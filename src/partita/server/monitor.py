@@ -17,6 +17,7 @@ from partita.results.history import History
 from partita.results.posterior import Posterior
 from partita.server.bound import Evaluation, divergence, evaluated
 from partita.server.convergence import distance_left
+from partita.server.mean_field import known_check
 from partita.server.method import Method
 from partita.server.progress import Progress
 from partita.server.state import State
@@ -120,7 +121,8 @@ class _Watch:
 
 def posterior_of(model: Model, state: State) -> Posterior:
     """The user-facing posterior, with the learned hyperparameters in the model."""
-    return Posterior(model_given(model, state.hyper), state.posterior.returned, state.hyper)
+    model, q = model_given(model, state.hyper), state.posterior.returned
+    return Posterior(model, q, state.hyper, mean_field=known_check(model, state))
 
 
 def _counts(state: State, event: Event) -> dict[str, Any]:
