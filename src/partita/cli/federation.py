@@ -45,7 +45,7 @@ def init(
         str, typer.Option(help="The prior of standardised coefficients, normal(mean, sd).")
     ] = "normal(0, 2.5)",
     covariance: Annotated[
-        str, typer.Option(help="full, which automatic is up to 500 columns, or mean-field.")
+        str, typer.Option(help="full, which automatic is up to 500 columns, mean-field, or mean-field-optimum.")
     ] = "automatic",
     weights: Annotated[str, typer.Option(help="A column of row weights.")] = "",
     positive: Annotated[str, typer.Option(help="The label of the response that counts as 1.")] = "",
@@ -109,8 +109,9 @@ def leave(folder: _Folder, name: Annotated[str, typer.Argument(help="The client.
 
 @federation.command()
 def retire(folder: _Folder, name: Annotated[str, typer.Argument(help="The client.")]) -> None:
-    """Stop asking a client and divide its factor out of the posterior."""
+    """Stop asking a client and divide its factor out of the posterior; the encoding of columns stays as it is."""
     _request(folder, name, "retire")
+    typer.echo("Columns stay encoded by its sums of round 0 too: for an encoding without them, start a new run.")
 
 
 @federation.command()

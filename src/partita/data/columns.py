@@ -18,6 +18,8 @@ LARGEST = 1e100
 """The largest absolute value; beyond it, sums of squares could overflow."""
 _MOST = 2**53
 """The largest number of rows: exact as integer and as float."""
+_ROUNDING = 1e-9
+"""How far, a row, a sum of squares may be from what it is without rounding."""
 Feature = tuple[str, np.ndarray]
 """The name of an encoded column, and its values before they are scaled."""
 Scale = tuple[float, float, float]
@@ -40,6 +42,11 @@ class Column(abc.ABC):
     def levels(self) -> tuple[str, ...]:
         """What has to be agreed on, besides scales, to encode the column."""
         return ()
+
+    @property
+    def size(self) -> int:
+        """How many rows have a value; 0 where a kind does not say so."""
+        return 0
 
     def missing(self, rows: int) -> int:
         """How many of so many rows have no value."""
@@ -95,9 +102,30 @@ class Moments(Column):
     squares: float
 
     def __post_init__(self) -> None:
-        sums_of_rows = 0 <= self.present <= _MOST and 0 <= self.squares <= 4 * _MOST * LARGEST**2
-        if not (sums_of_rows and abs(self.mean) <= LARGEST and abs(self.rest) <= LARGEST):
+        bounded = 0 <= self.present <= _MOST and 0 <= self.squares <= 4 * _MOST * LARGEST**2
+        rounded = abs(self.mean) <= LARGEST and abs(self.rest) <= np.spacing(abs(self.mean))
+        spread = self.present > 1 or self.squares == 0  # one value has no spread, and none has no mean
+        if not (bounded and rounded and spread and (self.present > 0 or self.mean == 0)):
             raise ValueError("these are not a column's moments")
+
+    @property
+    def size(self) -> int:
+        return self.present
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether these may be the moments of numbers from 0 to 1."""
+        return 0 <= self.mean <= 1 and self.squares <= self._widest + _ROUNDING * self.present
+
+    @property
+    def is_share(self) -> bool:
+        """Whether these may be the moments of zeros and ones."""
+        return self.is_bounded and self.squares >= self._widest - _ROUNDING * self.present
+
+    @property
+    def _widest(self) -> float:
+        """The sum of squares of zeros and ones with this mean, the largest of numbers from 0 to 1."""
+        return self.present * self.mean * (1 - self.mean)
 
     @property
     def exact_mean(self) -> Fraction:
@@ -171,6 +199,10 @@ class Counts(Column):
         """The declared levels in their order, then the others sorted."""
         return (*self.declared, *sorted(set(self.counts) - set(self.declared)))
 
+    @property
+    def size(self) -> int:
+        return sum(self.counts.values())
+
     @classmethod
     def array(cls, values: np.ndarray) -> np.ndarray | None:
         texts = values.dtype.kind == cls.dtype.kind or all(isinstance(value, str) for value in values)
@@ -207,7 +239,7 @@ class Counts(Column):
         total: Counter[str] = Counter()
         for column in columns:
             total.update(column.counts)
-        return cls._ordered(columns[0].declared, total)
+        return cls._ordered(columns[0].declared, +total)  # without levels that nobody has
 
     def declares(self, levels: tuple[str, ...]) -> bool:
         return self.declared == levels and (not levels or self.levels == levels)

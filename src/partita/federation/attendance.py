@@ -9,6 +9,8 @@ from partita.server.run import Result
 
 __all__ = ["Attendance", "attendance", "remarks", "sizes"]
 
+_ANEW = "for an encoding without them, start a new run without it in another folder"
+
 
 @dataclasses.dataclass(frozen=True)
 class Attendance:
@@ -31,13 +33,20 @@ class Attendance:
     """Why its last answer was refused; empty if it was not."""
     unfit: str
     """Why it could not enrol, as the rest of a sentence; empty if it did, or never came."""
+    summed: bool = False
+    """Whether columns are encoded by its sums of round 0 too."""
 
     @property
     def sentences(self) -> list[str]:
         """What a reader of the result has to know of it."""
         if not self.rows:
             return [f"{self.name} {self.unfit.rstrip('.') or 'never came'}."]
-        return [] if self.took_part else [f"{self.name} has no part in the posterior."]
+        if self.took_part:
+            return []
+        said = f"{self.name} has no part in the posterior"
+        return [
+            f"{said}, but columns are still encoded by its sums of round 0 too: {_ANEW}." if self.summed else f"{said}."
+        ]
 
     @property
     def line(self) -> str:
@@ -77,6 +86,7 @@ def attendance(reception: Enrolment, result: Result) -> list[Attendance]:
             count > 0 and name not in divided,
             refused.get(name, ""),
             reception.unfit.get(name, ""),
+            name in reception.summed,
         )
         for name, count in answers.items()
     ]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from partita.data.columns import Column, Counts, Moments
 from partita.errors import FederationError, unknown
 from partita.expectations.capabilities import Template
-from partita.families import Family, FullGaussian, MeanFieldGaussian
+from partita.families import Family, FullGaussian, Gaussian, MeanFieldGaussian, NearestMeanField
 from partita.io.settings import build, parse
 from partita.local.solvers import named as solver_named
 from partita.methods import NAMED, settings_of
@@ -41,6 +41,11 @@ __all__ = [
 
 CONFIG_FILE = "federation.toml"
 _DEFAULT_SOLVER = {"kind": "newton"}
+_FAMILIES: Mapping[str, type[Gaussian]] = {
+    "mean-field": MeanFieldGaussian,
+    "nearest-mean-field": NearestMeanField,
+    "full": FullGaussian,
+}
 NAME = re.compile(r"\w(?:[\w.-]*\w)?")
 """Valid client names; they are also names of folders and keys."""
 _HOST = re.compile(r"(?=.{1,64}$)[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
@@ -72,7 +77,7 @@ class Data:
 class Prior:
     """N(0, scale²) for every parameter, and the family of the posterior."""
 
-    family: Literal["mean-field", "full"] = "mean-field"
+    family: Literal["mean-field", "nearest-mean-field", "full"] = "mean-field"
     scale: float = 1.0
 
 
@@ -94,12 +99,14 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Admission bounds; 0 for no bound. See `Admission`."""
+    """Bounds on what a client sends; 0 for no bound. Those on factors are of `Admission`."""
 
     change: float = 0.0
     dominance: float = 0.0
     prominence: float = 0.0
     deficit: float = 0.0
+    moments: float = 0.0
+    """In round 0: how many sds a mean may lie from the median of all clients', and how many times an sd be theirs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +148,7 @@ class Federation:
 
     def built_prior(self, model: Model, columns: int) -> Family:
         """The prior over the model's parameters."""
-        kind = MeanFieldGaussian if self.prior.family == "mean-field" else FullGaussian
+        kind: Any = _FAMILIES[self.prior.family]
         template = model.template() if isinstance(model, Template) else columns
         return kind.standard_normal(template, self.prior.scale)
 
@@ -162,7 +169,8 @@ class Federation:
 
     def built_admission(self) -> Admission:
         """The bounds on answers."""
-        return Admission(**{key: value for key, value in dataclasses.asdict(self.admission).items() if value})
+        bounds = dataclasses.asdict(self.admission)
+        return Admission(**{key: bounds[key] for key in Admission._fields if bounds[key]})
 
 
 def load(folder: Path) -> Federation:
@@ -204,6 +212,8 @@ def _mistakes(federation: Federation, source: str) -> Iterator[str]:
             yield "has an invalid run.tolerance: it must be a number of nats, 0 or more"
         elif not 0 < value < math.inf and name not in ("tolerance", "quorum"):
             yield f"has an invalid run.{name}: it must be a number above 0"
+    if not 0 <= federation.admission.moments < math.inf:
+        yield "has an invalid admission.moments: it must be a number, 0 or more"
     host_and_port(federation.server.address)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from partita.data.labels import Labels, agreed
+from partita.data.plausible import check_sums, crowding, outlying
 from partita.data.preprocess import Encoding, Summary, encoding, federated, merge, summarise
 from partita.data.table import Table
 from partita.errors import FederationError, InputError
@@ -70,24 +71,29 @@ class Encoded(Scheme):
     def answer(self, own: Own) -> Answer:
         return summarise(own.rows).to_dict()
 
-    def check(self, answer: Answer) -> None:
+    def check(self, answer: Answer, rows: int) -> None:
         summary = Summary.from_dict(answer)
         self._expected(summary)
+        check_sums(summary, rows, rows, whole=False)
         if self.encoding is not None:
             self.encoding.check(summary)
 
     def misfits(self, answers: Mapping[str, Answer]) -> dict[str, str]:
-        """Where no label is declared to count as 0, that of most clients does; those with another one do not fit."""
+        """Where no label is declared to count as 0, that of most clients does; those with another one do not fit.
+
+        Nor do those whose sums lie far from the others'.
+        """
         summaries = {name: Summary.from_dict(answer) for name, answer in answers.items()}
         own = {name: summary.labels for name, summary in summaries.items() if summary.labels is not None}
         known = [labels for labels in own.values() if labels.zeros]
-        found = {}
+        found = crowding(summaries)
         for name, labels in own.items() if known else ():
             try:
                 agreed([max(known, key=known.count), labels])
             except InputError as error:
                 found[name] = str(error)
-        return found
+        others = {name: summary for name, summary in summaries.items() if name not in found}
+        return found | outlying(others, self.federation.admission.moments)
 
     def imputed(self, answer: Answer, rows: int) -> dict[str, int]:
         missing = {name: column.missing(rows) for name, column in Summary.from_dict(answer).columns.items()}

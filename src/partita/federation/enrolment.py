@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from typing import Any
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from partita.errors import FederationError, InputError
 from partita.federation.beginning import beginning
 from partita.federation.config import Federation
 from partita.federation.scheme import Answer, Scheme
-from partita.io.wire import Message
+from partita.io.wire import Message, sanitise
 from partita.storage.ledger import Ledger
 
 __all__ = ["Attended", "Enrolment"]
@@ -25,7 +26,18 @@ _UNFIT, _GONE = "incompatible", "gone"
 """The ledger's events of a client that stays out."""
 _SAID = {_UNFIT: "does not fit: ", _GONE: ""}
 """How a sentence about that client goes on, before the reason."""
+_MOST_ROWS = 2**53
+"""The largest number of rows: exact as integer and as float."""
 _LEFT = "did not answer while clients agreed on the design, so that the others went on without it"
+
+
+class _Doubt(NamedTuple):
+    """A stage of round 0 in which a client's sums were refused."""
+
+    agreed: dict[str, Any]
+    """What was agreed on before."""
+    others: dict[str, Answer]
+    """The answers of the others, with which the client's are compared; empty if its own could not be by themselves."""
 
 
 class Enrolment:
@@ -57,10 +69,19 @@ class Enrolment:
         """The enrolled clients' answers to the first stage, once it has ended."""
         self._answers: dict[str, Answer] = {}
         """Answers to the present stage."""
+        self._doubted: dict[str, _Doubt] = {name: _Doubt(**doubt) for name, doubt in found.get("doubted", {}).items()}
+        """Clients whose sums were refused; they are asked for the same sums again before they may enrol."""
         self._ask: dict[str, float] = {}
         """When each client may be invited again."""
+        self._why: dict[str, tuple[str, str]] = {}
+        """Event and reason of the last refusal of each client that has not answered well since."""
         self.unfit: dict[str, str] = {}
         """Why clients could not enrol, as the rest of a sentence about each."""
+
+    @property
+    def summed(self) -> Collection[str]:
+        """The clients from whose answers the scheme follows."""
+        return self._first.keys()
 
     def assemble(self) -> Scheme:
         """Waits for all clients, up to the configured timeout a stage, until the scheme is complete."""
@@ -79,7 +100,7 @@ class Enrolment:
         for name in set(self._awaited()) & set(self.link.present()):
             if self.link.now() >= self._ask.get(name, -np.inf):
                 about = {"kind": "hello", "task": self._task(name), "digest": self.federation.digest}
-                self.link.post(name, Message({**about, "agreed": self.scheme.to_dict()}, {}))
+                self.link.post(name, Message({**about, "agreed": self._agreed_with(name)}, {}))
                 self._ask[name] = self.link.now() + RETRY_SECONDS
 
     def welcome(self, letter: Delivery) -> None:
@@ -88,21 +109,27 @@ class Enrolment:
         strange = letter.message is not None and message.words("task", "") != self._task(name)
         if name not in self._awaited() or message.header.get("kind") == "ack" or strange:
             return
+        hello = message.header.get("kind") == "hello"
         try:
-            if message.header.get("kind") != "hello":
+            if not hello:
                 raise FederationError(message.words("reason", "did not introduce itself"))
             answer: Any = message.header.get("answer")
             counts: list[Any] = [message.header.get(key) for key in ("rows", "incomplete")]
             for what, count, least in zip(("rows", "incomplete rows"), counts, (1, 0), strict=True):
-                if type(count) is not int or count < least:
-                    raise FederationError(f"has {count!r} {what}")
-            self.scheme.check(answer)
+                if type(count) is not int or not least <= count <= _MOST_ROWS:
+                    raise FederationError(f"has {count!r:.30} {what}")
+            if name in self._doubted:
+                return self._settle(name, answer, counts[0])
+            self.scheme.check(answer, counts[0])
             if name in self.rows and [self.rows[name], self.incomplete[name]] != counts:
                 raise FederationError("has other rows than when it introduced itself")
         except InputError as error:
+            if hello and name not in self._doubted and not self.scheme.complete:
+                self._doubted[name] = _Doubt(self.scheme.to_dict(), {})
             return self._refuse(name, _UNFIT, str(error))
         self._answers[name] = answer
         self._ask.pop(name, None)
+        self._why.pop(name, None)
         if name not in self.rows:
             self.rows[name], self.incomplete[name] = counts
             self.imputed[name] = {}
@@ -112,6 +139,21 @@ class Enrolment:
         if self.scheme.complete:
             self._keep()
 
+    def _settle(self, name: str, answer: Answer, rows: int) -> None:
+        """Takes the sums of a client whose earlier ones were refused, if they are better; then it may enrol."""
+        agreed, others = self._doubted[name]
+        scheme = beginning(self.federation).restored(agreed)
+        scheme.check(answer, rows)
+        reason = scheme.misfits({**others, name: answer}).get(name)
+        if reason is not None:
+            raise FederationError(reason)
+        del self._doubted[name], self._ask[name]
+        self._keep()
+
+    def _agreed_with(self, name: str) -> dict[str, Any]:
+        """What a client is told that was agreed on so far."""
+        return self._doubted[name].agreed if name in self._doubted else self.scheme.to_dict()
+
     def _awaited(self) -> list[str]:
         """The clients whose answer to the present stage, or whose introduction, is missing."""
         if self.scheme.complete:
@@ -120,18 +162,20 @@ class Enrolment:
 
     def _task(self, name: str) -> str:
         """The name of the message to a client in the present stage."""
-        agreed = json.dumps(self.scheme.to_dict(), sort_keys=True)
+        agreed = json.dumps(self._agreed_with(name), sort_keys=True)
         return f"hello.{hashlib.sha256(agreed.encode()).hexdigest()[:16]}.{name}"
 
     def _end_stage(self) -> None:
         """All have answered, or their time is over: the next stage, or a new beginning where somebody is lost."""
         begun = bool(self._first)
         unfit = self.scheme.misfits(self._answers)
+        others = {name: answer for name, answer in self._answers.items() if name not in unfit}
         for name, reason in unfit.items():
+            self._doubted[name] = _Doubt(self.scheme.to_dict(), others)
             self._lose(name, _UNFIT, reason)
         gone = self._awaited() if begun else []
         for name in gone:
-            self._lose(name, _GONE, _LEFT)
+            self._lose(name, *self._why.get(name, (_GONE, _LEFT)))
         if not (self._first or self._answers):
             why = "".join(f" {name} {reason}" for name, reason in sorted(self.unfit.items()))
             start = "Every client left in round 0" if begun else "No client enrolled in time"
@@ -155,7 +199,9 @@ class Enrolment:
 
     def _refuse(self, name: str, event: str, reason: str) -> None:
         """Logs why a client stays out and tells it, once; later it is invited again."""
+        reason = sanitise(reason)
         said = _SAID[event] + reason
+        self._why[name] = event, reason
         if self.unfit.get(name) != said:
             self.ledger.note(name, event, reason)
             self.link.post(name, Message({"kind": "refused", "reason": said}, {}))
@@ -163,6 +209,7 @@ class Enrolment:
 
     def _keep(self) -> None:
         known = {"rows": self.rows, "incomplete": self.incomplete, "imputed": self.imputed, "first": self._first}
+        known["doubted"] = {name: doubt._asdict() for name, doubt in self._doubted.items()}
         agreed = {"agreed": self.scheme.to_dict(), "complete": self.scheme.complete, "digest": self.federation.digest}
         self.ledger.say(_ROSTER, known | agreed)
 

@@ -70,11 +70,13 @@ class Regression(Scheme):
             self.table(own)
         return self.agreement.answer(own.rows)
 
-    def check(self, answer: Answer) -> None:
-        self.agreement.check(answer)
+    def check(self, answer: Answer, rows: int) -> None:
+        self.agreement.check(answer, rows)
 
     def misfits(self, answers: Mapping[str, Answer]) -> dict[str, str]:
-        return self.agreement.strangers(answers, self._settings.likelihood, self._settings.declared.levels)
+        strange = self.agreement.strangers(answers, self._settings.likelihood, self._settings.declared.levels)
+        others = {name: answer for name, answer in answers.items() if name not in strange}
+        return strange | self.agreement.outlying(others, self.federation.admission.moments)
 
     def imputed(self, answer: Answer, rows: int) -> dict[str, int]:
         return self.agreement.missing(answer)

@@ -62,8 +62,8 @@ class Scheme(abc.ABC):
         """What a client sends next; an `InputError` where its rows do not fit what was agreed on."""
 
     @abc.abstractmethod
-    def check(self, answer: Answer) -> None:
-        """Raises an `InputError` unless a client with this answer can take part."""
+    def check(self, answer: Answer, rows: int) -> None:
+        """Raises an `InputError` unless a client with so many rows can have this answer, and take part with it."""
 
     @abc.abstractmethod
     def misfits(self, answers: Mapping[str, Answer]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ __all__ = [
     "Message",
     "equal",
     "flatten",
+    "is_plain",
     "pack",
     "sanitise",
     "sealed",
@@ -34,6 +36,8 @@ _KINDS = frozenset(np.dtype(kind).str for kind in ("<f4", "<f8", "<i4", "<i8", "
 """The allowed dtypes: numbers and booleans, no objects."""
 HEADER = 2**24
 """The largest JSON header in bytes; parsed, it may take thirty times as much memory."""
+_MOST_SIDES, _LONGEST_SIDE = 64, 2**40
+"""The largest number of an array's dimensions, and the largest of them; what is claimed is only then multiplied."""
 MAX_TEXT_LENGTH = 500
 """The largest length of a remote text that is shown or stored."""
 
@@ -58,6 +62,11 @@ class Message(NamedTuple):
 def sanitise(text: str, longest: int = MAX_TEXT_LENGTH) -> str:
     """Sanitises untrusted text: one line of printable characters, truncated."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:longest])
+
+
+def is_plain(text: str) -> bool:
+    """Whether a text is one line of printable characters; spaces of any width are."""
+    return all(letter.isprintable() or unicodedata.category(letter) == "Zs" for letter in text)
 
 
 def pack(message: Message) -> bytes:
@@ -124,8 +133,10 @@ def view(name: str, kind: str, shape: Sequence[int], data: bytes | memoryview) -
 
 def _length(name: str, kind: str, shape: Sequence[int]) -> int:
     """The number of bytes implied by dtype and shape."""
-    if kind not in _KINDS or any(type(side) is not int or side < 0 for side in shape):
-        raise ValueError(f"{name} is {kind}{shape}")
+    if len(shape) > _MOST_SIDES:
+        raise ValueError(f"{name:.100} has {len(shape)} sides, where {_MOST_SIDES} are allowed")
+    if kind not in _KINDS or any(type(side) is not int or not 0 <= side <= _LONGEST_SIDE for side in shape):
+        raise ValueError(f"{name:.100} is {kind!s:.100}{shape!s:.100}")
     return math.prod(shape) * np.dtype(kind).itemsize
 
 

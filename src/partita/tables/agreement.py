@@ -10,12 +10,13 @@ import abc
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from jaxtyping import Int
 
 from partita.data.columns import Column, Counts, Moments
+from partita.data.plausible import MOST_LEVELS, check_sums, crowding, outlying
 from partita.data.preprocess import Summary, merge
 from partita.errors import DataError, SettingsError
 from partita.tables.design import Design, Spline, absent, categories, numbers
@@ -30,7 +31,6 @@ Answer = Mapping[str, Any]
 """What a site sends: lists, texts and numbers."""
 _BINS = np.linspace(-4, 4, 81)
 """Edges of the bins in which values are counted to place knots, in standard deviations from the mean."""
-_MOST_LEVELS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,10 +59,10 @@ class Agreement:
         """What a site sends next."""
         return next((stage.answer(self, site) for stage in self._waiting()), {})
 
-    def check(self, answer: Answer) -> None:
-        """Raises unless this may be what a site sends next."""
+    def check(self, answer: Answer, rows: int) -> None:
+        """Raises unless this may be what a site with so many rows sends next."""
         for stage in self._waiting()[:1]:
-            stage.check(self, answer)
+            stage.check(self, answer, rows)
 
     def follows(self, begun: "Agreement") -> bool:
         """Whether sites may have come to this from there."""
@@ -80,7 +80,14 @@ class Agreement:
         if not (answers and self._summarising):
             return {}
         summaries = {name: Summary.from_dict(answer) for name, answer in answers.items()}
-        return _strangers(summaries, self, likelihood, levels)
+        found = _strangers(summaries, self, likelihood, levels)
+        return found | crowding({name: summary for name, summary in summaries.items() if name not in found})
+
+    def outlying(self, answers: Mapping[str, Answer], bound: float) -> dict[str, str]:
+        """The sites whose means or sds lie beyond a bound from the medians of all, and why; 0 is no bound."""
+        if not any(stage.summarising for stage in self._waiting()[:1]):
+            return {}
+        return outlying({name: Summary.from_dict(answer) for name, answer in answers.items()}, bound)
 
     def missing(self, answer: Answer) -> dict[str, int]:
         """How many numbers are missing at a site, by column, and become the mean, if its answer tells so."""
@@ -133,6 +140,9 @@ def agreed(begun: Agreement, sites: Sequence[Site]) -> Agreement:
 class _Stage(abc.ABC):
     """One exchange of summaries."""
 
+    summarising: ClassVar[bool] = False
+    """Whether answers are summaries of columns, rather than counts in bins."""
+
     @abc.abstractmethod
     def needed(self, known: Agreement) -> bool:
         """Whether what this stage adds is not known."""
@@ -142,8 +152,8 @@ class _Stage(abc.ABC):
         """What a site sends."""
 
     @abc.abstractmethod
-    def check(self, known: Agreement, answer: Answer) -> None:
-        """Raises unless a site may send this."""
+    def check(self, known: Agreement, answer: Answer, rows: int) -> None:
+        """Raises unless a site with so many rows may send this."""
 
     @abc.abstractmethod
     def taken(self, known: Agreement, answers: Sequence[Answer]) -> Agreement:
@@ -159,8 +169,8 @@ class _Intervals(_Stage):
     def answer(self, known: Agreement, site: Site) -> Answer:
         return {"times": self._rows(known).counts(site).tolist()}
 
-    def check(self, known: Agreement, answer: Answer) -> None:
-        _counts(answer, "times", len(TIMES) - 1)
+    def check(self, known: Agreement, answer: Answer, rows: int) -> None:
+        _check_binned("times", _counts(answer, "times", len(TIMES) - 1), rows, rows)
 
     def taken(self, known: Agreement, answers: Sequence[Answer]) -> Agreement:
         counts = np.sum([_counts(answer, "times", len(TIMES) - 1) for answer in answers], axis=0)
@@ -175,6 +185,8 @@ class _Intervals(_Stage):
 class _Factors(_Stage):
     """Levels with their numbers of rows, or moments, of every factor and of the response."""
 
+    summarising = True
+
     def needed(self, known: Agreement) -> bool:
         return not known.response.columns
 
@@ -184,8 +196,16 @@ class _Factors(_Stage):
         found = {response.text: _counted(response, columns) if known.counted else _summarised(response, columns)}
         return Summary(found | {factor.text: _summarised(factor, columns) for factor in others}).to_dict()
 
-    def check(self, known: Agreement, answer: Answer) -> None:
-        _merged([answer], [factor.text for factor in self._all(known)])
+    def check(self, known: Agreement, answer: Answer, rows: int) -> None:
+        found = _merged([answer], [factor.text for factor in self._all(known)])
+        check_sums(Summary(found), rows, known.rows.most(rows), whole=not known.design.indicated)
+        for name, column in found.items():
+            if isinstance(column, Counts) and column.declared:
+                raise DataError(f"A site declares levels of {name!r}: it needs the same version of partita.")
+        for indicator in known.design.indicators:
+            about = found[indicator.text]
+            if not isinstance(about, Moments) or not about.is_share or about.present < rows:
+                raise DataError(f"A site's sums of {indicator.text!r} are not those of its rows.")
 
     def taken(self, known: Agreement, answers: Sequence[Answer]) -> Agreement:
         formula = known.design.formula
@@ -212,9 +232,10 @@ class _Knots(_Stage):
         design, columns = known.design, known.rows.split(site)[0].columns
         return {factor.text: _binned(factor, design.moments(factor), columns).tolist() for factor in _splines(design)}
 
-    def check(self, known: Agreement, answer: Answer) -> None:
+    def check(self, known: Agreement, answer: Answer, rows: int) -> None:
+        least = 0 if known.design.indicated else rows
         for factor in _splines(known.design):
-            _counts(answer, factor.text, len(_BINS) - 1)
+            _check_binned(factor.text, _counts(answer, factor.text, len(_BINS) - 1), least, known.rows.most(rows))
 
     def taken(self, known: Agreement, answers: Sequence[Answer]) -> Agreement:
         splines = {}
@@ -227,6 +248,8 @@ class _Knots(_Stage):
 class _Scales(_Stage):
     """Moments of every column of the design matrix, which standardise it."""
 
+    summarising = True
+
     def needed(self, known: Agreement) -> bool:
         return not known.design.names
 
@@ -235,9 +258,11 @@ class _Scales(_Stage):
         columns = zip(design.names, design.matrix(known.rows.split(site)[0]).T, strict=True)
         return Summary({name: Moments.summarise(name, column) for name, column in columns}).to_dict()
 
-    def check(self, known: Agreement, answer: Answer) -> None:
-        if not all(isinstance(each, Moments) for each in _merged([answer], known.design.named().names).values()):
+    def check(self, known: Agreement, answer: Answer, rows: int) -> None:
+        found = _merged([answer], known.design.named().names)
+        if not all(isinstance(each, Moments) for each in found.values()):
             raise DataError("A site has sent something else than moments: it needs the same version of partita.")
+        check_sums(Summary(found), rows, known.rows.most(rows), whole=True)
 
     def taken(self, known: Agreement, answers: Sequence[Answer]) -> Agreement:
         design = known.design.named()
@@ -302,9 +327,9 @@ def _check(factor: Factor, about: Column) -> None:
     if isinstance(about, Counts):
         if len(about.levels) < 2:
             raise DataError(f"{factor.text} has one level, {about.levels[0]!r}, in all rows: leave it out.")
-        if len(about.levels) > _MOST_LEVELS:
+        if len(about.levels) > MOST_LEVELS:
             raise DataError(
-                f"{factor.text} has {len(about.levels)} levels, more than {_MOST_LEVELS}: is it an identifier?"
+                f"{factor.text} has {len(about.levels)} levels, more than {MOST_LEVELS}: is it an identifier?"
             )
 
 
@@ -325,6 +350,12 @@ def _counts(answer: Answer, name: str, bins: int) -> Int[np.ndarray, " b"]:
     if not plain or len(contents) != bins or not any(contents):
         raise DataError("A site has sent something else than counts in bins: it needs the same version of partita.")
     return np.array(contents)
+
+
+def _check_binned(name: str, counts: Int[np.ndarray, " b"], least: int, most: int) -> None:
+    """Raises where counts in bins are of more or fewer values than a site has."""
+    if not least <= counts.sum() <= most:
+        raise DataError(f"A site has counted {counts.sum():,} values of {name!r}, where it has {least:,} rows.")
 
 
 def _spline(factor: Factor, about: Moments, counts: Int[np.ndarray, " b"]) -> Spline:

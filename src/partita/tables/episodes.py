@@ -57,6 +57,10 @@ class RowSplit:
         """What a reader should know."""
         return []
 
+    def most(self, rows: int) -> int:
+        """How many rows of the design so many rows of a table become at most."""
+        return rows
+
     def split(self, site: Site, observed: bool = True) -> tuple[Site, Int[np.ndarray, " k"]]:
         """A site's rows of the design, and for each of them the row of the table; whether events are known."""
         return site, np.arange(site.rows)
@@ -117,6 +121,9 @@ class Episodes(RowSplit):
     @property
     def notes(self) -> list[str]:
         return [f"Reference of the intervals: {_labels(self._time, self.cuts)[0]}."] if self.cuts else []
+
+    def most(self, rows: int) -> int:
+        return rows * (len(self.cuts) + 1)
 
     def split(self, site: Site, observed: bool = True) -> tuple[Site, Int[np.ndarray, " k"]]:
         times = _times(self._time, site.columns)
