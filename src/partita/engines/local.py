@@ -150,7 +150,7 @@ class LocalEngine(Engine):
     def _begin(self) -> None:
         """Begins to answer what waits: many small clients with one question together, others each by itself."""
         waiting, self._waiting = self._waiting, []
-        alike = dict[Hashable, list[tuple[Task, Future[Reply]]]]()
+        alike = dict[tuple[int, int, int, Any], list[tuple[Task, Future[Reply]]]]()
         for task, work in waiting:
             if work.set_running_or_notify_cancel():
                 question = (id(task.posterior), id(task.prior), id(task.hyper), self._shapes[self._places[task.name]])

@@ -21,7 +21,7 @@ from partita.local.objective import Problem
 from partita.local.solvers import Outcome
 from partita.local.solvers.base import Climb
 from partita.models import Model
-from partita.numerics.compiled import Compiled, Scalar, Whole
+from partita.numerics.compiled import Compiled, Whole
 
 __all__ = ["SIZE", "Common", "Visits", "ells", "replies"]
 
@@ -48,10 +48,10 @@ class Visits(NamedTuple):
 
     factor: Factor
     shard: Shard
-    share: Float[np.ndarray, "..."] | Scalar
+    share: Any
     """The part of all rows that the client has."""
-    client: Int[np.ndarray, "..."] | Whole
-    version: Int[np.ndarray, "..."] | Whole
+    client: Any
+    version: Any
 
 
 def replies(common: Common, visits: Visits) -> list[Reply]:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, Generic, Self, SupportsIndex, TypeVar, overload
 
 import jax
 import numpy as np
@@ -70,7 +70,9 @@ class Stack(Sequence[T], Generic[T]):
 
     def __init__(self, chunks: Sequence[Chunk], tree: Any, sums: Sequence[np.ndarray] | None = None) -> None:
         self._chunks: tuple[Chunk, ...] | None = tuple(chunks)
-        self._tree, self._sums, self._given, self._total = tree, sums, None, None
+        self._tree, self._given = tree, None
+        self._sums = None if sums is None else list(sums)
+        self._total: list[np.ndarray] | None = None
 
     @classmethod
     def repeated(cls, member: T, number: int) -> Self:
@@ -100,7 +102,8 @@ class Stack(Sequence[T], Generic[T]):
     def chunks(self) -> tuple[Chunk, ...]:
         """The parts of which it consists; all but the last have one length."""
         if self._chunks is None:
-            self._chunks = type(self).joined(self._given).chunks
+            given: Any = self._given
+            self._chunks = Stack[Any].joined(given).chunks
         return self._chunks
 
     @property
@@ -115,10 +118,10 @@ class Stack(Sequence[T], Generic[T]):
         return len(full) * len(full[0]) + len(last) if full else len(last)
 
     @overload
-    def __getitem__(self, place: int) -> T: ...
+    def __getitem__(self, place: SupportsIndex) -> T: ...
     @overload
     def __getitem__(self, place: slice) -> list[T]: ...
-    def __getitem__(self, place: int | slice) -> T | list[T]:
+    def __getitem__(self, place: SupportsIndex | slice) -> T | list[T]:
         if isinstance(place, slice):
             return [self[one] for one in range(*place.indices(len(self)))]
         chunk, row = divmod(range(len(self))[place], len(self.chunks[0]))
@@ -206,10 +209,11 @@ class Stack(Sequence[T], Generic[T]):
         """The entries that are others than in an earlier stack, or that it did not have."""
         found, length = [], len(self.chunks[0])
         for chunk in self.changed_since(before):
-            mine, known = self.chunks[chunk], before.chunks[chunk] if chunk < len(before.chunks) else ()
-            both, apart = min(len(mine), len(known)), np.ones(len(mine), bool)
-            if both:
-                pairs = zip(mine.arrays, known.arrays, strict=True)
+            mine, known = self.chunks[chunk], before.chunks[chunk : chunk + 1]
+            apart = np.ones(len(mine), bool)
+            for other in known:
+                both = min(len(mine), len(other))
+                pairs = zip(mine.arrays, other.arrays, strict=True)
                 differ = [(new[:both] != old[:both]).reshape(both, -1).any(1) for new, old in pairs]
                 apart[:both] = np.any(differ, axis=0)
             found += (chunk * length + np.flatnonzero(apart)).tolist()

@@ -73,7 +73,7 @@ class Result:
         return self._last("log_evidence") if settled else float("nan")
 
     def _last(self, name: str) -> float:
-        return next((row[name] for row in reversed(self.history.rows) if name in row), float("nan"))
+        return float(self.history.latest(name))
 
     def __repr__(self) -> str:
         clients = int(self.state.active.sum())

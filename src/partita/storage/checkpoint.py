@@ -69,7 +69,7 @@ def save(path: str | os.PathLike[str], state: State, history: History) -> None:
         "held": held,
         "sent": sent,
         "in_flight": [{name: getattr(task, name) for name in STORED} for task in state.in_flight],
-        "history": history.rows,
+        "history": list(history.rows),
     }
     write(path, arrays, about)
 

@@ -296,10 +296,11 @@ class _Reports(NamedTuple):
 
 def _stale(rows: Stack[_Report], answered: _Report, current: Bool[np.ndarray, " n"]) -> float:
     """The sum of the errors of all reports on posteriors before the present one."""
-    total, fresh = rows.summed(), jax.tree.map(lambda leaf: leaf[current].sum(), answered._replace(answer=None))
-    if fresh.known == total.known:
+    total, fresh = rows.summed(), np.flatnonzero(current)
+    if len(fresh) == total.known:
         return 0.0
-    return np.inf if total.first > fresh.first else max(float(total.error - fresh.error), 0.0)
+    left = float(total.error - answered.error[fresh].sum())
+    return np.inf if total.first > answered.first[fresh].sum() else max(left, 0.0)
 
 
 class _Verified(NamedTuple):
