@@ -36,7 +36,8 @@ class Chunk:
     @classmethod
     def alike(cls, member: Any, number: int) -> Self:
         """So many entries that are one object, of which there is one copy."""
-        member = jax.tree.map(np.asarray, member)
+        if not all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(member)):
+            member = jax.tree.map(np.asarray, member)
         return cls([np.broadcast_to(leaf, (number, *leaf.shape)) for leaf in jax.tree.leaves(member)], member)
 
     def entry(self, place: int, tree: Any) -> Any:
