@@ -28,10 +28,10 @@ from partita.local.client import Recipe, Reply, client_update, prepare_update
 from partita.models import Model
 from partita.numerics.compiled import Compiled, Whole
 
-__all__ = ["LocalEngine", "Pending", "client_key", "cores", "prepare_reply", "reply", "shard_ell", "shard_estimate"]
+__all__ = ["LocalEngine", "client_key", "cores", "prepare_reply", "reply", "shard_ell", "shard_estimate"]
 
 
-class Pending(NamedTuple):
+class _Pending(NamedTuple):
     """A task in flight, ordered by due time and then by client."""
 
     due: float
@@ -64,7 +64,7 @@ class LocalEngine(Engine):
             initializer=lambda double: enable_x64(double).__enter__(),
             initargs=(bool(jax.config.read("jax_enable_x64")),),
         )
-        self._pending: list[Pending] = []
+        self._pending: list[_Pending] = []
         self._now = 0.0
 
     def check(self, recipe: Recipe, prior: Family) -> None:
@@ -77,7 +77,7 @@ class LocalEngine(Engine):
         if any(pending.task == task.id for pending in self._pending):
             return
         due = task.sent + 1 / float(self.speeds[self._places[task.name]])
-        heapq.heappush(self._pending, Pending(due, task.client, task.id, self._pool.submit(self.answer, task)))
+        heapq.heappush(self._pending, _Pending(due, task.client, task.id, self._pool.submit(self.answer, task)))
 
     def next(self, timeout: float = np.inf) -> Answer | None:
         if not self._pending or self._pending[0].due > self._now + timeout:
