@@ -31,10 +31,10 @@ from partita.models import Model
 from partita.numerics.compiled import Compiled
 from partita.numerics.stack import stacked
 
-__all__ = ["LocalEngine", "Pending", "cores", "prepare_reply", "reply", "shard_ell", "shard_estimate"]
+__all__ = ["LocalEngine", "cores", "prepare_reply", "reply", "shard_ell", "shard_estimate"]
 
 
-class Pending(NamedTuple):
+class _Pending(NamedTuple):
     """A task in flight, ordered by due time and then by client."""
 
     due: float
@@ -112,7 +112,7 @@ class LocalEngine(Engine):
             initializer=lambda double: enable_x64(double).__enter__(),
             initargs=(bool(jax.config.read("jax_enable_x64")),),
         )
-        self._pending: list[Pending] = []
+        self._pending: list[_Pending] = []
         self._known = set[str]()
         """The ids of pending tasks."""
         self._waiting: list[tuple[Task, Future[Reply]]] = []
@@ -129,7 +129,7 @@ class LocalEngine(Engine):
         if task.id in self._known:
             return
         due, work = task.sent + 1 / float(self.speeds[self._places[task.name]]), Future[Reply]()
-        heapq.heappush(self._pending, Pending(due, task.client, task.id, work))
+        heapq.heappush(self._pending, _Pending(due, task.client, task.id, work))
         self._known.add(task.id)
         self._waiting.append((task, work))
 

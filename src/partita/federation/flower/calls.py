@@ -45,8 +45,10 @@ except ImportError:
 
 PREFIX = "/v1/fleet/"
 PROTOBUF = "application/protobuf"
-SESSION_HEADER, WAIT_HEADER = "partita-session", "partita-wait"
-"""Headers of partita's own client: which process calls, and how many seconds its pull may wait for a message."""
+SESSION_HEADER = "partita-session"
+"""A header of partita's own client: which process calls."""
+WAIT_HEADER = "partita-wait"
+"""Another: how many seconds its pull may wait for a message."""
 REFUSED = int(ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED)
 """Flower's code for a client whose place is taken."""
 _AT_ONCE = 6
@@ -57,9 +59,9 @@ _LONGEST_WAIT = 20.0
 _SECONDS, _SPEED = 10.0, 2**16
 """A body arrives within so many seconds, and one more for so many bytes."""
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+_Scope = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+_Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class _Refusal(Exception):
@@ -73,7 +75,7 @@ class _Refusal(Exception):
 class _Call:
     """A call that has come: whose it is, and how its body is read."""
 
-    def __init__(self, name: str, headers: dict[str, str], receive: Receive) -> None:
+    def __init__(self, name: str, headers: dict[str, str], receive: _Receive) -> None:
         self.name, self.receive = name, receive
         self.session = headers.get(SESSION_HEADER, "")[:64]
         self.wait = headers.get(WAIT_HEADER, "0")
@@ -97,12 +99,14 @@ class _Call:
             raise _Refusal(408, "The call took too long.") from None
 
 
-def fleet(office: Office, keys: Keyring, now: Callable[[], float]) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+def fleet(
+    office: Office, keys: Keyring, now: Callable[[], float]
+) -> Callable[[_Scope, _Receive, _Send], Awaitable[None]]:
     """The application; `now` is the time of day that its answers state, by which callers' clocks are judged."""
     at_once: Counter[str] = Counter()
     reading: Counter[str] = Counter()
 
-    async def answered(scope: Scope, receive: Receive) -> bytes:
+    async def answered(scope: _Scope, receive: _Receive) -> bytes:
         path, method = scope["path"], scope["method"]
         if path == "/health" and method == "GET":
             return b""
@@ -137,7 +141,7 @@ def fleet(office: Office, keys: Keyring, now: Callable[[], float]) -> Callable[[
             at_once[name] -= 1
             reading[name] -= int(length) if of_object else 0
 
-    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+    async def application(scope: _Scope, receive: _Receive, send: _Send) -> None:
         date = email.utils.formatdate(now(), usegmt=True).encode()
         headers = [(b"date", date), (b"content-type", PROTOBUF.encode())]
         try:
@@ -210,7 +214,7 @@ async def _pull(office: Office, keys: Keyring, call: _Call, request: Any) -> Any
         finally:
             for one in waiting:
                 one.cancel()
-        office.hear(call.name, call.session)
+        _own(office, call, request.node.node_id)
         given = office.next(call.name)
     if given is None:
         return PullMessagesResponse()
