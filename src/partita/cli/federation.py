@@ -178,15 +178,21 @@ def client(
     folder: _Folder,
     name: Annotated[str, typer.Option(help="The client's name.")],
     data: Annotated[Path, typer.Option(help="A CSV or parquet file with the client's rows.")],
+    preview: Annotated[bool, typer.Option("--preview", help="Say what would leave, and stop.")] = False,
+    least_rows: Annotated[int, typer.Option(min=1, help="Tell nothing of fewer rows.")] = 10,
+    least_cell: Annotated[int, typer.Option(min=1, help="Tell nothing of a level, or other cell, of fewer rows.")] = 5,
 ) -> None:
     """Run a client until it is interrupted. It answers the server's tasks; its rows stay on this machine."""
     from partita.federation.client import usable
     from partita.federation.config import load
+    from partita.federation.disclosure import Limits
     from partita.federation.processes import run_client
 
-    about = load(folder)
+    about, limits = load(folder), Limits(least_rows, least_cell)
+    if preview:
+        return _preview(about, name, data, limits)
     try:
-        read = f"read {usable(data, about).size} rows of {data.name}."
+        read = f"read {usable(data, about, limits).size} rows of {data.name}."
     except InputError as error:
         if error.public is None or not data.is_file():
             raise
@@ -194,6 +200,19 @@ def client(
     typer.echo(f"{name}: {read} Waiting for {about.server.address}; Ctrl-C stops.")
     with _interruptible():
         run_client(folder, about, name, data)
+
+
+def _preview(about: Any, name: str, data: Path, limits: Any) -> None:
+    import jax
+
+    from partita.federation.client import Client
+    from partita.federation.preview import preview
+
+    jax.config.update("jax_enable_x64", True)
+    client = Client(name, about, data, limits)
+    client.check()
+    for line in preview(about, client, None):
+        typer.echo(line)
 
 
 def status(

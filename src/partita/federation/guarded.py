@@ -1,0 +1,68 @@
+"""A client with its owner's guard: it answers only what was agreed to, and nothing leaves without a line in the log."""
+
+import logging
+from pathlib import Path
+
+from partita.engines.endpoint import ELL, ESTIMATE
+from partita.errors import InputError
+from partita.federation.client import Client
+from partita.federation.config import Federation
+from partita.federation.disclosure import Limits
+from partita.federation.guard import Guard
+from partita.federation.scheme import PRIVATE_ERROR
+from partita.federation.sent import SentLog
+from partita.io.wire import Message
+
+__all__ = ["Guarded", "guarded", "log_of"]
+
+_LOG = logging.getLogger("partita")
+
+
+class Guarded:
+    """Answers messages as its client does, as far as the guard lets it."""
+
+    def __init__(self, client: Client, guard: Guard, log: SentLog) -> None:
+        self.client, self.guard, self.log = client, guard, log
+
+    def handle(self, message: Message) -> Message:
+        """The answer to a message, which may leave, or an error message that contains no data."""
+        try:
+            answer = self._released(message)
+            self.log.add(answer)
+        except InputError as error:
+            _LOG.warning("%s: %s", self.client.name, error)
+            about = {"name": self.client.name, "task": str(message.header.get("task", ""))}
+            return Message({**about, "kind": "error", "reason": error.public or PRIVATE_ERROR}, {})
+        return answer
+
+    def _released(self, message: Message) -> Message:
+        """The client's answer; raises where the guard refuses."""
+        if message.header.get("digest") == self.client.federation.digest:
+            self.guard.check(message)
+        answer = self.client.handle(message)
+        kind = answer.header.get("kind")
+        if kind == "hello":
+            self.guard.release(message, 0.0, 0.0)
+        elif kind in ("update", ELL, ESTIMATE):
+            self.guard.release(message, *self.client.tightness(message, answer))
+        return answer
+
+
+def guarded(
+    folder: Path,
+    federation: Federation,
+    name: str,
+    data: Path,
+    limits: Limits,
+    visits: int | None = None,
+    log: Path | None = None,
+) -> Guarded:
+    """The client of this name in its folder, with account of its answers there, and a log beside its data."""
+    guard = Guard(federation, folder / f"answered-{name}.json", visits)
+    said = SentLog(log or log_of(data, name), f"{federation.name} at {federation.server.address}")
+    return Guarded(Client(name, federation, data, limits), guard, said)
+
+
+def log_of(data: Path, name: str) -> Path:
+    """Where the log is, unless its owner says another place: beside the data."""
+    return data.with_name(f"{data.name}.sent-by-{name}.log")
