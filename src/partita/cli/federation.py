@@ -14,7 +14,6 @@ from partita.io.names import Turns
 
 __all__ = [
     "client",
-    "credentials",
     "federation",
     "init",
     "join",
@@ -76,8 +75,10 @@ def init(
     """
     from partita.cli.fit import listed
     from partita.federation.initialise import initialise
+    from partita.io.private import close_to_others
     from partita.tables.spec import Settings
 
+    close_to_others()
     settings = Settings.given(
         formula,
         family,
@@ -94,15 +95,6 @@ def init(
         levels=listed(levels),
     )
     for path in initialise(folder, client, settings, example or [], address, schedule, secure):
-        typer.echo(path)
-
-
-@federation.command()
-def credentials(folder: _Folder) -> None:
-    """Issue the clients' folders again after an edit of federation.toml; new clients get keys."""
-    from partita.federation import initialise
-
-    for path in initialise.issue_credentials(folder):
         typer.echo(path)
 
 
@@ -149,16 +141,17 @@ def rehearse(
 ) -> None:
     """Run a federation in this process from its clients' files: the table, and what each client would send."""
     from partita.cli.rehearse import run_rehearsal
+    from partita.io.private import close_to_others
 
+    close_to_others()
     run_rehearsal(folder, files, json, output)
 
 
 def server(folder: _Folder) -> None:
     """Run a federation's server until the run ends. It can be interrupted and continued with `partita resume`."""
-    from partita.federation.config import load
     from partita.federation.processes import serve
 
-    about = load(folder)
+    about = _closed(folder)
     typer.echo(f"See the status with `partita status {folder} --web`.")
     with _interruptible():
         typer.echo(serve(folder, about))
@@ -184,11 +177,10 @@ def client(
 ) -> None:
     """Run a client until it is interrupted. It answers the server's tasks; its rows stay on this machine."""
     from partita.federation.client import usable
-    from partita.federation.config import load
     from partita.federation.disclosure import Limits
     from partita.federation.processes import run_client
 
-    about, limits = load(folder), Limits(least_rows, least_cell)
+    about, limits = _closed(folder), Limits(least_rows, least_cell)
     if preview:
         return _preview(about, name, data, limits)
     try:
@@ -262,7 +254,9 @@ def result(
     import jax
 
     from partita.federation.result import account, draw, shown, summary
+    from partita.io.private import close_to_others
 
+    close_to_others()
     rows = summary(folder)
     figure = draw(folder, rows)
     if json:
@@ -272,6 +266,22 @@ def result(
     jax.config.update("jax_enable_x64", True)
     for line in (shown(folder), "", *account(folder), f"Figure: {figure}"):
         typer.echo(line)
+
+
+def _closed(folder: Path) -> Any:
+    """The federation in a folder, which nobody else may enter from now on; warns of certificates that end."""
+    from partita.federation.config import load
+    from partita.io import private
+
+    about = load(folder)
+    private.close_to_others()
+    private.tighten(folder)
+    if about.server.secure:
+        from partita.federation.certificates import warnings
+
+        for sentence in warnings(folder):
+            typer.echo(sentence, err=True)
+    return about
 
 
 @contextlib.contextmanager

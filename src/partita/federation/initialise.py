@@ -2,17 +2,17 @@
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from partita.errors import DataError, FederationError
-from partita.federation.config import CONFIG_FILE, host_and_port, load, loopback, read
-from partita.io import atomic
+from partita.federation.config import CONFIG_FILE, host_and_port, loopback, read
+from partita.federation.credentials import issue_credentials
+from partita.io import atomic, private
 from partita.tables.reading import columns_of, frame_of
 from partita.tables.spec import Settings
 
-__all__ = ["initialise", "issue_credentials"]
+__all__ = ["initialise"]
 
 _TOML = """# A federation of partita. Server and clients have the same file.
 name = {name}
@@ -72,9 +72,10 @@ def initialise(
     secure = not loopback(host) if secure is None else secure
     about = {"name": folder.resolve().name, "clients": list(clients), **dataclasses.asdict(settings)}
     there = {"schedule": schedule, "address": address, "secure": secure}
-    values = {key: json.dumps(value) for key, value in (about | there).items()}
+    values = {key: _toml(value) for key, value in (about | there).items()}
     text = _TOML.format(**values, further=_further(settings))
-    read(text.encode(), CONFIG_FILE)
+    read(_encoded(text), CONFIG_FILE)
+    private.folder(folder)
     written = [folder / CONFIG_FILE]
     if secure:
         from partita.federation.certificates import make_authority
@@ -85,12 +86,24 @@ def initialise(
     return written + issue_credentials(folder)
 
 
+def _toml(value: object) -> str:
+    """A value as TOML has it: as JSON, but for texts beyond the basic plane and the one character that JSON leaves."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise FederationError("A name or the formula has characters that are no text: write them in UTF-8.") from None
+
+
 def _further(settings: Settings) -> str:
     """The lines of the settings that the template does not name, where they differ from what they are by default."""
     others = [field for field in dataclasses.fields(settings) if f"{{{field.name}}}" not in _TOML]
     said = {field.name: getattr(settings, field.name) for field in others}
     given = {field.name: said[field.name] for field in others if said[field.name] != field.default}
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in given.items())
+    return "".join(f"{name} = {_toml(value)}\n" for name, value in given.items())
 
 
 def _check_example(path: Path, settings: Settings) -> None:
@@ -99,22 +112,3 @@ def _check_example(path: Path, settings: Settings) -> None:
         columns_of(frame_of(path), settings.columns)
     except DataError as error:
         raise FederationError(f"The example {path.name} does not fit the formula: {error}") from None
-
-
-def issue_credentials(folder: Path) -> list[Path]:
-    """Writes every client's folder from the current federation.toml; new clients get new keys."""
-    federation = load(folder)
-    written = []
-    for name in federation.clients:
-        handed = folder / "clients" / name
-        handed.mkdir(parents=True, exist_ok=True)
-        shutil.copy(folder / CONFIG_FILE, handed / CONFIG_FILE)
-        if federation.server.secure:
-            from partita.federation.certificates import PRIVATE, make_key
-
-            if not (folder / "keys" / name).exists():
-                make_key(folder / "keys", name)
-            shutil.copy(folder / "ca.crt", handed / "ca.crt")
-            atomic.write_text(handed / "keys" / name, (folder / "keys" / name).read_text(encoding="utf-8"), PRIVATE)
-        written.append(handed)
-    return written

@@ -68,7 +68,7 @@ def _loaded(folder: Path) -> _Loaded:
     path = folder / LEDGER_FILE
     if not path.exists():
         raise FederationError(f"There is no {path}, which holds the posterior: use the server's folder.")
-    with contextlib.closing(opened(f"file:{path.resolve()}?mode=ro", uri=True, timeout=10.0)) as db:
+    with contextlib.closing(opened(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=10.0)) as db:
         state, history = read(db, like, str(path))
     status = Status(about["status"])
     result = Result(posterior_of(model, state), status, str(about["message"]), history, state)
