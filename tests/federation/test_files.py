@@ -170,10 +170,14 @@ def test_a_name_that_cannot_be_is_refused_before_anything_is_written(names, tmp_
     assert not (tmp_path / "study").exists()
 
 
+WORDS = {"none": "\U0001f600", "some": "[red]<b>$\\frac{$", "much": "$$ {x}"}
+"""Levels that were markup, a tag and mathematics, if anything read them so."""
+
+
 def test_texts_beyond_the_basic_plane_and_folders_of_all_kinds(tmp_path):
     """Where the ledger was read by an address, % ? and # cut its name; and TOML was no TOML."""
     folder = tmp_path / "100% sure? #1 \U0001f600 ä"
-    settings = Settings("ill ~ `\U0001f9e0 age`", "bernoulli")
+    settings = Settings("ill ~ `\U0001f9e0 age` + pain", "bernoulli")
     initialise(folder, ["zür\U00020000ich", "west"], settings)
     about = config.load(folder)
     assert about.clients == ("zür\U00020000ich", "west")
@@ -181,10 +185,12 @@ def test_texts_beyond_the_basic_plane_and_folders_of_all_kinds(tmp_path):
     assert about.name == folder.name
     paths = {name: tmp_path / f"{k}.csv" for k, name in enumerate(about.clients)}
     for k, path in enumerate(paths.values()):
-        write(path, clinic(k), ("\U0001f9e0 age", "pressure", "pain", "site", "ill", "surname"))
+        rows = [(*row[:2], WORDS[row[2]], *row[3:]) for row in clinic(k)]
+        write(path, rows, ("\U0001f9e0 age", "pressure", "pain", "site", "ill", "surname"))
     serve(folder, about, Loop({name: Client(name, about, path) for name, path in paths.items()}))
     assert read_status(folder, about.name, about.clients).ended
-    assert "\U0001f9e0" in shown(folder)
+    for words in ("\U0001f9e0", *(WORDS[level] for level in ("some", "much"))):
+        assert words in shown(folder)
     assert account(folder)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # the font has none for it

@@ -30,9 +30,11 @@ from partita.io.digest import digest, number_digest
 from partita.io.wire import Message
 from partita.local.client import Recipe
 
-__all__ = ["Delivery", "RemoteEngine", "Transport"]
+__all__ = ["LARGEST", "Delivery", "RemoteEngine", "Transport"]
 
 _LOG = logging.getLogger("partita")
+LARGEST = 2**31
+"""The largest total size of a task's arrays, in bytes."""
 
 
 class Delivery(NamedTuple):
@@ -50,6 +52,10 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     def post(self, name: str, message: Message) -> None:
         """Sends a message without blocking; delivery is not guaranteed."""
+
+    def tell(self, name: str, message: Message) -> bool:
+        """Sends a message that a client may go without, and returns whether this transport does."""
+        return False
 
     @abc.abstractmethod
     def poll(self, timeout: float) -> Delivery | None:
