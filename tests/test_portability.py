@@ -13,7 +13,7 @@ IMPORT_ALL = """
 import importlib, pkgutil, sys
 sys.modules.update(dict.fromkeys(("fcntl", "resource", "pwd", "grp", "termios")))
 import partita
-POSIX = ("partita.__main__", "partita.federation.gate", "partita.federation.keeper", "partita.federation.processes")
+POSIX = ("partita.__main__",)
 for module in pkgutil.walk_packages(partita.__path__, "partita."):
     if module.name in POSIX:
         continue

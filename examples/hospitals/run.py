@@ -21,6 +21,7 @@ from rich.table import Table
 
 from partita.data.frame import Frame
 from partita.federation import config
+from partita.federation.initialise import issue_credentials
 from partita.federation.rehearse import Rehearsal
 from partita.federation.result import summary
 from partita.io import atomic
@@ -51,6 +52,7 @@ def main(
         write(files[name], frame)
     settings = SETTINGS.read_text().replace("sequential", method).replace("9092", str(port))
     atomic.write_text(folder / config.CONFIG_FILE, settings)
+    issue_credentials(folder)
     with contextlib.ExitStack() as stack:
         for name, path in files.items():
             log = stack.enter_context((folder / f"{name}.txt").open("w"))

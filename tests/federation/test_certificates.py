@@ -10,8 +10,6 @@ import threading
 import pytest
 
 pytest.importorskip("cryptography")
-import partita as pt
-from partita.federation import processes
 from partita.federation.certificates import make_authority
 from partita.federation.credentials import issue_credentials
 from partita.federation.initialise import initialise
@@ -53,21 +51,6 @@ def test_a_certificate_passes_strict_verification(host, tmp_path):
             trust.wrap_socket(plain, server_hostname=name) as connection,
         ):
             assert connection.getpeercert()["subject"] == ((("commonName", host),),)
-
-
-class Alive:
-    """A program that goes on."""
-
-    def poll(self):
-        return None
-
-
-def test_an_invalid_certificate_is_reported_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "START", 5.0)
-    for name in ("own", "other"):
-        make_authority(tmp_path / name, "127.0.0.1")
-    with listening(tmp_path / "other") as port, pytest.raises(pt.InputError, match=r"certificate at .* is not signed"):
-        processes._await_health(f"127.0.0.1:{port}", True, tmp_path / "own", [Alive()], tmp_path / "log")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The commands of a federation, but for those that start Flower's programs."""
+"""The commands of a federation, but for those that call over a network."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from partita.cli import app
 from partita.errors import InputError
-from partita.federation import config, processes
+from partita.federation import config, running
 from partita.federation.client import Client
 from partita.federation.serve import LEDGER_FILE, serve
 from partita.storage.ledger import Ledger
@@ -44,7 +44,7 @@ def clients(study):
 def test_init_writes_a_readable_configuration_and_copies_it_to_every_client(study):
     federation = config.load(study)
     assert federation.fit == Settings("ill ~ age + pressure + pain + site", "bernoulli")
-    assert not federation.server.secure
+    assert (study / "server.key").exists()
     for name in federation.clients:
         assert config.load(study / "clients" / name).digest == federation.digest
     text = (study / "federation.toml").read_text()
@@ -52,10 +52,11 @@ def test_init_writes_a_readable_configuration_and_copies_it_to_every_client(stud
     assert not re.search("yes|much|right", text), "nothing of the example's values is written"
 
 
-def test_a_remote_address_gets_certificates_and_one_key_per_client(study):
+@pytest.mark.parametrize("address", ["data.example.org:9092", "127.0.0.1:9092"])
+def test_a_federation_gets_certificates_and_one_key_per_client(address, study):
+    """On loopback too, where other accounts of the machine are."""
     folder = study.parent / "far"
-    partita("federation", "init", folder, *ASKED, "--address", "data.example.org:9092")
-    assert config.load(folder).server.secure
+    partita("federation", "init", folder, *ASKED, "--address", address)
     handed = {
         path.relative_to(folder / "clients").as_posix() for path in (folder / "clients").rglob("*") if path.is_file()
     }
@@ -65,11 +66,16 @@ def test_a_remote_address_gets_certificates_and_one_key_per_client(study):
         assert secret.stat().st_mode & 0o077 == 0
 
 
-def test_encryption_is_required_for_remote_addresses(study):
-    path = study / "federation.toml"
-    path.write_text(path.read_text().replace("127.0.0.1", "data.example.org"))
-    with pytest.raises(InputError, match="set secure = true"):
-        config.load(study)
+def test_a_folder_written_by_hand_gets_certificates_and_keys_by_a_command(study):
+    folder = study.parent / "mine"
+    folder.mkdir()
+    (folder / "federation.toml").write_text((study / "federation.toml").read_text())
+    partita("federation", "credentials", folder)
+    made = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert made == {path.relative_to(study).as_posix() for path in study.rglob("*") if path.is_file()}
+    before = (folder / "server.key").read_text(), (folder / "keys" / "east").read_text()
+    partita("federation", "credentials", folder)
+    assert before == ((folder / "server.key").read_text(), (folder / "keys" / "east").read_text())
 
 
 def test_status_and_result_show_what_the_ledger_and_the_run_left(study):
@@ -151,7 +157,7 @@ def test_a_client_whose_rows_do_not_fit_stays_to_tell_the_server(case, study, mo
     changed = change(rows)
     write(study.parent / "west.csv", changed, columns[-len(changed[0]) :] if changed else columns)
     started = []
-    monkeypatch.setattr(processes, "run_client", lambda *arguments: started.append(arguments))
+    monkeypatch.setattr(running, "run_client", lambda *arguments: started.append(arguments))
     done = partita("client", study / "clients" / "west", "--name", "west", "--data", study.parent / "west.csv")
     assert done.exit_code == 0
     assert private in done.output

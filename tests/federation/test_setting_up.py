@@ -76,13 +76,12 @@ def test_an_address_that_cannot_be_is_told_and_leaves_nothing_behind(address, tm
         initialise(tmp_path / "study", ["east"], ILL, [tmp_path / "east.csv"], address)
     assert not (tmp_path / "study").exists()
     with pytest.raises(InputError, match=ADDRESSES[address]):
-        config.read(f'{TOML}[server]\nsecure = true\naddress = "{address}"\n'.encode(), "federation.toml")
+        config.read(f'{TOML}[server]\naddress = "{address}"\n'.encode(), "federation.toml")
 
 
 @pytest.mark.parametrize("address", ["localhost:1", "127.0.0.1:65535", "[::1]:9092", "10.0.0.7:9092", "a-b.example:9"])
 def test_an_address_that_can_be_is_taken(address):
-    secure = "false" if address.startswith(("l", "127", "[")) else "true"
-    text = f'{TOML}[server]\nsecure = {secure}\naddress = "{address}"\n'
+    text = f'{TOML}[server]\naddress = "{address}"\n'
     assert config.read(text.encode(), "federation.toml").server.address == address
 
 
@@ -94,7 +93,7 @@ def test_where_certificates_cannot_be_made_there_is_no_federation(tmp_path, monk
         with pytest.raises(MissingExtraError):
             initialise(tmp_path / "study", *about)
     initialise(tmp_path / "study", *about)
-    assert config.load(tmp_path / "study").server.secure
+    assert (tmp_path / "study" / "server.key").exists()
 
 
 def test_columns_that_the_formula_does_not_name_are_not_read(tmp_path):

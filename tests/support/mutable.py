@@ -87,7 +87,6 @@ change = 10.0
 dominance = 0.5
 [server]
 address = "127.0.0.1:9092"
-secure = false
 """
 
 

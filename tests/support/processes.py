@@ -16,13 +16,13 @@ from partita.federation.status import read_status
 from support.clinic_files import ILL
 
 
-def federation(folder, names, rows, schedule="sequential", secure=False, rounds=None):
+def federation(folder, names, rows, schedule="sequential", rounds=None):
     """The folder of a federation on this machine, and its clients' files; `rows` writes those of a client."""
     files = {name: folder / f"{name}.csv" for name in names}
     for name, path in files.items():
         rows(path, name)
     study = folder / "study"
-    initialise(study, names, ILL, [files[names[0]]], f"127.0.0.1:{free_port()}", schedule, secure)
+    initialise(study, names, ILL, [files[names[0]]], f"127.0.0.1:{free_port()}", schedule)
     if rounds is not None:
         for path in (study, *(study / "clients" / name for name in names)):
             text = (path / config.CONFIG_FILE).read_text()

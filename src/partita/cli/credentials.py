@@ -90,16 +90,12 @@ def _certificates(
 ) -> None:
     """Show when certificates end, or renew them."""
     from partita.federation import certificates
-    from partita.federation.config import CONFIG_FILE, host_and_port, load
+    from partita.federation.config import host_of, load
     from partita.federation.credentials import issue_credentials
     from partita.io.private import close_to_others
 
     close_to_others()
-    server = load(folder).server
-    host, _ = host_and_port(server.address)
-    if not server.secure:
-        typer.echo(f"This federation has no certificates: set secure = true under [server] of {CONFIG_FILE}.")
-        return
+    host = host_of(load(folder).server.address)
     if renew_authority:
         certificates.make_authority(folder, host)
         issue_credentials(folder)

@@ -63,13 +63,13 @@ def init(
     missing: Annotated[str, typer.Option(help="What to do about missing predictors: drop or mean.")] = "drop",
     schedule: Annotated[Turns, typer.Option(help="The schedule of clients.")] = "sequential",
     address: Annotated[
-        str, typer.Option(help="The server's address. Unless on loopback, certificates and keys are made.")
+        str,
+        typer.Option(
+            help="The server's host and port, as clients reach them, or folder:/mnt/share where sites exchange files."
+        ),
     ] = "127.0.0.1:9092",
-    secure: Annotated[
-        bool | None, typer.Option(help="Make certificates and keys; by default unless on loopback.")
-    ] = None,
 ) -> None:
-    """Write federation.toml, for review and editing, and a folder to give to each client.
+    """Write federation.toml, for review and editing, certificate and keys, and a folder to give to each client.
 
     Clients read the columns that the formula names, and no others. Nothing of an example is copied.
     """
@@ -94,7 +94,7 @@ def init(
         cuts=listed(cuts),
         levels=listed(levels),
     )
-    for path in initialise(folder, client, settings, example or [], address, schedule, secure):
+    for path in initialise(folder, client, settings, example or [], address, schedule):
         typer.echo(path)
 
 
@@ -149,12 +149,12 @@ def rehearse(
 
 def server(folder: _Folder) -> None:
     """Run a federation's server until the run ends. It can be interrupted and continued with `partita resume`."""
-    from partita.federation.processes import serve
+    from partita.federation.running import run_server
 
     about = _closed(folder)
     typer.echo(f"See the status with `partita status {folder} --web`.")
     with _interruptible():
-        typer.echo(serve(folder, about))
+        typer.echo(run_server(folder, about))
         typer.echo(f"See the posterior with `partita result {folder}`.")
 
 
@@ -174,36 +174,62 @@ def client(
     preview: Annotated[bool, typer.Option("--preview", help="Say what would leave, and stop.")] = False,
     least_rows: Annotated[int, typer.Option(min=1, help="Tell nothing of fewer rows.")] = 10,
     least_cell: Annotated[int, typer.Option(min=1, help="Tell nothing of a level, or other cell, of fewer rows.")] = 5,
+    visits: Annotated[
+        int | None, typer.Option(min=1, help="Answer so many tasks of a run at most; by default twice its rounds.")
+    ] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="The file that says what has left and when; by default beside the data.")
+    ] = None,
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Begin a new run: forget what was accepted and answered before.")
+    ] = False,
+    address: Annotated[
+        str | None, typer.Option(help="The server's address from here, such as folder:/media/share.")
+    ] = None,
+    letter: Annotated[
+        Path | None, typer.Option(help="Answer this one letter of a mailbox, which was brought by hand, and stop.")
+    ] = None,
+    answer: Annotated[Path, typer.Option(help="The folder for the answer to --letter.")] = Path("answers"),
+    proxy: Annotated[
+        str | None, typer.Option(help="The site's proxy, as http://proxy:8080; by default that of HTTPS_PROXY.")
+    ] = None,
+    authority: Annotated[
+        Path | None, typer.Option(help="A certificate of the site's own, where its proxy inspects what passes.")
+    ] = None,
 ) -> None:
     """Run a client until it is interrupted. It answers the server's tasks; its rows stay on this machine."""
     from partita.federation.client import usable
     from partita.federation.disclosure import Limits
-    from partita.federation.processes import run_client
+    from partita.federation.guarded import Owner
+    from partita.federation.running import Way, run_client, run_letter
 
-    about, limits = _closed(folder), Limits(least_rows, least_cell)
+    owner, way = Owner(Limits(least_rows, least_cell), visits, log, anew), Way(address, proxy, authority)
+    about = way.through(_closed(folder))
     if preview:
-        return _preview(about, name, data, limits)
+        return _preview(about, name, data, owner)
+    if letter is not None:
+        return typer.echo(run_letter(folder, about, name, data, owner, letter, answer))
     try:
-        read = f"read {usable(data, about, limits).size} rows of {data.name}."
+        read = f"read {usable(data, about, owner.limits).size} rows of {data.name}."
     except InputError as error:
         if error.public is None or not data.is_file():
             raise
         read = f"{error} The client stays, so that the server is told and waits: correct the file, it is read again."
     typer.echo(f"{name}: {read} Waiting for {about.server.address}; Ctrl-C stops.")
     with _interruptible():
-        run_client(folder, about, name, data)
+        run_client(folder, about, name, data, owner, way)
 
 
-def _preview(about: Any, name: str, data: Path, limits: Any) -> None:
+def _preview(about: Any, name: str, data: Path, owner: Any) -> None:
     import jax
 
     from partita.federation.client import Client
     from partita.federation.preview import preview
 
     jax.config.update("jax_enable_x64", True)
-    client = Client(name, about, data, limits)
+    client = Client(name, about, data, owner.limits)
     client.check()
-    for line in preview(about, client, None):
+    for line in preview(about, client, owner.visits):
         typer.echo(line)
 
 
@@ -270,23 +296,21 @@ def result(
 
 def _closed(folder: Path) -> Any:
     """The federation in a folder, which nobody else may enter from now on; warns of certificates that end."""
+    from partita.federation.certificates import warnings
     from partita.federation.config import load
     from partita.io import private
 
     about = load(folder)
     private.close_to_others()
     private.tighten(folder)
-    if about.server.secure:
-        from partita.federation.certificates import warnings
-
-        for sentence in warnings(folder):
-            typer.echo(sentence, err=True)
+    for sentence in warnings(folder):
+        typer.echo(sentence, err=True)
     return about
 
 
 @contextlib.contextmanager
 def _interruptible() -> Any:
-    """Ends cleanly on SIGINT and SIGTERM, with all child processes."""
+    """Ends cleanly on SIGINT and SIGTERM."""
 
     def end(*_: Any) -> None:
         raise KeyboardInterrupt

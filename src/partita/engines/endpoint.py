@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Key
 
 from partita.data.shard import Shard
 from partita.engines.base import ROLES, Task
-from partita.engines.local import reply, shard_ell, shard_estimate
+from partita.engines.local import prepare_reply, reply, shard_ell, shard_estimate
 from partita.errors import FederationError, InputError
 from partita.expectations import Estimate
 from partita.families import Family
@@ -64,6 +64,13 @@ class ClientEndpoint:
             public = error.public if isinstance(error, InputError) else None
             reason = public or f"failed with {type(error).__name__}; its own log says more"
             return Message({**about, "kind": "error", "reason": reason}, {})
+
+    def prepare(self) -> None:
+        """Compiles what the answer to an update takes, before there is one; nothing is computed on the rows."""
+        scalars = {"id": "", "client": 0, "name": self.name, "version": 0, "seed": 0, "updates": 0, "sent": 0.0}
+        q = jax.tree.map(jnp.asarray, self.prior)
+        task = Task(**scalars, prior=self.prior, posterior=q, factor=self._factor, hyper=self._hyper)
+        prepare_reply(self.recipe, task, self.shard, 1.0)
 
     def _answer(self, message: Message, about: dict[str, Any]) -> Message:
         kind, header = message.header.get("kind"), message.header

@@ -24,11 +24,11 @@ from partita.expectations.curvature import shard_curvature
 from partita.families import Family
 from partita.hyper.values import Hyper, model_given
 from partita.inputs import check_kind, check_whole, described, real_array
-from partita.local.client import Recipe, Reply, client_update
+from partita.local.client import Recipe, Reply, client_update, prepare_update
 from partita.models import Model
 from partita.numerics.compiled import Compiled, Whole
 
-__all__ = ["LocalEngine", "Pending", "client_key", "cores", "reply", "shard_ell", "shard_estimate"]
+__all__ = ["LocalEngine", "Pending", "client_key", "cores", "prepare_reply", "reply", "shard_ell", "shard_estimate"]
 
 
 class Pending(NamedTuple):
@@ -160,6 +160,12 @@ def reply(recipe: Recipe, task: Task, shard: Shard, share: float) -> Reply:
     """What a client with these rows, a share of all, replies to a task."""
     key = client_key(task.seed, task.client, task.version)
     return client_update(recipe, task.prior, task.posterior, task.factor, shard, share, key, task.hyper)
+
+
+def prepare_reply(recipe: Recipe, task: Task, shard: Shard, share: float) -> None:
+    """Compiles what a reply to tasks of this one's shapes takes."""
+    key = client_key(task.seed, task.client, task.version)
+    prepare_update(recipe, task.prior, task.posterior, task.factor, shard, share, key, task.hyper)
 
 
 def _check_rows(model: Model, prior: Family, partition: Partition) -> None:

@@ -1,7 +1,11 @@
 """A federation's client: reads its data file and answers the server's messages."""
 
+import contextlib
 import functools
 import logging
+import random
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +15,21 @@ from partita.errors import FederationError, InputError
 from partita.federation.beginning import beginning
 from partita.federation.config import Federation
 from partita.federation.disclosure import Limits, released
+from partita.federation.link import Letter, Link, UnreachableError
 from partita.federation.scheme import PRIVATE_ERROR, Own, Scheme
 from partita.io.wire import Message
 
-__all__ = ["Client", "usable"]
+__all__ = ["Client", "attend", "usable"]
 
 _LIMITS = Limits()
 _LOG = logging.getLogger("partita")
 _CONFIG_MISMATCH = (
     "Its federation.toml differs from the server's in columns, model, method, prior or seed: copy the server's."
 )
+_PULL = 30.0
+"""Seconds of a pull, after which there is another."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0
+"""Seconds before a server that cannot be reached is tried again: at first, and in the end."""
 
 
 def usable(path: Path, federation: Federation, limits: Limits) -> Own:
@@ -37,6 +46,8 @@ class Client:
     def __init__(self, name: str, federation: Federation, path: Path, limits: Limits = _LIMITS) -> None:
         self.name, self.federation, self.path, self.limits = name, federation, path, limits
         self._sites: dict[str, ClientEndpoint] = {}
+        self._foreseen: Callable[[], Scheme] | None = None
+        """What is agreed on, or will be as far as this client's own rows tell, where nothing is prepared for it yet."""
 
     def handle(self, message: Message) -> Message:
         """The answer to a message, or an error message that contains no data.
@@ -48,18 +59,31 @@ class Client:
             if message.header.get("kind") == "refused":
                 _LOG.warning("%s: refused by the server: it %s", self.name, message.words("reason", ""))
                 return Message({**about, "kind": "ack"}, {})
+            if message.header.get("kind") == "name":
+                return Message({**about, "kind": "name"}, {})
             if message.header.get("digest") != self.federation.digest:
                 raise FederationError(_CONFIG_MISMATCH, _CONFIG_MISMATCH)
             agreed: Any = message.header.get("agreed", {})
             if message.header.get("kind") == "hello":
                 own, scheme = self._own, self._beginning.restored(agreed)
                 told = {"rows": own.size, "incomplete": own.incomplete, "answer": released(scheme, own, self.limits)}
+                self._foreseen = lambda: scheme if scheme.complete else scheme.taken([told["answer"]])
                 return Message({**about, "kind": "hello", **told}, {})
+            if message.header.get("kind") == "agreed":
+                self._foreseen = lambda: self._beginning.restored(agreed)
+                return Message({**about, "kind": "ack"}, {})
             return self._site(agreed).handle(message)
         except Exception as error:
             _LOG.warning("%s: %s: %s", self.name, type(error).__name__, error)
             public = error.public if isinstance(error, InputError) else None
             return Message({**about, "kind": "error", "reason": public or PRIVATE_ERROR}, {})
+
+    def prepare(self) -> None:
+        """Compiles for the tasks to come, where what is agreed on shows their shapes; called while nothing is asked."""
+        foreseen, self._foreseen = self._foreseen, None
+        with contextlib.suppress(Exception):  # which the answer to a task will tell of
+            if foreseen is not None and (scheme := foreseen()).complete:
+                self._endpoint(scheme).prepare()
 
     def check(self) -> None:
         """Reads the file; an `InputError` unless it can be used."""
@@ -82,7 +106,48 @@ class Client:
         if key not in self._sites:
             scheme = self._beginning.restored(agreed)
             released(scheme, self._own, self.limits)  # of one that comes late, nothing of its columns was told before
-            parts = federate([scheme.table(self._own)], weights=[scheme.weights(self._own)], names=[self.name])
-            recipe = scheme.method().recipe(scheme.model())
-            self._sites = {key: ClientEndpoint(self.name, recipe, scheme.prior(), parts.shards[0])}
+            self._sites = {key: self._endpoint(scheme)}
         return self._sites[key]
+
+    def _endpoint(self, scheme: Scheme) -> ClientEndpoint:
+        parts = federate([scheme.table(self._own)], weights=[scheme.weights(self._own)], names=[self.name])
+        recipe = scheme.method().recipe(scheme.model())
+        return ClientEndpoint(self.name, recipe, scheme.prior(), parts.shards[0])
+
+
+def attend(
+    handle: Callable[[Message], Message],
+    link: Link,
+    say: Callable[[str], object],
+    idle: Callable[[], object] = lambda: None,
+    rest: Callable[[float], object] = time.sleep,
+) -> None:
+    """Answers the server's messages until it is interrupted.
+
+    A server that cannot be reached is tried again, after pauses that grow; what is said of it is said once. An answer
+    is handed in again until the server has it. `idle` is called when there is nothing to do.
+    """
+    pause, said, connected = _FIRST_PAUSE, "", False
+    held: tuple[Letter, Message] | None = None
+    while True:
+        try:
+            if not connected:
+                link.connect()
+                connected = True
+            if held is None:
+                letter = link.pull(_PULL)
+                held = None if letter is None else (letter, handle(letter.message))
+            if held is not None:
+                link.push(*held)
+            held, pause = None, _FIRST_PAUSE
+            if said:
+                say("connected.")
+            said = ""
+            idle()
+        except UnreachableError as error:
+            connected = False
+            if str(error) != said:
+                say(f"{error}; the client goes on trying.")
+            said = str(error)
+            rest(pause * random.uniform(0.8, 1.2))
+            pause = min(2 * pause, _LONGEST_PAUSE)

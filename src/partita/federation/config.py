@@ -34,15 +34,19 @@ __all__ = [
     "Run",
     "Server",
     "host_and_port",
+    "host_of",
     "load",
     "loopback",
     "read",
+    "shared_folder",
 ]
 
 CONFIG_FILE = "federation.toml"
 _DEFAULT_SOLVER = {"kind": "newton"}
 NAME = re.compile(r"\w(?:[\w.-]*\w)?")
 """Valid client names; they are also names of folders and keys."""
+_FOLDER = "folder:"
+"""What the address of a mailbox begins with."""
 _HOST = re.compile(r"(?=.{1,64}$)[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
 """Valid host names; a certificate's common name has at most 64 characters."""
 
@@ -106,11 +110,9 @@ class Bounds:
 
 @dataclasses.dataclass(frozen=True)
 class Server:
-    """The server's address and security."""
+    """Where the server is; everything goes over TLS, and every client has a key."""
 
     address: str = "127.0.0.1:9092"
-    secure: bool = False
-    """Whether to use TLS and client keys; required unless the address is on loopback."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,9 +215,7 @@ def _mistakes(federation: Federation, source: str) -> Iterator[str]:
             yield f"has an invalid run.{name}: it must be a number above 0"
     if not 0 <= federation.admission.moments < math.inf:
         yield "has an invalid admission.moments: it must be a number, 0 or more"
-    host, _ = host_and_port(federation.server.address)
-    if not federation.server.secure and not loopback(host):
-        yield f"has a server at {host} without encryption: set secure = true, or use 127.0.0.1"
+    host_of(federation.server.address)
 
 
 def _data_mistakes(federation: Federation, source: str) -> Iterator[str]:
@@ -243,6 +243,21 @@ def _data_mistakes(federation: Federation, source: str) -> Iterator[str]:
     fits = solver["kind"] not in ("newton", "conjugate") and federation.prior.family == "mean-field"
     if isinstance(federation.built_model(1), Template) and not fits:
         yield 'has a network, which needs a solver of kind "adam" and a "mean-field" prior'
+
+
+def shared_folder(address: str) -> Path | None:
+    """The folder that is the way to the server, if the address names one; the address of a port has none."""
+    if not address.startswith(_FOLDER):
+        return None
+    path = Path(address.removeprefix(_FOLDER))
+    if not path.is_absolute():
+        raise FederationError(f"The address {address!r} names no whole path: write it as folder:/mnt/share.")
+    return path
+
+
+def host_of(address: str) -> str:
+    """The host that the server's certificate names; an `InputError` where the address cannot be one."""
+    return host_and_port(address)[0] if shared_folder(address) is None else "localhost"
 
 
 def host_and_port(address: str) -> tuple[str, int]:

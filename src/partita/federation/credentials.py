@@ -5,7 +5,8 @@ import shutil
 from pathlib import Path
 
 from partita.errors import FederationError, unknown
-from partita.federation.config import CONFIG_FILE, Federation, load
+from partita.federation import certificates
+from partita.federation.config import CONFIG_FILE, host_of, load
 from partita.io import atomic, private
 
 __all__ = ["accept", "hand_out", "issue_credentials", "own_key", "revoke"]
@@ -14,21 +15,20 @@ _KEYS, _CLIENTS, _REVOKED = "keys", "clients", "revoked"
 
 
 def issue_credentials(folder: Path) -> list[Path]:
-    """Writes every client's folder from the current federation.toml; who has no key yet gets one."""
+    """Writes every client's folder from the current federation.toml; who has no key yet gets one.
+
+    Where federation.toml was written by hand, the server's certificate is made too.
+    """
     federation, written = load(folder), []
+    if not (folder / certificates.SERVER_KEY).exists():
+        certificates.make_authority(folder, host_of(federation.server.address))
+    private.folder(folder / _KEYS)
     for name in federation.clients:
         handed = private.folder(folder / _CLIENTS / name)
-        shutil.copy(folder / CONFIG_FILE, handed / CONFIG_FILE)
-        if federation.server.secure:
-            from partita.federation.certificates import AUTHORITY, SERVER_PUBLIC, make_key
-
-            for file in (AUTHORITY, SERVER_PUBLIC):
-                if (folder / file).exists():
-                    shutil.copy(folder / file, handed / file)
-            if not _public(folder, name).exists() and not _was_revoked(folder, name):
-                private.folder(folder / _KEYS)
-                private.folder(handed / _KEYS)
-                make_key(handed / _KEYS / name, _public(folder, name))
+        for file in (CONFIG_FILE, certificates.AUTHORITY, certificates.SERVER_PUBLIC):
+            shutil.copy(folder / file, handed / file)
+        if not _public(folder, name).exists() and not _was_revoked(folder, name):
+            certificates.make_key(private.folder(handed / _KEYS) / name, _public(folder, name))
         written.append(handed)
     return written
 
@@ -57,30 +57,26 @@ def hand_out(folder: Path, name: str, target: Path) -> str:
 
 def own_key(folder: Path, name: str) -> tuple[Path, str]:
     """Makes a client's key in its own folder; the file of the public key, for the server, and its fingerprint."""
-    from partita.federation.certificates import fingerprint, make_key, public_key
-
     _known(folder, name, folder)
     keys = private.folder(folder / _KEYS)
     if (keys / name).exists():
         raise FederationError(f"{name} has a key in {keys}: remove it first, if the server is to know another.")
-    make_key(keys / name, folder / f"{name}.pub")
-    return folder / f"{name}.pub", fingerprint(public_key(folder / f"{name}.pub"))
+    certificates.make_key(keys / name, folder / f"{name}.pub")
+    return folder / f"{name}.pub", certificates.fingerprint(certificates.public_key(folder / f"{name}.pub"))
 
 
 def accept(folder: Path, name: str, file: Path) -> str:
     """Makes the server know a client by the public key that it has sent; the key's fingerprint."""
-    from partita.federation.certificates import fingerprint, public_key
-
     _known(folder, name, folder)
-    key = public_key(file)
+    key = certificates.public_key(file)
     for known in [*(folder / _KEYS).glob("*.pub"), *(folder / _KEYS / _REVOKED).glob("*.pub")]:
         whose = known.name.partition(".pub")[0]
-        if public_key(known) == key and known != _public(folder, name):
+        if certificates.public_key(known) == key and known != _public(folder, name):
             raise FederationError(f"This key was revoked, or is that of {whose}: ask {name} for another.")
     private.folder(folder / _KEYS)
     atomic.write_bytes(_public(folder, name), file.read_bytes())
     (folder / _CLIENTS / name / _KEYS / name).unlink(missing_ok=True)
-    return fingerprint(key)
+    return certificates.fingerprint(key)
 
 
 def revoke(folder: Path, name: str) -> None:
@@ -96,11 +92,9 @@ def revoke(folder: Path, name: str) -> None:
 
 def _known(folder: Path, name: str, where: Path) -> Path:
     """A place of a client that the federation has; an `InputError` for other names."""
-    federation: Federation = load(folder)
+    federation = load(folder)
     if name not in federation.clients:
         raise unknown("client", name, federation.clients)
-    if not federation.server.secure:
-        raise FederationError(f"{federation.name} has no keys: set secure = true under [server] of {CONFIG_FILE}.")
     return where
 
 

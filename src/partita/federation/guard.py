@@ -52,15 +52,17 @@ class Answered:
 class Guard:
     """Judges every message before it is answered, and every answer before it leaves; keeps account in a file."""
 
-    def __init__(self, federation: Federation, path: Path | None = None, visits: int | None = None) -> None:
+    def __init__(
+        self, federation: Federation, path: Path | None = None, visits: int | None = None, anew: bool = False
+    ) -> None:
         self.path = path
         self.visits = agreed_visits(federation) if visits is None else visits
         self._most_stages = _STAGES * (len(federation.clients) + 2)
-        self.answered = Answered() if path is None else _read(path)
-
-    def forget(self) -> None:
-        """Begins anew, for another run."""
-        self._keep(Answered())
+        self.answered = Answered()
+        if path is not None and anew:
+            path.unlink(missing_ok=True)
+        elif path is not None:
+            self.answered = _read(path)
 
     def check(self, message: Message) -> None:
         """Raises an `InputError` where a message asks for more than was agreed to."""

@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import NamedTuple
 
 from partita.engines.endpoint import ELL, ESTIMATE
 from partita.errors import InputError
@@ -13,7 +14,7 @@ from partita.federation.scheme import PRIVATE_ERROR
 from partita.federation.sent import SentLog
 from partita.io.wire import Message
 
-__all__ = ["Guarded", "guarded", "log_of"]
+__all__ = ["Guarded", "Owner", "guarded", "log_of"]
 
 _LOG = logging.getLogger("partita")
 
@@ -48,19 +49,23 @@ class Guarded:
         return answer
 
 
-def guarded(
-    folder: Path,
-    federation: Federation,
-    name: str,
-    data: Path,
-    limits: Limits,
-    visits: int | None = None,
-    log: Path | None = None,
-) -> Guarded:
+class Owner(NamedTuple):
+    """What a client's owner has decided."""
+
+    limits: Limits = Limits()
+    visits: int | None = None
+    """How many tasks of a run it answers; as many as are agreed on where this is None."""
+    log: Path | None = None
+    """Where it is said what has left; beside the data where this is None."""
+    anew: bool = False
+    """Whether a new run begins, and what was answered before is forgotten."""
+
+
+def guarded(folder: Path, federation: Federation, name: str, data: Path, owner: Owner) -> Guarded:
     """The client of this name in its folder, with account of its answers there, and a log beside its data."""
-    guard = Guard(federation, folder / f"answered-{name}.json", visits)
-    said = SentLog(log or log_of(data, name), f"{federation.name} at {federation.server.address}")
-    return Guarded(Client(name, federation, data, limits), guard, said)
+    guard = Guard(federation, folder / f"answered-{name}.json", owner.visits, owner.anew)
+    log = SentLog(owner.log or log_of(data, name), f"{federation.name} at {federation.server.address}")
+    return Guarded(Client(name, federation, data, owner.limits), guard, log)
 
 
 def log_of(data: Path, name: str) -> Path:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from partita.errors import DataError, FederationError
-from partita.federation.config import CONFIG_FILE, host_and_port, loopback, read
+from partita.federation import certificates
+from partita.federation.config import CONFIG_FILE, host_of, read
 from partita.federation.credentials import issue_credentials
 from partita.io import atomic, private
 from partita.tables.reading import columns_of, frame_of
@@ -47,7 +48,6 @@ moments = 0.0
 
 [server]
 address = {address}
-secure = {secure}
 """
 
 
@@ -58,32 +58,23 @@ def initialise(
     examples: Sequence[Path] = (),
     address: str = "127.0.0.1:9092",
     schedule: str = "sequential",
-    secure: bool | None = None,
 ) -> list[Path]:
-    """Writes the folder of a federation that fits a formula; example files must have the columns that it names.
-
-    By default certificates and keys are made if the address is not on loopback.
-    """
+    """Writes the folder of a federation that fits a formula; example files must have the columns that it names."""
     if (folder / CONFIG_FILE).exists():
         raise FederationError(f"{folder / CONFIG_FILE} already exists: choose another folder, or edit it.")
-    host, _ = host_and_port(address)
+    host = host_of(address)
     for path in examples:
         _check_example(path, settings)
-    secure = not loopback(host) if secure is None else secure
     about = {"name": folder.resolve().name, "clients": list(clients), **dataclasses.asdict(settings)}
-    there = {"schedule": schedule, "address": address, "secure": secure}
+    there = {"schedule": schedule, "address": address}
     values = {key: _toml(value) for key, value in (about | there).items()}
     text = _TOML.format(**values, further=_further(settings))
     read(_encoded(text), CONFIG_FILE)
     private.folder(folder)
-    written = [folder / CONFIG_FILE]
-    if secure:
-        from partita.federation.certificates import make_authority
-
-        make_authority(folder, host)
-        written += [folder / "ca.crt", folder / "server.pem", folder / "server.key", folder / "keys"]
+    certificates.make_authority(folder, host)
     atomic.write_text(folder / CONFIG_FILE, text)  # last, since a folder that has it is not made again
-    return written + issue_credentials(folder)
+    made = ("ca.crt", "server.pem", "server.key", "keys")
+    return [folder / CONFIG_FILE, *(folder / name for name in made), *issue_credentials(folder)]
 
 
 def _toml(value: object) -> str:

@@ -13,6 +13,7 @@ from partita.federation.config import CONFIG_FILE, Federation
 from partita.federation.enrolment import Attended, Enrolment
 from partita.federation.scheme import Scheme
 from partita.io import atomic
+from partita.io.wire import Message
 from partita.server.monitor import Monitor
 from partita.server.rules import Rules
 from partita.server.run import Result, run
@@ -35,6 +36,9 @@ def serve(folder: Path, federation: Federation, link: Transport) -> Result:
     began = link.now()
     reception = Enrolment(federation, link, ledger)
     scheme = reception.assemble()
+    for name in reception.rows:
+        about_it = {"kind": "agreed", "task": f"agreed.{name}", "digest": federation.digest}
+        link.tell(name, Message(about_it | {"agreed": scheme.to_dict()}, {}))
     method = scheme.method()
     about = federation.run
     bounds = federation.built_admission()

@@ -16,6 +16,7 @@ from partita.io.checksum import SIZE, checksum
 
 __all__ = [
     "HEADER",
+    "MAGIC",
     "MAX_TEXT_LENGTH",
     "Message",
     "equal",
@@ -29,7 +30,8 @@ __all__ = [
     "view",
 ]
 
-_MAGIC = b"partita\x02"
+MAGIC = b"partita\x02"
+"""The first bytes of a message."""
 _KINDS = frozenset(np.dtype(kind).str for kind in ("<f4", "<f8", "<i4", "<i8", "<u4", "<u8", "?"))
 """The allowed dtypes: numbers and booleans, no objects."""
 HEADER = 2**24
@@ -82,26 +84,28 @@ def pack(message: Message) -> bytes:
 
 def sealed(body: bytes) -> bytes:
     """A message's bytes from its length on, behind the magic number and their checksum."""
-    return b"".join([_MAGIC, checksum(body), body])
+    return b"".join([MAGIC, checksum(body), body])
 
 
-def unpack(data: bytes, largest: float = math.inf) -> Message:
-    """Decodes a message made by `pack`, with at most `largest` bytes of arrays; anything else raises an `InputError`.
+def unpack(data: bytes | memoryview, largest: float = math.inf, header: int = HEADER) -> Message:
+    """Decodes a message made by `pack`, with at most `largest` bytes of arrays and `header` of a header.
+
+    Anything else raises an `InputError`.
 
     No memory is allocated from claimed sizes: arrays are views of the received bytes.
     """
     try:
         whole = memoryview(data)
-        if whole[: len(_MAGIC)] != _MAGIC:
+        if whole[: len(MAGIC)] != MAGIC:
             raise ValueError("it does not start with the magic number")
-        begin = len(_MAGIC) + SIZE
+        begin = len(MAGIC) + SIZE
         (length,) = struct.unpack_from("<I", whole, begin)
         start = begin + 4
-        if length > HEADER:
-            raise ValueError(f"its header has {length} bytes, where {HEADER} are allowed")
+        if length > header:
+            raise ValueError(f"its header has {length} bytes, where {header} are allowed")
         if len(whole) - start - length > largest:
             raise ValueError(f"its arrays have {len(whole) - start - length} bytes, where {largest} are allowed")
-        if whole[len(_MAGIC) : begin] != checksum(whole[begin:]):
+        if whole[len(MAGIC) : begin] != checksum(whole[begin:]):
             raise ValueError("its checksum is another one")
         head = json.loads(bytes(whole[start : start + length]))
         place, arrays = start + length, {}

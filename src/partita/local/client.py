@@ -34,6 +34,7 @@ __all__ = [
     "answer",
     "assign",
     "client_update",
+    "prepare_update",
     "scalar",
 ]
 
@@ -154,6 +155,21 @@ def client_update(
     hyper = hyper or {}
     assignment = assign(recipe, prior, q, factor, share, hyper)
     return answer(recipe.model, recipe.solver, assignment, q, shard, key, likelihood_hyper(hyper))
+
+
+def prepare_update(
+    recipe: Recipe,
+    prior: Family,
+    q: Family,
+    factor: Factor,
+    shard: Shard,
+    share: float,
+    key: Key[Array, ""],
+    hyper: Hyper,
+) -> None:
+    """Compiles what an update with arguments of these shapes takes, and computes nothing that is costly."""
+    assignment = assign(recipe, prior, q, factor, share, hyper)
+    answer.compile(recipe.model, recipe.solver, assignment, q, shard, key, likelihood_hyper(hyper))
 
 
 @Compiled

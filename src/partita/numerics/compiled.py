@@ -46,7 +46,16 @@ class Compiled(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         assert not kwargs, "compiled functions take positional arguments"
-        leaves, treedef = jax.tree.flatten(args)
-        fixed = tuple(_TRACED if eqx.is_array_like(leaf) else leaf for leaf in leaves)
-        traced = [leaf for leaf, held in zip(leaves, fixed, strict=True) if held is _TRACED]
-        return self._compiled(traced, (fixed, treedef))
+        return self._compiled(*_divided(args))
+
+    def compile(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Compiles for arguments of these shapes, and computes nothing: a call with such arguments is quick then."""
+        assert not kwargs, "compiled functions take positional arguments"
+        self._compiled.lower(*_divided(args)).compile()
+
+
+def _divided(args: tuple[Any, ...]) -> tuple[list[Any], tuple[Any, ...]]:
+    """The leaves of arguments that are traced, and all that is a constant."""
+    leaves, treedef = jax.tree.flatten(args)
+    fixed = tuple(_TRACED if eqx.is_array_like(leaf) else leaf for leaf in leaves)
+    return [leaf for leaf, held in zip(leaves, fixed, strict=True) if held is _TRACED], (fixed, treedef)

@@ -1,0 +1,290 @@
+"""A client's link to a server that offers Flower's fleet calls: it dials out, and listens on nothing."""
+
+import contextlib
+import email.utils
+import secrets
+import ssl
+import threading
+import time
+from pathlib import Path
+from typing import Any, TypeVar
+
+from partita.engines.remote import LARGEST
+from partita.errors import FederationError, MissingExtraError
+from partita.federation.flower.calls import PREFIX, PROTOBUF, REFUSED, SESSION_HEADER, WAIT_HEADER
+from partita.federation.flower.objects import chain, unwrapped, wrapped
+from partita.federation.flower.signature import CLOCK, private_key, public_bytes, signed
+from partita.federation.link import Letter, Link, UnreachableError
+from partita.io.wire import HEADER, Message, sanitise
+
+__all__ = ["FleetLink"]
+
+try:
+    import httpx
+    from flwr.app.metadata import Metadata
+    from flwr.common.serde_utils import metadata_to_proto
+    from flwr.proto.fleet_pb2 import (
+        ActivateNodeRequest,
+        ActivateNodeResponse,
+        DeactivateNodeRequest,
+        DeactivateNodeResponse,
+        PullMessagesRequest,
+        PullMessagesResponse,
+        PushMessagesRequest,
+        PushMessagesResponse,
+    )
+    from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
+    from flwr.proto.message_pb2 import (
+        ConfirmMessageReceivedRequest,
+        ConfirmMessageReceivedResponse,
+        PullObjectRequest,
+        PullObjectResponse,
+        PushObjectRequest,
+        PushObjectResponse,
+    )
+    from flwr.proto.message_pb2 import Message as ProtoMessage
+    from flwr.proto.node_pb2 import Node
+except ImportError:
+    raise MissingExtraError("Flower", "flower") from None
+
+_Answer = TypeVar("_Answer")
+_CONNECT, _ANSWER = 10.0, 60.0
+"""Seconds for a connection to be made, and between two pieces of an answer."""
+_WAIT = 10
+"""Seconds that the server may keep a pull until there is a message."""
+_PAUSE = 0.5
+"""Seconds between two pulls of a server that answers them at once, as Flower's own does."""
+_BEAT, _PROMISED = 5.0, 30
+"""Seconds between two heartbeats, and those that are promised to the server: Flower's least is 10."""
+_SKEW = 4.0
+"""Seconds by which two clocks may differ without a word; Flower's server takes a call from 5 seconds in the future."""
+
+
+class FleetLink(Link):
+    """Calls a server over TLS, with a client's key; through a proxy where the environment or the caller names one.
+
+    The server's certificate is checked against the federation's own authority, and against another one where the site
+    inspects what passes its proxy.
+    """
+
+    def __init__(
+        self, address: str, authority: Path, key: Path, proxy: str | None = None, further: Path | None = None
+    ) -> None:
+        self.address, self._key = address, private_key(key)
+        trust = _trust(authority, further)
+        through = None if proxy is None else _proxy(proxy, further)
+        self._http = httpx.Client(
+            base_url=f"https://{address}{PREFIX}",
+            verify=trust,
+            proxy=through,
+            timeout=httpx.Timeout(_ANSWER, connect=_CONNECT),
+            limits=httpx.Limits(max_connections=4),
+        )
+        self._session = secrets.token_hex(16)
+        self._node: Node | None = None
+        self._open: dict[str, Metadata] = {}
+        """What is known of messages that are to be answered."""
+        self._closed = threading.Event()
+        self._heart: threading.Thread | None = None
+
+    def connect(self) -> None:
+        request = ActivateNodeRequest(public_key=public_bytes(self._key), heartbeat_interval=_PROMISED)
+        self._node = Node(node_id=self._call("activate-node", request, ActivateNodeResponse).node_id)
+        if self._heart is None:
+            self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+            self._heart.start()
+
+    def pull(self, timeout: float) -> Letter | None:
+        until = time.monotonic() + timeout
+        while True:
+            began = time.monotonic()
+            wait = str(int(min(max(until - began, 0.0), _WAIT)))
+            pulled = self._call(
+                "pull-messages", PullMessagesRequest(node=self._node), PullMessagesResponse, {WAIT_HEADER: wait}
+            )
+            for envelope, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
+                return self._letter(envelope.metadata, tree)
+            now = time.monotonic()
+            if now >= until or self._closed.wait(min(max(began + _PAUSE - now, 0.0), until - now)):
+                return None
+
+    def push(self, letter: Letter, answer: Message) -> None:
+        about = self._open.get(letter.identity)
+        if about is None:
+            return
+        now = time.time()
+        left = about.created_at + about.ttl - now
+        reply = Metadata(
+            about.run_id,
+            "",
+            self._node.node_id if self._node else 0,
+            about.src_node_id,
+            letter.identity,
+            about.group_id,
+            now,
+            max(left, 1.0),
+            about.message_type,
+            dst_task_id=about.src_task_id or None,
+        )
+        parcel = wrapped(answer, reply)
+        envelope = metadata_to_proto(reply)
+        envelope.message_id = parcel.identity
+        pushed = self._call(
+            "push-messages",
+            PushMessagesRequest(
+                node=self._node,
+                messages_list=[ProtoMessage(metadata=envelope)],
+                message_object_trees=[parcel.tree],
+                clientapp_runtime_list=[0.0],
+            ),
+            PushMessagesResponse,
+        )
+        for name in pushed.objects_to_push:
+            request = PushObjectRequest(
+                node=self._node,
+                run_id=about.run_id,
+                session_id=pushed.session_id,
+                object_id=name,
+                object_content=parcel.contents[name],
+            )
+            self._call("push-object", request, PushObjectResponse)
+        self._open.pop(letter.identity, None)
+
+    def close(self) -> None:
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        if self._node is not None:
+            with contextlib.suppress(UnreachableError):
+                self._call("deactivate-node", DeactivateNodeRequest(node_id=self._node.node_id), DeactivateNodeResponse)
+        self._http.close()
+
+    def _letter(self, about: Any, tree: Any) -> Letter | None:
+        """A message whose objects are fetched; None where the server has dropped it meanwhile."""
+        identity, contents = about.message_id, {}
+        try:
+            names = chain(tree)
+        except ValueError:
+            raise UnreachableError(f"The server at {self.address} sends messages that are not partita's.") from None
+        for name in names:
+            request = PullObjectRequest(node=self._node, run_id=about.run_id, object_id=name)
+            answer = self._call("pull-object", request, PullObjectResponse)
+            if not answer.object_available:
+                return None
+            contents[name] = answer.object_content
+        confirmed = ConfirmMessageReceivedRequest(node=self._node, run_id=about.run_id, message_object_id=identity)
+        self._call("confirm-message-received", confirmed, ConfirmMessageReceivedResponse)
+        try:
+            message = unwrapped(tree, contents, LARGEST, HEADER)
+        except FederationError as error:
+            raise UnreachableError(f"A message of the server at {self.address} cannot be read: {error}") from None
+        self._open = {identity: about}
+        return Letter(identity, message)
+
+    def _beat(self) -> None:
+        """Tells the server that this process lives, also while it computes."""
+        while not self._closed.wait(_BEAT):
+            request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=_PROMISED)
+            with contextlib.suppress(UnreachableError, RuntimeError):  # it may have been closed meanwhile
+                self._call("send-node-heartbeat", request, SendNodeHeartbeatResponse)
+
+    def _call(self, name: str, request: Any, kind: type[_Answer], further: dict[str, str] | None = None) -> _Answer:
+        """What the server answers to a call; an `UnreachableError` says why there is nothing."""
+        headers = {"content-type": PROTOBUF, "accept": PROTOBUF, SESSION_HEADER: self._session, **(further or {})}
+        headers |= signed(self._key, time.time())
+        try:
+            answer = self._http.post(name, content=request.SerializeToString(), headers=headers)
+        except httpx.ProxyError as error:
+            raise UnreachableError(f"the proxy does not connect to {self.address} ({error}): ask who runs it") from None
+        except httpx.TransportError as error:
+            raise UnreachableError(self._silence(error)) from None
+        if answer.status_code != httpx.codes.OK:
+            raise UnreachableError(self._refusal(answer))
+        found: Any = kind()
+        try:
+            found.ParseFromString(answer.content)
+        except Exception:
+            raise UnreachableError(self._stranger("its answers are others")) from None
+        return found
+
+    def _silence(self, error: httpx.TransportError) -> str:
+        """Why there is no answer at all."""
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, ssl.SSLError):
+                return self._stranger(getattr(cause, "verify_message", "") or cause.reason or str(cause))
+            cause = cause.__cause__ or cause.__context__
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            return f"nothing answers at {self.address} yet: start the server, or correct server.address"
+        if self._node is None:
+            return self._stranger(str(error) or type(error).__name__)
+        return f"the connection to {self.address} has broken ({type(error).__name__})"
+
+    def _stranger(self, why: str) -> str:
+        return f"what answers at {self.address} is not the server of this federation ({why}): correct server.address"
+
+    def _refusal(self, answer: httpx.Response) -> str:
+        """Why the server has refused a call."""
+        try:
+            said = dict(answer.json())
+        except (ValueError, TypeError):
+            return self._stranger(f"it answers {answer.status_code}")
+        detail = sanitise(str(said.get("detail", "")), 200)
+        if said.get("code") == REFUSED:
+            return "a client of this name is at work already: stop the other one"
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            apart = _apart(answer.headers.get("date", ""))
+            if abs(apart) > _SKEW and (detail == CLOCK or abs(apart) > 60.0):
+                behind = "behind" if apart > 0 else "ahead of"
+                return f"this machine's clock is {_span(abs(apart))} {behind} the server's: set it"
+            return (
+                f"the server does not accept its key ({detail}): use the folder that `partita federation credentials` "
+                "wrote for this client"
+            )
+        if answer.status_code == httpx.codes.REQUEST_ENTITY_TOO_LARGE:
+            return "the server refuses an answer, which is longer than it awaits: install its version of partita"
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            return self._stranger("it knows no such call")
+        return f"the server at {self.address} refuses a call ({answer.status_code}: {detail})"
+
+
+def _trust(authority: Path | None, further: Path | None) -> ssl.SSLContext:
+    """Trust in the federation's authority alone, or in the system's where there is none, and in a further one."""
+    trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if authority is None:
+            trust.load_default_certs()
+        for path in (authority, further):
+            if path is not None:
+                trust.load_verify_locations(cafile=str(path))
+    except OSError as error:
+        raise FederationError(
+            f"The certificate {path} cannot be read ({error.strerror or error}): use the folder that `partita "
+            "federation credentials` wrote for this client."
+        ) from None
+    return trust
+
+
+def _proxy(url: str, further: Path | None) -> httpx.Proxy:
+    """A proxy, which has a certificate of its own if it is called over TLS."""
+    try:
+        return httpx.Proxy(url, ssl_context=_trust(None, further) if url.startswith("https:") else None)
+    except (ValueError, httpx.InvalidURL) as error:
+        raise FederationError(
+            f"The proxy {url!r} is none ({error}): give it as http://proxy.example.org:8080."
+        ) from None
+
+
+def _apart(date: str) -> float:
+    """Seconds by which the server's clock is ahead of this machine's; 0 if it does not say."""
+    try:
+        return email.utils.parsedate_to_datetime(date).timestamp() - time.time()
+    except (ValueError, TypeError):
+        return 0.0
+
+
+def _span(seconds: float) -> str:
+    """A span of time in words."""
+    if seconds < 120.0:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200.0 else f"{seconds / 3600:.1f} hours"
