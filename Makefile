@@ -1,7 +1,7 @@
 # `make test` is the README's test command without the installation.
 PYTHON ?= .venv/bin/python
 
-.PHONY: install test slow shapes mutate lint versions docs notebooks bench accuracy demo
+.PHONY: install test slow shapes mutate lint flower versions docs notebooks bench accuracy demo
 
 install:
 	python3 -m venv .venv && .venv/bin/pip install -e '.[test,lint,docs]' -e ./experiments
@@ -27,6 +27,10 @@ lint:
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
+
+# The newest version of Flower, whose protocol is used; says if it cannot be installed.
+flower:
+	$(PYTHON) tests/newest_flower.py
 
 # The oldest and the newest versions that are supported; PYTHONS are interpreters, by default those on the path.
 versions:

@@ -8,14 +8,14 @@ that.
 
 - in process: `LocalEngine`.
 - Dask: a cluster of one worker, a process of its own.
-- Flower: its server and one client, as `partita server` and `partita client` start them, on loopback.
+- Flower: its protocol over TLS with keys on loopback, to one client as `partita client` runs it.
 
 The first message, which compiles, is reported separately; later messages are timed one by one.
 
 The server's part is a run with ten clients that answer immediately: reading and checking answers, the product, and
 the ledger on disk. Its time is that of a step, divided by the answers in it.
 
-    python benchmarks/messages.py [--engines process dask flower] [--sizes 1e3 1.6e6 50e6] [--repeats 20] [--json]
+    python benchmarks/messages.py [--engines process dask flower] [--sizes 1e3 1.6e6 50e6] [--repeats 50] [--json]
 """
 
 import argparse
@@ -23,7 +23,8 @@ import contextlib
 import importlib.metadata
 import itertools
 import json
-import os
+import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -39,7 +40,6 @@ from partita.engines import Answer, LocalEngine
 from partita.engines.remote import Delivery, RemoteEngine, Transport
 from partita.families.factor import Factor
 from partita.federation import Ledger, config
-from partita.io.lock import hold
 from partita.io.wire import Message, flatten, pack, unpack
 from partita.server.admission import Admission
 from partita.server.monitor import Monitor
@@ -51,7 +51,7 @@ ENGINES = {"process": "in process", "dask": "Dask", "flower": "Flower"}
 SIZES = (1e3, 1.6e6, 50e6)
 """Bytes of an answer's arrays."""
 LARGE_BYTES, REPEATS_DIVISOR = 10e6, 4
-"""Messages of at least this size are repeated less often, by this factor; those of Flower always."""
+"""Messages of at least this size are repeated less often, by this factor."""
 MESSAGE_TIMEOUT = 300.0
 """Seconds after which a message counts as lost."""
 
@@ -73,25 +73,6 @@ server = {{ address = "127.0.0.1:{port}" }}
 """
 ROWS = ((-1.0, 0.0), (1.0, 1.0))
 """x and y."""
-APP = '''"""What Flower runs: partita's client, and a server that times messages."""
-
-import sys
-
-from flwr.serverapp import ServerApp
-from partita.engines.flower import FlowerLink
-from partita.federation.apps import client_app
-
-__all__ = ["client_app", "server_app"]
-server_app = ServerApp()
-
-
-@server_app.main()
-def _serve(grid, context):
-    sys.path.insert(0, {here!r})
-    import messages
-
-    messages.flower_server(context.run_config["folder"], lambda names: FlowerLink(grid, names), {repeats})
-'''
 
 
 def federation_text(size, port=9092):
@@ -149,39 +130,34 @@ def over_dask(size, repeats):
 
 
 def over_flower(size, repeats):
-    from partita.federation.processes import free_port, running, serve
+    """With TLS and keys on loopback: the server's side here, and a client as `partita client` runs it."""
+    from partita.federation.enrolment import Attended, Enrolment
+    from partita.federation.initialise import issue_credentials
+    from partita.federation.links import listen
 
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
         folder = Path(place)
-        rows, log = folder / "rows.csv", folder / "client.log"
+        rows = folder / "rows.csv"
         (folder / config.CONFIG_FILE).write_text(federation_text(size, free_port()))
+        issue_credentials(folder)
         rows.write_text("x,y\n" + "".join(f"{x},{y}\n" for x, y in ROWS))
         command = [sys.executable, "-m", "partita", "client", str(folder), "--name", "client", "--data", str(rows)]
-        app = APP.format(here=str(Path(__file__).parent), repeats=repeats)
-        with running(command, os.environ, log):
-            return json.loads(serve(folder, config.load(folder), module=app))
+        log = stack.enter_context((folder / "client.txt").open("w"))
+        client = stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
+        stack.callback(client.terminate)
+        federation = config.load(folder)
+        link = stack.enter_context(listen(folder, federation, []))
+        enrolment = Enrolment(federation, link, Ledger(folder / "ledger"))
+        scheme = enrolment.assemble()
+        model, method, prior = scheme.model(), scheme.method(), scheme.prior()
+        engine = RemoteEngine(Attended(enrolment, newcomers=False), enrolment.rows)
+        return message_seconds(engine, method, model, prior, first_task(method, prior, federation.clients), repeats)
 
 
-def flower_server(folder, link, repeats):
-    """The server inside Flower; its final ledger event holds the times or the error."""
-    from partita.federation.enrolment import Attended, Enrolment
-    from partita.federation.serve import LEDGER_FILE, SERVER_LOCK
-
-    jax.config.update("jax_enable_x64", True)
-    folder = Path(folder)
-    federation, ledger = config.load(folder), Ledger(folder / LEDGER_FILE)
-    with hold(folder / SERVER_LOCK):
-        try:
-            there = link(federation.clients)
-            enrolment = Enrolment(federation, there, ledger)
-            scheme = enrolment.assemble()
-            model, method, prior = scheme.model(), scheme.method(), scheme.prior()
-            engine = RemoteEngine(Attended(enrolment, newcomers=False), enrolment.rows)
-            task = first_task(method, prior, federation.clients)
-            found = message_seconds(engine, method, model, prior, task, repeats)
-            ledger.say("ended", {"status": "timed", "message": json.dumps(found)})
-        except (Exception, SystemExit) as error:
-            ledger.say("ended", {"status": "failed", "message": f"The messages over Flower failed: {error}"})
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
 
 
 def work_seconds(size, repeats):
@@ -209,7 +185,7 @@ def messages(engines, sizes, repeats):
         seconds = {}
         for engine in engines:
             print(f"{ENGINES[engine]}, {size:,.0f} bytes", file=sys.stderr)
-            seconds[engine] = MEASURES[engine](size, fewer if engine == "flower" else often)
+            seconds[engine] = MEASURES[engine](size, often)
         work = quartiles(work_seconds(size, often))
         for engine, (first, *others) in seconds.items():
             taken = quartiles(others)
@@ -351,7 +327,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", nargs="*", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--sizes", nargs="*", type=float, default=SIZES, help="bytes of an answer")
-    parser.add_argument("--repeats", type=int, default=20, help="messages of each kind; over Flower a quarter of it")
+    parser.add_argument("--repeats", type=int, default=50, help="messages of each kind; of large ones a quarter of it")
     parser.add_argument("--folder", type=Path, default=Path(), help="where the ledger is put: on the disk in question")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

@@ -71,6 +71,7 @@ def attending(study, monkeypatch):
             thread.join()
 
 
+@pytest.mark.slow
 def test_a_federation_over_tls_equals_one_process_to_the_last_bit(study, monkeypatch, capfd):
     with attending(study, monkeypatch):
         message = run_server(study, config.load(study))

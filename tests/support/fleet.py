@@ -18,10 +18,10 @@ NAMES = ("east", "west")
 class Place:
     """A folder with certificates and keys, and the port of its server."""
 
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, folder, names=NAMES):
+        self.folder, self.names = folder, names
         make_authority(folder, "127.0.0.1")
-        for name in (*NAMES, "stranger"):
+        for name in (*names, "stranger"):
             make_key(folder / "keys" / name, folder / "keys" / f"{name}.pub")
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
@@ -31,7 +31,7 @@ class Place:
     def server(self, now=None, **options):
         """The server's side; `now` is its time of day."""
         now = now or steady()
-        keys = Keyring({name: self.folder / "keys" / f"{name}.pub" for name in NAMES}, now)
+        keys = Keyring({name: self.folder / "keys" / f"{name}.pub" for name in self.names}, now)
         office = Office(keys.keys, **options)
         listener = listening(self.address)
         with hosted(fleet(office, keys, now), listener, self.folder / "server.pem", self.folder / "server.key"):

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -56,10 +55,14 @@ def partita(*arguments, log):
 @contextlib.contextmanager
 def clients(study, files):
     with contextlib.ExitStack() as stack:
-        for name, path in files.items():
-            command = ("client", study / "clients" / name, "--name", name, "--data", path)
-            stack.enter_context(partita(*command, log=study / f"{name}.txt"))
-        yield
+        yield [
+            stack.enter_context(
+                partita(
+                    *("client", study / "clients" / name, "--name", name, "--data", path), log=study / f"{name}.txt"
+                )
+            )
+            for name, path in files.items()
+        ]
 
 
 def until(condition, seconds=240.0):
@@ -89,10 +92,3 @@ def of(folder, doing=""):
             if str(folder) in command + environment and doing in command and int(path.name) != os.getpid():
                 found.append(int(path.name))
     return found
-
-
-def kill(processes):
-    """Kills processes without a chance to clean up (SIGKILL)."""
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)

@@ -66,7 +66,11 @@ class Client:
             agreed: Any = message.header.get("agreed", {})
             if message.header.get("kind") == "hello":
                 own, scheme = self._own, self._beginning.restored(agreed)
-                told = {"rows": own.size, "incomplete": own.incomplete, "answer": released(scheme, own, self.limits)}
+                told: dict[str, Any] = {
+                    "rows": own.size,
+                    "incomplete": own.incomplete,
+                    "answer": released(scheme, own, self.limits),
+                }
                 self._foreseen = lambda: scheme if scheme.complete else scheme.taken([told["answer"]])
                 return Message({**about, "kind": "hello", **told}, {})
             if message.header.get("kind") == "agreed":

@@ -13,14 +13,13 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from partita.errors import MissingExtraError
-from partita.federation.flower.objects import MARGIN
+from partita.federation.flower.objects import MARGIN, envelope
 from partita.federation.flower.office import Office, TakenError
 from partita.federation.flower.signature import Keyring, UnknownCallerError
 
 __all__ = ["PREFIX", "PROTOBUF", "REFUSED", "SESSION_HEADER", "WAIT_HEADER", "fleet"]
 
 try:
-    from flwr.common.serde_utils import metadata_to_proto
     from flwr.proto.fleet_pb2 import (
         ActivateNodeRequest,
         ActivateNodeResponse,
@@ -40,7 +39,6 @@ try:
         PushObjectRequest,
         PushObjectResponse,
     )
-    from flwr.proto.message_pb2 import Message as ProtoMessage
     from flwr.supercore.error import ApiErrorCode
 except ImportError:
     raise MissingExtraError("Flower", "flower") from None
@@ -216,9 +214,8 @@ async def _pull(office: Office, keys: Keyring, call: _Call, request: Any) -> Any
         given = office.next(call.name)
     if given is None:
         return PullMessagesResponse()
-    about = metadata_to_proto(given.about)
-    about.message_id = given.identity
-    return PullMessagesResponse(messages_list=[ProtoMessage(metadata=about)], message_object_trees=[given.tree])
+    found = envelope(given.about, given.identity)
+    return PullMessagesResponse(messages_list=[found], message_object_trees=[given.tree])
 
 
 async def _pull_object(office: Office, keys: Keyring, call: _Call, request: Any) -> Any:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from partita.engines.remote import LARGEST
-from partita.errors import FederationError, MissingExtraError
+from partita.errors import FederationError, InputError, MissingExtraError
 from partita.federation.flower.calls import PREFIX, PROTOBUF, REFUSED, SESSION_HEADER, WAIT_HEADER
-from partita.federation.flower.objects import chain, unwrapped, wrapped
+from partita.federation.flower.objects import chain, envelope, unwrapped, wrapped
 from partita.federation.flower.signature import CLOCK, private_key, public_bytes, signed
 from partita.federation.link import Letter, Link, UnreachableError
 from partita.io.wire import HEADER, Message, sanitise
@@ -22,7 +22,6 @@ __all__ = ["FleetLink"]
 try:
     import httpx
     from flwr.app.metadata import Metadata
-    from flwr.common.serde_utils import metadata_to_proto
     from flwr.proto.fleet_pb2 import (
         ActivateNodeRequest,
         ActivateNodeResponse,
@@ -42,7 +41,6 @@ try:
         PushObjectRequest,
         PushObjectResponse,
     )
-    from flwr.proto.message_pb2 import Message as ProtoMessage
     from flwr.proto.node_pb2 import Node
 except ImportError:
     raise MissingExtraError("Flower", "flower") from None
@@ -102,8 +100,8 @@ class FleetLink(Link):
             pulled = self._call(
                 "pull-messages", PullMessagesRequest(node=self._node), PullMessagesResponse, {WAIT_HEADER: wait}
             )
-            for envelope, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
-                return self._letter(envelope.metadata, tree)
+            for found, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
+                return self._letter(found.metadata, tree)
             now = time.monotonic()
             if now >= until or self._closed.wait(min(max(began + _PAUSE - now, 0.0), until - now)):
                 return None
@@ -127,13 +125,11 @@ class FleetLink(Link):
             dst_task_id=about.src_task_id or None,
         )
         parcel = wrapped(answer, reply)
-        envelope = metadata_to_proto(reply)
-        envelope.message_id = parcel.identity
         pushed = self._call(
             "push-messages",
             PushMessagesRequest(
                 node=self._node,
-                messages_list=[ProtoMessage(metadata=envelope)],
+                messages_list=[envelope(reply, parcel.identity)],
                 message_object_trees=[parcel.tree],
                 clientapp_runtime_list=[0.0],
             ),
@@ -176,7 +172,7 @@ class FleetLink(Link):
         self._call("confirm-message-received", confirmed, ConfirmMessageReceivedResponse)
         try:
             message = unwrapped(tree, contents, LARGEST, HEADER)
-        except FederationError as error:
+        except InputError as error:
             raise UnreachableError(f"A message of the server at {self.address} cannot be read: {error}") from None
         self._open = {identity: about}
         return Letter(identity, message)

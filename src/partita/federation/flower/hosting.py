@@ -133,8 +133,13 @@ def hosted(
         for task in list(state.tasks):
             task.cancel()
         await asyncio.gather(*state.tasks, return_exceptions=True)
+        await loop.shutdown_default_executor()
 
-    thread = threading.Thread(target=loop.run_until_complete, args=[answer()], name="clients' calls", daemon=True)
+    def run() -> None:
+        with contextlib.closing(loop):
+            loop.run_until_complete(answer())
+
+    thread = threading.Thread(target=run, name="clients' calls", daemon=True)
     thread.start()
     began.wait(10.0)
     try:

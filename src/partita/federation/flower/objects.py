@@ -12,12 +12,14 @@ from typing import NamedTuple
 from partita.errors import DamagedFileError, MissingExtraError
 from partita.io.wire import MAGIC, Message, pack, unpack
 
-__all__ = ["ENTRY", "IDENTITY", "MARGIN", "Parcel", "chain", "unwrapped", "wrapped"]
+__all__ = ["ENTRY", "MARGIN", "Parcel", "chain", "envelope", "unwrapped", "wrapped"]
 
 try:
     from flwr.app import ConfigRecord, RecordDict
     from flwr.app.message import make_message
     from flwr.app.metadata import Metadata
+    from flwr.common.serde import message_to_proto
+    from flwr.proto.message_pb2 import Message as ProtoMessage
     from flwr.proto.message_pb2 import ObjectTree
     from flwr.supercore.inflatable.inflatable_object import (
         get_all_nested_objects,
@@ -29,7 +31,7 @@ except ImportError:
 
 ENTRY = "partita"
 """The name of the record, and of the entry in it."""
-IDENTITY = re.compile("[0-9a-f]{64}")
+_IDENTITY = re.compile("[0-9a-f]{64}")
 """An object's name."""
 MARGIN = 2**12
 """Bytes of an object that are not its message's own: those of its head, and of the two objects around it."""
@@ -47,10 +49,17 @@ class Parcel(NamedTuple):
 
 def wrapped(message: Message, about: Metadata) -> Parcel:
     """A message as Flower's objects."""
-    envelope = make_message(about, RecordDict({ENTRY: ConfigRecord({ENTRY: pack(message)})}))
+    outermost = make_message(about, RecordDict({ENTRY: ConfigRecord({ENTRY: pack(message)})}))
     with no_object_id_recompute():
-        objects, tree = get_all_nested_objects(envelope), get_object_tree(envelope)
+        objects, tree = get_all_nested_objects(outermost), get_object_tree(outermost)
         return Parcel(tree.object_id, tree, {name: one.deflate() for name, one in objects.items()})
+
+
+def envelope(about: Metadata, identity: str) -> ProtoMessage:
+    """What a call says of a message whose objects are handed over apart."""
+    found = message_to_proto(make_message(about, RecordDict()))
+    found.metadata.message_id = identity
+    return found
 
 
 def chain(tree: ObjectTree) -> list[str]:
@@ -59,7 +68,7 @@ def chain(tree: ObjectTree) -> list[str]:
     while len(tree.children) == 1 and len(names) < len(_KINDS):
         (tree,) = tree.children
         names.append(tree.object_id)
-    if tree.children or len(set(names)) != len(_KINDS) or not all(map(IDENTITY.fullmatch, names)):
+    if tree.children or len(set(names)) != len(_KINDS) or not all(map(_IDENTITY.fullmatch, names)):
         raise ValueError("its objects are not one in another, as those of a partita message are")
     return names
 

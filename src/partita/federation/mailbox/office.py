@@ -1,6 +1,7 @@
 """The server's end of a mailbox: letters to clients, and the answers that are waited for."""
 
 import collections
+import functools
 import hashlib
 import logging
 import secrets
@@ -88,19 +89,20 @@ class Mailbox(Transport):
             self._forget(old)
         self._keep()
         self._unsent[id] = self.clients[name].sealed({"run": self.run, "letter": id}, packed)
-        self._reached(lambda: self._send(id))
+        self._reached(functools.partial(self._send, id))
 
-    def tell(self, name: str, message: Message) -> None:
+    def tell(self, name: str, message: Message) -> bool:
         """Sends a message that a client may go without: as any other."""
         self.post(name, message)
+        return True
 
     def poll(self, timeout: float) -> Delivery | None:
         until, pause = self.now() + timeout, _SHORTEST
         while True:
             for id in list(self._unsent):
-                self._reached(lambda id=id: self._send(id))
+                self._reached(functools.partial(self._send, id))
             for id in list(self._open):
-                self._reached(lambda id=id: self._look(id))
+                self._reached(functools.partial(self._look, id))
             if self._come:
                 return self._come.popleft()
             if self.now() >= until:
@@ -122,7 +124,7 @@ class Mailbox(Transport):
     def close(self) -> None:
         """Removes letters that nobody waits for any more."""
         for id in list(self._open):
-            self._reached(lambda id=id: self._forget(id))
+            self._reached(functools.partial(self._forget, id))
         self._keep()
 
     def _reached(self, action: Callable[[], None]) -> None:
