@@ -9,6 +9,7 @@ from importlib import resources
 import pytest
 
 import partita_experiments as experiments
+from partita_experiments import store
 from partita_experiments.cli import STUDIES, main
 from partita_experiments.estimate import Forecast
 from partita_experiments.experiment import Settings, _print_plan
@@ -49,7 +50,8 @@ def test_an_experiment_writes_table_figure_and_report(experiment):
     report = json.loads(done.stdout)
     assert report["cells"] == 22
     assert set(report["final"]["hospitals"]) == HEART
-    assert [client["client"] for client in report["clients"]["hospitals"]] == [f"owner {k}" for k in range(4)]
+    clients = store.load(folder / store.FILE).clients["hospitals"]
+    assert [client["client"] for client in clients] == [f"owner {k}" for k in range(4)]
     for file, path in report["files"].items():
         assert path == str(folder / file)
     assert (folder / "made-up.png").read_bytes().startswith(b"\x89PNG")
@@ -57,16 +59,38 @@ def test_an_experiment_writes_table_figure_and_report(experiment):
     assert "FLamby: FedAvg" in (folder / "report.html").read_text()
 
 
+def numbers(folder):
+    stored = store.load(folder / store.FILE)
+    return [{name: value for name, value in cell.items() if name != "seconds"} for cell in stored.cells]
+
+
 def test_rerunning_an_experiment_reuses_all_cells_and_writes_the_same_table(experiment):
     folder, _ = experiment
-    before = (folder / "results.csv").read_text()
+    before = numbers(folder)
     times = {path: path.stat().st_mtime_ns for path in folder.rglob("cells/**/*.json")}
     assert len(times) == 22
     done = partita_experiment("heart", "--quick", "--workers", "1", "--output", str(folder))
     assert done.returncode == 0, done.stderr
     assert "22 cells" in done.stdout
-    assert (folder / "results.csv").read_text() == before
+    assert numbers(folder) == before
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("cells/**/*.json")} == times
+
+
+def test_the_report_is_written_again_from_the_table_alone(experiment, tmp_path, monkeypatch, capsys):
+    """In another folder, without the cells; also of a table that was merged from halves."""
+    folder, _ = experiment
+    whole = store.load(folder / store.FILE)
+    for name, cells in (("first", whole.cells[::2]), ("second", whole.cells[1::2])):
+        store.save(tmp_path / name, whole._replace(cells=cells))
+    assert run(monkeypatch, "merge", str(tmp_path / "merged"), str(tmp_path / "first"), str(tmp_path / "second")) == 0
+    for table in (folder / store.FILE, tmp_path / "merged"):
+        output = tmp_path / "report"
+        assert run(monkeypatch, "report", "heart", "--table", str(table), "--output", str(output)) == 0
+        written = (output / "report.md").read_text()
+        for run_of in HEART:
+            assert f"| {run_of} | 2 of 2 |" in written
+        assert (output / "report.html").exists()
+    capsys.readouterr()
 
 
 @pytest.mark.slow
@@ -101,7 +125,7 @@ def test_an_experiment_on_images_prints_a_forecast_first(tmp_path):
     report = (output / "report.md").read_text()
     assert "| synchronous PVI | 0.5 |" in report
     assert (output / "digits.png").read_bytes().startswith(b"\x89PNG")
-    assert "sequential, ρ = 0.5" in (output / "results.csv").read_text()
+    assert "sequential, ρ = 0.5" in {cell["run"] for cell in store.load(output / "results.parquet").cells}
 
 
 def test_a_plan_is_a_table_with_a_row_per_run(capsys, tmp_path):
@@ -128,6 +152,8 @@ def test_a_plan_is_a_table_with_a_row_per_run(capsys, tmp_path):
             "no other data set for mortality named 'stays': choose one of mimic",
         ),
         (["heart", "--config", "nowhere.toml"], "nowhere.toml cannot be used"),
+        (["report", "mnist"], "There is no experiment with a table named 'mnist'"),
+        (["report", "uci", "--table", "nowhere.parquet"], "nowhere.parquet cannot be read: No such file"),
     ],
 )
 def test_invalid_arguments_print_an_error_message_and_create_no_folder(arguments, words, tmp_path, monkeypatch, capsys):

@@ -7,7 +7,7 @@ from partita_experiments import judge, statements
 from partita_experiments.config import NAMES
 from partita_experiments.figure import STYLES, draw, label, styles
 from partita_experiments.report import Heading, Picture, ReportTable, Statement, Subheading, Text, markdown, page
-from partita_experiments.results import HEADER, Results
+from partita_experiments.results import Results
 from support.made_up_cells import CLIENTS, cell, results_of_all_methods, verdicts
 
 CELLS = [
@@ -49,13 +49,6 @@ def test_a_target_is_reached_when_the_metric_stays_there(nll, reached):
 def test_clients_alone_count_as_their_mean():
     alone = cell("alone", [0.5, 0.7])
     assert Results([alone]).final("credit B", "alone").tolist() == [pytest.approx(0.6)]
-
-
-def test_the_table_is_tidy():
-    lines = Results(CELLS).table().splitlines()
-    assert lines[0] == ",".join(HEADER)
-    assert len(lines) == 1 + 4 + 3 + 4 + 4
-    assert lines[1] == "credit B,sequential,sequential,0,,10,1,3,50,2.0,-1.0,inf,0.9,0.2,0"
 
 
 WORSE = "ends worse than global VI, by more than 0.01 and by more than 2 sd."

@@ -25,6 +25,7 @@ from partita.estimators import PartitionedRegressor as PartitionedRegressor
 from partita.families import Family as Family
 from partita.families import FullGaussian as FullGaussian
 from partita.families import MeanFieldGaussian as MeanFieldGaussian
+from partita.families import NearestMeanField as NearestMeanField
 from partita.hyper import learning as learning
 from partita.local import solvers as solvers
 from partita.local.context import Cavity as Cavity

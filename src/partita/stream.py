@@ -144,10 +144,9 @@ class Stream:
         """
         if self.state is None:
             return 0.0
-        said = [
-            batch.level + float(self.factor(batch.name).expected_log(self.state.posterior)) for batch in self.batches
-        ]
-        return math.fsum(said) - float(divergence(self.state.posterior, self.state.current_prior))
+        q = self.state.posterior.nearest()
+        said = [batch.level + float(self.factor(batch.name).expected_log(q)) for batch in self.batches]
+        return math.fsum(said) - float(divergence(q, self.state.current_prior))
 
     def factor(self, name: str) -> Factor:
         """The factor of a batch."""
@@ -273,10 +272,10 @@ class Stream:
     def _after(self, result: Result, partition: Partition, new: Mapping[str, tuple[float, float]]) -> Self:
         """The stream after a run on some batches, of which `new` with their score and gain have just come."""
         state, model = result.state, model_given(self.model, result.state.hyper)
-        levels, key = {}, jax.random.key(self.seed)
+        levels, key, q = {}, jax.random.key(self.seed), state.posterior.nearest()
         for name, shard in zip(partition.names, partition.shards, strict=True):
-            ell = shard_estimate(model, state.posterior, name, shard, key)
-            said = state.factors[state.names.index(name)].expected_log(state.posterior)
+            ell = shard_estimate(model, q, name, shard, key)
+            said = state.factors[state.names.index(name)].expected_log(q)
             levels[name] = float(ell.value) - float(said)
         sizes = dict(zip(partition.names, partition.sizes, strict=True))
         arrived = max((batch.arrived + 1 for batch in self.batches), default=0)

@@ -18,7 +18,7 @@ NOTE = (
 )
 
 
-@pytest.mark.parametrize("family", ["mean-field", "full"])
+@pytest.mark.parametrize("family", ["mean-field", "nearest-mean-field", "full"])
 def test_mean_field_is_said_where_standard_deviations_are_printed(family, tmp_path):
     assert "[prior]" not in TOML
     (tmp_path / config.CONFIG_FILE).write_text(TOML + f'\n[prior]\nfamily = "{family}"\n')

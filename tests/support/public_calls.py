@@ -77,6 +77,10 @@ CALLS = {
     "LogisticRegression": (pt.LogisticRegression, {"expectation": pt.expectations.GaussHermite(), "slope": 1.0}),
     "MeanFieldGaussian.from_mean_sd": (pt.MeanFieldGaussian.from_mean_sd, {"mean": np.zeros(2), "sd": np.ones(2)}),
     "MeanFieldGaussian.standard_normal": (pt.MeanFieldGaussian.standard_normal, {"like": 2, "scale": 1.0}),
+    "NearestMeanField.from_mean_sd": (
+        of(pt.NearestMeanField, "from_mean_sd"),
+        {"mean": np.zeros(2), "sd": np.ones(2)},
+    ),
     "MeanFieldGaussian.tight": (
         pt.MeanFieldGaussian.tight,
         {"like": 2, "seed": 0, "spread": 0.1, "variance": 0.1},
@@ -368,6 +372,10 @@ CALLS = {
         pt.solvers.PowerEP,
         {"alpha": 0.5, "damping": 0.5, "max_steps": 2, "tolerance": 0.1, "in_turn": True, "points": 5},
     ),
+    "solvers.ProximalPoint": (
+        pt.solvers.ProximalPoint,
+        {"solver": pt.Newton(), "rate": 0.5, "max_steps": 2, "tolerance": 0.1},
+    ),
     "solvers.named": (pt.solvers.named, {"kind": "newton", "settings": {"max_steps": 2}, "what": "solver"}),
 }
 """What has a dot and a class before it is a constructor or a method of that class."""
@@ -384,7 +392,7 @@ REASONS = {
         "solvers.Solution datasets.Dataset datasets.encoded"
     ),
     "natural parameters, as compiled programs make them; users have the constructors above": (
-        "FullGaussian MeanFieldGaussian families.BlockGaussian families.Dirichlet families.Gamma "
+        "FullGaussian MeanFieldGaussian NearestMeanField families.BlockGaussian families.Dirichlet families.Gamma "
         "families.InverseGamma families.LogNormal families.NormalGamma Frame"
     ),
     "as scikit-learn has it: nothing is checked before fit, where it checks rows by itself": (

@@ -1,32 +1,27 @@
-"""Runs an experiment that compares methods, and writes its table, figures and report."""
+"""Runs an experiment that compares methods, and writes its table, report and figures."""
 
 import dataclasses
-import itertools
 import json
-import platform
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Table as RichTable
 
-from partita import __version__
 from partita.engines.local import cores
 from partita.errors import unknown
-from partita.io.atomic import write_text
-from partita_experiments.config import file_name, load
+from partita.methods import named
+from partita_experiments import store
+from partita_experiments.config import Experiment, Problem, load
 from partita_experiments.estimate import Forecast, duration, forecasts, sentence, total_seconds
-from partita_experiments.figure import draw
-from partita_experiments.problem import fingerprint, prepare, sizes_and_labels
-from partita_experiments.report import Part, Picture, Statement, Text, markdown, page
-from partita_experiments.results import Results
-from partita_experiments.runner import Plan, execute
-from partita_experiments.statements import PAGES
+from partita_experiments.presentation import Report, from_table, printed, summary, write_report
+from partita_experiments.problem import PreparedProblem, fingerprint, prepare, sizes_and_labels
+from partita_experiments.program import program
+from partita_experiments.runner import Plan, execute, method_settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,56 +41,51 @@ class Settings:
 
 
 def run_experiment(settings: Settings, as_json: bool) -> None:
-    """Prints a forecast, runs the missing cells, writes the files, and prints their paths, or JSON."""
+    """Prints a forecast, runs the missing cells, writes table, report and figures, and prints their paths, or JSON."""
     jax.config.update("jax_enable_x64", True)
     plan = _plan(settings)
-    experiment, folder = plan.experiment, plan.folder
-    began = time.perf_counter()
     plan, clients, left = _prepared(plan, settings)
     if settings.plan:
         _print_plan(plan, left, settings, as_json)
         return
     _warn(plan, left, settings)
-    folder.mkdir(parents=True, exist_ok=True)
+    plan.folder.mkdir(parents=True, exist_ok=True)
     cells = _with_progress(plan, settings.workers)
-    results = Results(cells)
-    write_text(folder / "results.csv", results.table())
-    seconds = time.perf_counter() - began
+    before = _table(plan.folder)
+    kept = store.Stored(plan.experiment.name, cells, clients, plan.experiment.smoke)
+    store.save(plan.folder / store.FILE, store.merged([before, kept]) if before else kept)
+    report = write_report(plan, cells, clients, plan.folder)
+    tell(plan.experiment, cells, report, plan.folder, as_json)
 
-    pictures = _figures(plan, results)
-    about = _about(settings, seconds, sum(cell["seconds"] for cell in cells), experiment.seeds)
-    found = PAGES[experiment.name](results, clients)
-    if experiment.smoke:
-        found = [part for part in found if not isinstance(part, Statement)]
-    parts: list[Part] = [Text(experiment.question), Text(about), *pictures, *found]
-    write_text(folder / "report.md", markdown(experiment.title, parts))
-    write_text(folder / "report.html", page(experiment.title, parts))
-    files = ["results.csv", "report.md", "report.html", *(picture.file for picture in pictures)]
-    statements = [part for part in parts if isinstance(part, Statement)]
+
+def report_experiment(name: str, table: Path, config: Path | None, output: Path | None, as_json: bool) -> None:
+    """Writes the report of an experiment from its stored table alone, and prints where it is, or JSON."""
+    report = from_table(name, table, config, output)
+    tell(load(name, config), store.load(table).cells, report, output or table.parent, as_json)
+
+
+def merge_experiments(tables: Sequence[Path], output: Path) -> None:
+    """Writes one table with the cells of several, such as those of several machines."""
+    store.save(output, store.merged([store.load(table) for table in tables]))
+
+
+def tell(experiment: Experiment, cells: Sequence[store.Cell], report: Report, folder: Path, as_json: bool) -> None:
+    """Prints the statements and the files' paths, or one JSON object."""
     if as_json:
-        summary: dict[str, Any] = {
-            "experiment": experiment.name,
-            "seconds": seconds,
-            "cells": len(cells),
-            "clients": clients,
-            "final": {
-                problem: {
-                    run: {metric: _finite(results.final(problem, run, metric)) for metric in ("nll", "error")}
-                    for run in results.runs
-                }
-                for problem in results.problems
-            },
-            "statements": [{"text": part.text, "holds": part.holds, "seen": part.seen} for part in statements],
-            "files": {file: str(folder / file) for file in files},
-        }
-        print(json.dumps(summary, indent=2))
+        print(json.dumps(summary(experiment, cells, report, folder), indent=2))
         return
     console = Console()
-    for part in statements:
-        console.print(f"{part.verdict.strip('*')}: {part.text} Seen: {part.seen}", highlight=False)
-    console.print(f"{len(cells)} cells, {seconds:.0f} s.")
-    for file in files:
+    for line in printed(report):
+        console.print(line, highlight=False)
+    console.print(f"{len(cells)} cells.")
+    for file in (store.FILE, *report.files):
         console.print(f"{folder / file}", highlight=False, soft_wrap=True)
+
+
+def _table(folder: Path) -> store.Stored | None:
+    """The folder's table, if it has one."""
+    path = folder / store.FILE
+    return store.load(path) if path.exists() else None
 
 
 def _plan(settings: Settings) -> Plan:
@@ -118,7 +108,9 @@ def _plan(settings: Settings) -> Plan:
     parts = ["partita-experiment", settings.name, settings.data, settings.solver, *settings.problems]
     parts += ["quick" if settings.quick else None]
     folder = settings.output or Path("-".join(part.replace(" ", "-") for part in parts if part))
-    return Plan(experiment, folder, settings.solver)
+    stored = _table(folder)
+    results = {store.key(cell): cell for cell in stored.cells} if stored else {}
+    return Plan(experiment, folder, settings.solver, stored=results)
 
 
 def _prepared(plan: Plan, settings: Settings) -> tuple[Plan, dict[str, list[dict[str, Any]]], list[Forecast]]:
@@ -130,7 +122,10 @@ def _prepared(plan: Plan, settings: Settings) -> tuple[Plan, dict[str, list[dict
     for problem in experiment.problems:
         setting = prepare(experiment, problem)
         clients[problem.name] = sizes_and_labels(setting)
-        plan = plan._replace(fingerprints={**plan.fingerprints, problem.name: fingerprint(setting)})
+        plan = plan._replace(
+            fingerprints={**plan.fingerprints, problem.name: fingerprint(setting)},
+            programs={**plan.programs, **_programs(plan, problem, setting)},
+        )
         if settings.plan or problem.model == "network" or not experiment.smoke:
             found += forecasts(plan, problem, setting)
     return plan, clients, found
@@ -168,7 +163,7 @@ def _print_plan(plan: Plan, left: list[Forecast], settings: Settings, as_json: b
     console.print(sentence(left, seconds, cores()), highlight=False, soft_wrap=True)
 
 
-def _with_progress(plan: Plan, workers: int | None) -> list[dict[str, Any]]:
+def _with_progress(plan: Plan, workers: int | None) -> list[store.Cell]:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Bars(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bars:
@@ -186,37 +181,13 @@ def _with_progress(plan: Plan, workers: int | None) -> list[dict[str, Any]]:
             raise
 
 
-def _figures(plan: Plan, results: Results) -> list[Picture]:
-    """One figure per data set, as in the paper, and per horizontal axis."""
-    experiment, pictures = plan.experiment, []
-    shown = "one seed" if experiment.seeds == 1 else f"mean ± sd over {experiment.seeds} seeds"
-    groups: dict[str, list[str]] = {}
-    for problem in experiment.problems:
-        groups.setdefault(problem.data, []).append(problem.name)
-    for (data, problems), by in itertools.product(groups.items(), experiment.by):
-        name = data if by == "communications" else f"{data} by {by.replace('_', ' ')}"
-        file = f"{file_name(name)}.png"
-        title = f"{experiment.title}: {data}"
-        draw(plan.folder / file, results, problems, title, experiment.panels, by, experiment.log_metrics)
-        pictures.append(Picture(file, f"{name}: {shown}."))
-    return pictures
-
-
-def _finite(values: np.ndarray) -> list[float | str]:
-    """For JSON, which has no infinity."""
-    return [float(value) if np.isfinite(value) else str(value) for value in values]
-
-
-def _about(settings: Settings, seconds: float, work: float, seeds: int) -> str:
-    chosen = {"data": settings.data, "solver": settings.solver, "config": settings.config, "seeds": settings.seeds}
-    command = " ".join(
-        ["partita-experiment", settings.name]
-        + [f"--{key} {value}" for key, value in chosen.items() if value]
-        + [f'--problem "{name}"' for name in settings.problems]
-        + (["--quick"] if settings.quick else [])
-    )
-    return (
-        f"`{command}`, {seeds} seed{'s' * (seeds > 1)}, partita {__version__}, JAX {jax.__version__}, "
-        f"{platform.machine()} with {cores()} cores: this run took {seconds:.0f} s; "
-        f"all cells together {work:.0f} s of one core."
-    )
+def _programs(plan: Plan, problem: Problem, setting: PreparedProblem) -> dict[tuple[str, str, bool], str]:
+    """The digest of the clients' program for each solver of a problem's cells, with pooled rows and without."""
+    found: dict[tuple[str, str, bool], str] = {}
+    for cell in plan.cells():
+        about = (problem.name, cell.solver, cell.pooled)
+        if cell.problem == problem and about not in found:
+            method = named(cell.run.named, **method_settings(plan, cell, setting))
+            rows = setting._replace(clients=setting.clients.pooled()) if cell.pooled else setting
+            found[about] = program(rows, method)
+    return found

@@ -10,7 +10,6 @@ from scipy.stats import spearmanr
 from partita_experiments.figure import label
 from partita_experiments.judge import (
     PAPER_SCHEDULES,
-    Clients,
     common,
     count,
     each,
@@ -21,6 +20,7 @@ from partita_experiments.judge import (
 )
 from partita_experiments.report import Heading, Part, ReportTable, Statement, Text
 from partita_experiments.results import Results, columns
+from partita_experiments.store import Clients
 
 ERROR_TOLERANCE = 0.003
 """Tolerance for reaching global VI's final test error: 0.3 percentage points."""

@@ -1,7 +1,6 @@
 """Common parts of all reports: tables of final results and of efficiency, and judging of statements."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -13,9 +12,6 @@ PAPER_SCHEDULES = ("sequential", "synchronous")
 """The schedules of PVI in the paper's experiments."""
 TOLERANCE = 0.005
 """Tolerance for reaching global VI's final NLL, in nats per row."""
-
-Clients = Mapping[str, Sequence[Mapping[str, Any]]]
-"""For each problem its clients' names, rows and labels."""
 
 
 def common(results: Results) -> list[Part]:

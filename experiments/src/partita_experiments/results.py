@@ -1,16 +1,11 @@
-"""Results: a tidy table of all cells, and the curves and numbers for reports."""
+"""Results: the curves and numbers for reports, from the cells."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from partita_experiments.runner import COLUMNS
-
-HEADER = ("problem", "run", "method", "seed", "client", *COLUMNS)
 PVI = ("sequential", "synchronous", "asynchronous")
 
 
@@ -29,16 +24,6 @@ class Results:
         self.problems = list(dict.fromkeys(cell["problem"] for cell in cells))
         self.runs = list(dict.fromkeys(cell["run"] for cell in cells))
         self.methods = {cell["run"]: cell["method"] for cell in cells}
-
-    def table(self) -> str:
-        """A row per evaluation, as CSV; the same cells always give the same text."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, HEADER, lineterminator="\n")
-        writer.writeheader()
-        for cell in self.cells:
-            about = {name: cell[name] for name in ("problem", "run", "method", "seed")}
-            writer.writerows({**about, **row} for row in cell["rows"])
-        return text.getvalue()
 
     def of(self, problem: str, run: str) -> list[Mapping[str, Any]]:
         """The cells of a run on a problem, a seed each."""

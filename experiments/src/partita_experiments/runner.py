@@ -1,8 +1,9 @@
 """Runs the cells of an experiment, problem × seed × method, each into a file of its own, in any number of processes.
 
-A cell that has its file is not run again, so that an experiment may be interrupted at any point. A file is put in place
-by a rename, and belongs to the configuration whose digest it carries. Compiled programs, and answers of long first
-visits, which cells share, are kept beside the cells.
+A cell that has its file, or stands in the folder's table, is not run again, so that an experiment may be interrupted at
+any point. A file is put in place by a rename. A result belongs to the settings, rows and program whose digests it
+carries; one of others is stale. Compiled programs, and answers of long first visits, which cells share, are kept beside
+the cells.
 """
 
 import concurrent.futures.process
@@ -31,30 +32,16 @@ from partita.server.rules import Rules
 from partita.server.run import Result
 from partita.server.run import run as run_method
 from partita.storage.checkpoint import Checkpoint
+from partita_experiments import store
 from partita_experiments.config import Experiment, Problem, Run, file_name
 from partita_experiments.first_visits import FirstVisits
 from partita_experiments.problem import PreparedProblem, optimiser, prepare, solver, solver_settings
 
-COLUMNS = (
-    "communications",
-    "rounds",
-    "gradient_steps",
-    "synchronous_steps",
-    "clock",
-    "free_energy",
-    "residual",
-    "nll",
-    "error",
-    "pruned",
-)
-"""The stored columns of a history; all are reproducible."""
-
-
 TIMEOUT = 10.0
 """Timeout in seconds for the pool to notice that its workers have ended."""
 
-_FORMAT = 3
-"""Increment when the same configuration gives other results, to invalidate stored ones."""
+_FORMAT = 4
+"""Increment when the server gives other results for the same settings, to mark the stored ones stale."""
 
 
 class Cell(NamedTuple):
@@ -64,6 +51,11 @@ class Cell(NamedTuple):
     seed: int
     run: Run
     solver: str
+
+    @property
+    def pooled(self) -> bool:
+        """Whether one client has all rows."""
+        return self.run.method == "pooled"
 
     def path(self, folder: Path) -> Path:
         """Where its result belongs."""
@@ -79,6 +71,10 @@ class Plan(NamedTuple):
     """A solver for all problems instead of each one's own; runs that name one keep it."""
     fingerprints: Mapping[str, str] = {}
     """A digest of each problem's data."""
+    programs: Mapping[tuple[str, str, bool], str] = {}
+    """A digest of the clients' program for each problem and solver, with pooled rows and without."""
+    stored: Mapping[tuple[str, str, int], store.Cell] = {}
+    """What the folder's table holds."""
 
     def cells(self) -> Iterator[Cell]:
         """All cells; the seeds of one problem follow one another, so that programs once compiled serve again."""
@@ -88,38 +84,52 @@ class Plan(NamedTuple):
                     yield Cell(problem, seed, run, run.solver or self.solver or problem.solver)
 
     def digest(self, cell: Cell) -> str:
-        """A digest of everything in the configuration that the cell's result depends on."""
+        """A digest of the settings that the cell's result depends on; of neither file names nor the version."""
         return _digest(
             self._clients(cell)
             | {
-                "run": dataclasses.asdict(cell.run),
+                "run": {**dataclasses.asdict(cell.run), "name": ""},
                 "seed": cell.seed,
                 "slowness": self.experiment.slowness,
                 "draws": self.experiment.draws,
             }
         )
 
+    def digests(self, cell: Cell) -> dict[str, str]:
+        """Of what the cell is a result: its settings, everybody's rows, and the clients' program."""
+        return {
+            "digest": self.digest(cell),
+            "data": self.fingerprints.get(cell.problem.name, ""),
+            "program": self.programs.get((cell.problem.name, cell.solver, cell.pooled), ""),
+        }
+
     def clients_digest(self, cell: Cell) -> str:
-        """A digest of the clients' data and solver, independent of the method."""
-        return _digest(self._clients(cell) | {"pooled": cell.run.method == "pooled"})
+        """A digest of the clients' data and program, independent of the method."""
+        digests = self.digests(cell)
+        return _digest(
+            self._clients(cell) | {"pooled": cell.pooled, "data": digests["data"], "program": digests["program"]}
+        )
 
     def _clients(self, cell: Cell) -> dict[str, Any]:
         return {
             "format": _FORMAT,
-            "version": __version__,
-            "data": self.fingerprints.get(cell.problem.name),
-            "problem": dataclasses.asdict(cell.problem),
+            "problem": {**dataclasses.asdict(cell.problem), "name": ""},
             "solver": solver_settings(self.experiment, cell.solver),
             "rows": self.experiment.quick.rows if self.experiment.smoke else None,
         }
 
-    def done(self, cell: Cell) -> dict[str, Any] | None:
-        """The cell's result, if it exists, is complete and has this configuration's digest."""
+    def done(self, cell: Cell) -> store.Cell | None:
+        """The cell's result, if it exists, is complete, and is of these settings, rows and program."""
+        found = self.found(cell)
+        return found if found is not None and self.digests(cell).items() <= found.items() else None
+
+    def found(self, cell: Cell) -> store.Cell | None:
+        """The cell's newest result, stale or not, or None: its file, or what the table holds."""
         try:
-            found = json.loads(cell.path(self.folder).read_text(encoding="utf-8"))
+            found: store.Cell = json.loads(cell.path(self.folder).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return None
-        return found if found.get("digest") == self.digest(cell) else None
+            return self.stored.get((cell.problem.name, cell.run.curve, cell.seed))
+        return found
 
     def missing(self) -> list[Cell]:
         """The cells that have no result yet."""
@@ -146,7 +156,7 @@ Report = Callable[[int, int, str], None]
 """Called with the number of finished cells, their total, and the last one's name."""
 
 
-def execute(plan: Plan, workers: int | None, report: Report) -> list[dict[str, Any]]:
+def execute(plan: Plan, workers: int | None, report: Report) -> list[store.Cell]:
     """The results of all cells, in order; runs those that are missing."""
     for name in {cell.solver for cell in plan.cells()}:
         solver(plan.experiment, name)
@@ -160,7 +170,7 @@ def execute(plan: Plan, workers: int | None, report: Report) -> list[dict[str, A
         last = batch[-1]
         what = last.run.curve if len(batch) == 1 else "all methods"
         report(done, total, f"{last.problem.name}, seed {last.seed}, {what}")
-    return [json.loads(cell.path(plan.folder).read_text(encoding="utf-8")) for cell in cells]
+    return [result for cell in cells if (result := plan.found(cell)) is not None]
 
 
 def _interleaved(experiment: Experiment, batches: list[list[Cell]], workers: int) -> list[list[Cell]]:
@@ -254,7 +264,9 @@ def run_batch(plan: Plan, cells: list[Cell]) -> list[Cell]:
         setting = _prepared(_HashableByRepr(plan.experiment, cell.problem))
         rows, statuses, seconds = run_cell(plan, cell, setting)
         result = {
-            "digest": plan.digest(cell),
+            **plan.digests(cell),
+            "version": __version__,
+            "jax": jax.__version__,
             "problem": cell.problem.name,
             "seed": cell.seed,
             "run": cell.run.curve,
@@ -287,9 +299,9 @@ def run_cell(plan: Plan, cell: Cell, setting: PreparedProblem) -> tuple[list[dic
             for name, result in zip(setting.clients.names, results, strict=True)
         ]
         return rows, [result.status.value for result in results], sum(map(_seconds, results))
-    pooled, method = run.method == "pooled", named(run.named, **settings)
-    clients = setting.clients.pooled() if pooled else setting.clients
-    speeds = None if pooled else setting.speeds
+    method = named(run.named, **settings)
+    clients = setting.clients.pooled() if cell.pooled else setting.clients
+    speeds = None if cell.pooled else setting.speeds
     checkpoint = cell.path(plan.folder).with_suffix(f".{plan.digest(cell)}.npz")
     result = run_method(
         method,
@@ -327,4 +339,4 @@ def _last_evaluation(result: Result) -> dict[str, Any]:
 
 def _stored_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     """The stored columns; infinity is stored as text, since JSON has none."""
-    return {column: float(row[column]) if np.isfinite(row[column]) else str(row[column]) for column in COLUMNS}
+    return {column: float(row[column]) if np.isfinite(row[column]) else str(row[column]) for column in store.NUMBERS}

@@ -9,7 +9,6 @@ from partita_experiments.figure import label
 from partita_experiments.judge import (
     PAPER_SCHEDULES,
     TOLERANCE,
-    Clients,
     common,
     count,
     each,
@@ -20,6 +19,7 @@ from partita_experiments.judge import (
 )
 from partita_experiments.report import Heading, Part, ReportTable, Statement
 from partita_experiments.results import Results
+from partita_experiments.store import Clients
 
 FLAMBY = {"FLamby: pooled": 0.795, "FLamby: FedAdam": 0.779, "FLamby: FedAvg": 0.748}
 """Published accuracies of logistic regression on Fed-Heart-Disease (Ogier du Terrail et al. 2022)."""

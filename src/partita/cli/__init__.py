@@ -87,7 +87,11 @@ def fit(
         str, typer.Option(help="The prior of standardised coefficients, normal(mean, sd).")
     ] = "normal(0, 2.5)",
     covariance: Annotated[
-        str | None, typer.Option(help="full, the default up to 500 columns, block, the default beyond, or mean-field.")
+        str | None,
+        typer.Option(
+            help="full, the default up to 500 columns, block, the default beyond, mean-field (the nearest to full), or "
+            "mean-field-optimum."
+        ),
     ] = None,
     weights: Annotated[str | None, typer.Option(help="A column of row weights.")] = None,
     positive: Annotated[str | None, typer.Option(help="The label of the response that counts as 1.")] = None,

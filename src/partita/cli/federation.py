@@ -44,7 +44,7 @@ def init(
         str, typer.Option(help="The prior of standardised coefficients, normal(mean, sd).")
     ] = "normal(0, 2.5)",
     covariance: Annotated[
-        str, typer.Option(help="full, which automatic is up to 500 columns, or mean-field.")
+        str, typer.Option(help="full, which automatic is up to 500 columns, mean-field, or mean-field-optimum.")
     ] = "automatic",
     weights: Annotated[str, typer.Option(help="A column of row weights.")] = "",
     positive: Annotated[str, typer.Option(help="The label of the response that counts as 1.")] = "",

@@ -25,7 +25,6 @@ from partita.families import Family, FullGaussian
 from partita.inputs import check_finite_number, check_whole
 from partita.server.monitor import Monitor
 from partita.server.run import run
-from partita.server.stopping import Status
 from partita.stream import Stream
 
 __all__ = ["TOLERANCE", "Partitioned", "gaussian_moments", "positive"]
@@ -164,7 +163,7 @@ class Partitioned(BaseEstimator, abc.ABC):
 
     def _keep(self, stream: Stream) -> None:
         """Sets what a fit is known by; coefficients have a row for each thing that is told."""
-        if stream.result is not None and stream.result.status is not Status.CONVERGED:
+        if stream.result is not None and not stream.result.status.arrived:
             warnings.warn(f"The fit has not converged. {stream.result.message}", ConvergenceWarning, stacklevel=3)
         self.stream_ = dataclasses.replace(stream, result=None)
         size, told = self.n_features_in_ + 1, self._told

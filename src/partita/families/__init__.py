@@ -8,6 +8,7 @@ from partita.families.gamma import Gamma
 from partita.families.gaussian import Gaussian, MeanFieldGaussian
 from partita.families.inverse_gamma import InverseGamma
 from partita.families.log_normal import LogNormal
+from partita.families.nearest_mean_field import NearestMeanField
 from partita.families.normal_gamma import NormalGamma
 from partita.families.product import Product
 from partita.families.transformed import Transformed
@@ -22,6 +23,7 @@ __all__ = [
     "InverseGamma",
     "LogNormal",
     "MeanFieldGaussian",
+    "NearestMeanField",
     "NormalGamma",
     "Product",
     "Transformed",

@@ -243,6 +243,24 @@ class Family(eqx.Module):
 
         return end((1 - mass) / 2), end((1 + mass) / 2)
 
+    @property
+    def returned(self) -> "Family":
+        """What a run returns of this posterior: itself, or the nearest member of a smaller family."""
+        return self
+
+    def nearest(self) -> Self:
+        """`returned`, as a member of this family."""
+        return self
+
+    def within(self, factor: Self) -> "Family":
+        """A factor of this posterior as one of `returned`, with the same gradient there; they multiply to it."""
+        return factor
+
+    @property
+    def gap(self) -> Float[Array, ""] | None:
+        """KL(`returned` ‖ this posterior) in nats; None of a family that returns its members as they are."""
+        return None
+
     def part(self, name: str) -> "Family | None":
         """Its independent component with this name, if there is one."""
         return None

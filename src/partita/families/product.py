@@ -95,6 +95,21 @@ class Product(Family):
         ranges = [family.precision_range(other[name]) for name, family in self.components.items()]
         return jnp.min(jnp.array([low for low, _ in ranges])), jnp.max(jnp.array([high for _, high in ranges]))
 
+    @property
+    def returned(self) -> "Product":
+        return Product({name: family.returned for name, family in self.components.items()})
+
+    def nearest(self) -> Self:
+        return type(self)({name: family.nearest() for name, family in self.components.items()})
+
+    def within(self, factor: Self) -> "Product":
+        return Product({name: family.within(factor[name]) for name, family in self.components.items()})
+
+    @property
+    def gap(self) -> Float[Array, ""] | None:
+        known = [gap for family in self.components.values() if (gap := family.gap) is not None]
+        return functools.reduce(operator.add, known) if known else None
+
     def symmetrised(self) -> Self:
         return type(self)({name: family.symmetrised() for name, family in self.components.items()})
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from partita.data.columns import Column, Counts, Moments
 from partita.errors import FederationError, unknown
 from partita.expectations.capabilities import Template
-from partita.families import Family, FullGaussian, MeanFieldGaussian
+from partita.families import Family, FullGaussian, Gaussian, MeanFieldGaussian, NearestMeanField
 from partita.io.settings import build, parse
 from partita.local.solvers import named as solver_named
 from partita.methods import NAMED, settings_of
@@ -43,6 +43,11 @@ __all__ = [
 
 CONFIG_FILE = "federation.toml"
 _DEFAULT_SOLVER = {"kind": "newton"}
+_FAMILIES: Mapping[str, type[Gaussian]] = {
+    "mean-field": MeanFieldGaussian,
+    "nearest-mean-field": NearestMeanField,
+    "full": FullGaussian,
+}
 NAME = re.compile(r"\w(?:[\w.-]*\w)?")
 """Valid client names; they are also names of folders and keys."""
 _FOLDER = "folder:"
@@ -76,7 +81,7 @@ class Data:
 class Prior:
     """N(0, scale²) for every parameter, and the family of the posterior."""
 
-    family: Literal["mean-field", "full"] = "mean-field"
+    family: Literal["mean-field", "nearest-mean-field", "full"] = "mean-field"
     scale: float = 1.0
 
 
@@ -147,7 +152,7 @@ class Federation:
 
     def built_prior(self, model: Model, columns: int) -> Family:
         """The prior over the model's parameters."""
-        kind = MeanFieldGaussian if self.prior.family == "mean-field" else FullGaussian
+        kind: Any = _FAMILIES[self.prior.family]
         template = model.template() if isinstance(model, Template) else columns
         return kind.standard_normal(template, self.prior.scale)
 

@@ -24,7 +24,7 @@ seed = 0
 formula = {formula}
 family = {family}
 prior = {prior}  # of the coefficients of standardised columns
-covariance = {covariance}  # automatic, full or mean-field
+covariance = {covariance}  # automatic, full, mean-field (the nearest to full) or mean-field-optimum
 weights = {weights}  # a column of row weights, or empty
 positive = {positive}  # the label of the response that counts as 1; empty for the last in the alphabet
 {further}

@@ -55,8 +55,8 @@ class Rehearsal:
 
     def free_energy(self, q: Family) -> float:
         """F(q) on all clients' rows."""
-        return partition_free_energy(self.model, self.partition, self.prior, q, self.federation.seed)
+        return partition_free_energy(self.model, self.partition, self.prior.returned, q, self.federation.seed)
 
     def posterior(self, folder: Path) -> Family:
         """The posterior of the real run, from its folder."""
-        return load_posterior(folder / "posterior.npz", self.prior)[0]
+        return load_posterior(folder / "posterior.npz", self.prior.returned)[0]

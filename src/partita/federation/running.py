@@ -6,6 +6,7 @@ import logging
 import logging.handlers
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -25,8 +26,8 @@ from partita.storage.ledger import Ledger
 
 __all__ = ["Way", "run_client", "run_letter", "run_server"]
 
-_LOOK = 5.0
-"""Seconds between two looks at what the server waits for."""
+_LOOK, _SHARE = 5.0, 20.0
+"""Seconds between two looks at what the server waits for, and how many times longer than a look they are."""
 _LOG_BYTES = 2**20
 """How long a log becomes before it begins anew; one earlier log is kept."""
 
@@ -147,12 +148,14 @@ def _narrated(folder: Path, federation: Federation) -> Iterator[None]:
     def narrate() -> None:
         said = ""
         while True:
+            began = time.monotonic()
             with contextlib.suppress(InputError):
                 line = waiting(read_status(folder, federation.name, federation.clients))
                 if line != said:
                     print(line, flush=True)
                 said = line
-            if ended.wait(_LOOK):
+            # what a look costs grows with the run, and what looks cost in all does not
+            if ended.wait(max(_LOOK, _SHARE * (time.monotonic() - began))):
                 return
 
     thread = threading.Thread(target=narrate, name="narrator", daemon=True)

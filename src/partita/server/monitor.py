@@ -17,6 +17,7 @@ from partita.results.history import History
 from partita.results.posterior import Posterior
 from partita.server.bound import Evaluation, divergence, evaluated
 from partita.server.convergence import distance_left
+from partita.server.mean_field import known_check
 from partita.server.method import Method
 from partita.server.progress import Progress
 from partita.server.state import State
@@ -91,12 +92,12 @@ class _Watch:
         """The history's row after a step; on the last one everything is computed that is computed at all."""
         row = _counts(state, event) | {"temperature": float(self.method.temperature)}
         if self.monitor.every and (last or state.turn % self.monitor.every == 0):
-            at = (state.current_prior, state.posterior, state.hyper)
+            at = (state.current_prior, state.posterior.nearest(), state.hyper)
             row |= self._with_error("free_energy", *evaluated(self.engine, state, *at))
             found = self.monitor.metrics(posterior_of(self.model, state)) if self.monitor.metrics else {}
             row |= {name: float(value) for name, value in found.items()}
         elif not self.monitor.every and (known := np.isfinite(state.ell))[state.active].all():
-            apart = float(divergence(state.posterior, state.current_prior))
+            apart = float(divergence(state.posterior, state.current_prior)) + float(state.posterior.gap or 0.0)
             error = np.sqrt(state.ell_variance[known].sum())
             row |= self._with_error("reported_free_energy", state.ell[known].sum() - apart, error)
         if self.method.solver.estimates_evidence:
@@ -120,7 +121,8 @@ class _Watch:
 
 def posterior_of(model: Model, state: State) -> Posterior:
     """The user-facing posterior, with the learned hyperparameters in the model."""
-    return Posterior(model_given(model, state.hyper), state.posterior, state.hyper)
+    model, q = model_given(model, state.hyper), state.posterior.returned
+    return Posterior(model, q, state.hyper, mean_field=known_check(model, state))
 
 
 def _counts(state: State, event: Event) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from partita.server.method import Method
 from partita.server.monitor import Monitor, posterior_of
 from partita.server.origin import check_origin, origin, with_rows
 from partita.server.rules import Rules
+from partita.server.settling import same_member, settling
 from partita.server.state import State, init, unanswered_columns, with_learning
 from partita.server.step import ended, step
 from partita.server.stopping import Budget, Ending, Status, Stopping
@@ -67,7 +68,7 @@ class Result:
         is NaN of a run that has not converged, and of a method with one factor for all clients; the history has it step
         by step.
         """
-        settled = self.status is Status.CONVERGED and self.settles_evidence
+        settled = self.status.arrived and self.settles_evidence
         return self._last("log_evidence") if settled else float("nan")
 
     def _last(self, name: str) -> float:
@@ -76,7 +77,7 @@ class Result:
     def __repr__(self) -> str:
         clients = int(self.state.active.sum())
         spent = f"{clients} clients, {self.state.communications} communications"
-        done = "" if self.status in (Status.CONVERGED, Status.COMPLETE) else " so far"
+        done = "" if self.status.arrived or self.status is Status.COMPLETE else " so far"
         value = with_error(self.free_energy, self.free_energy_error)
         kind = f"estimated with {self._draws} fresh draws" if self._draws else "a lower bound"
         known = [f"free energy {value}{done} ({kind})"] if np.isfinite(self.free_energy) else []
@@ -119,7 +120,8 @@ def run(
             a run that goes on until its budget is spent.
         seed: what random numbers depend on; a `state` has its own.
         state: where to go on from, such as another run's `result.state`: the budget counts from there, clients that
-            have rows now join or come back, those without leave, and the method may be another one.
+            have rows now join or come back, those without leave, and the method may be another one. A run that ended
+            at the nearest member of a smaller family settles there if that family's prior is given.
         engine: where clients run, if not in this process.
         rules: how long to wait for clients and for how many, and what their answers must keep to.
         store: where the run is kept, such as `Checkpoint("run.npz")`. The run goes on from what is kept there, to the
@@ -167,7 +169,7 @@ def run(
             found = stopping.ending(state)
             last = found is not None or (over and bool(event.clients))
             if last:
-                known = found is not None and found.status in (Status.BUDGET_SPENT, Status.CONVERGED)
+                known = found is not None and (found.status.arrived or found.status is Status.BUDGET_SPENT)
                 state = ended(method, engine, state, ask=known and not over)
             if event.clients:
                 row = watch.row(state, event, last=last)
@@ -182,7 +184,7 @@ def run(
             state = requests.apply(state, method.aggregation)
 
     message = " ".join([ending.message, *history.remarks])
-    if method.learning is not None and ending.status is not Status.CONVERGED and equal(state.hyper, start.hyper):
+    if method.learning is not None and not ending.status.arrived and equal(state.hyper, start.hyper):
         message = f"{message} {unmoved(method.learning, state)}"
     posterior = posterior_of(model, state)
     check = mean_field_check(posterior.model, engine, state, method.temperature)
@@ -195,7 +197,8 @@ def continued(state: State, fresh: State, method: Method) -> State:
 
     Factors and counts stay. Nothing is under way, and what is known of clients' last answers is of the run before.
     """
-    if not equal(state.prior, fresh.prior):
+    state = settling(state, fresh.prior)
+    if not same_member(state.prior, fresh.prior):
         raise SettingsError("The state belongs to a run with another prior: start without it.")
     same = _alike(state.memory, fresh.memory) and state.keeps_product == fresh.keeps_product
     if not same and not (state.keeps_product and fresh.keeps_product):

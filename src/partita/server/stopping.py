@@ -25,12 +25,18 @@ class Status(enum.Enum):
     """How a run ended."""
 
     CONVERGED = "converged"
+    NEAREST = "nearest member"
     COMPLETE = "complete"
     BUDGET_SPENT = "budget spent"
     IMPROPER = "improper"
     DIVERGED = "diverged"
     STALLED = "stalled"
     TIMED_OUT = "timed out"
+
+    @property
+    def arrived(self) -> bool:
+        """Whether the run is where its method leads: at a fixed point, or at the nearest member of one's family."""
+        return self in (Status.CONVERGED, Status.NEAREST)
 
 
 class Ending(NamedTuple):
@@ -143,7 +149,13 @@ class Stopping:
         if not (state.settled(self.tolerance) and (left := distance_left(state)) <= DISTANCE_LEFT):
             return None
         near = f"Every client's answer lies within {self.tolerance:g} nats of the posterior"
-        return Ending(Status.CONVERGED, f"{near}, which is about {left:.1g} standard deviations from its fixed point.")
+        said = f"{near}, which is about {left:.1g} standard deviations from its fixed point."
+        gap = state.posterior.gap
+        return (
+            Ending(Status.CONVERGED, said)
+            if gap is None
+            else Ending(Status.NEAREST, f"{said} {_nearest(state, float(gap))}")
+        )
 
     def _spent(self, state: State) -> Ending | None:
         if not self.budget.spent(state):
@@ -168,6 +180,13 @@ class Stopping:
         left = distance_left(state)
         far = f" At its present rate about {left:.2g} standard deviations are left: allow more rounds."
         return Ending(Status.BUDGET_SPENT, spent + far if DISTANCE_LEFT < left < np.inf else spent)
+
+
+def _nearest(state: State, gap: float) -> str:
+    """What is returned in place of the posterior, and what its messages cost."""
+    q = state.posterior
+    found = f"Returned is the nearest {type(q.returned).__name__}, {gap:.3g} nats from it"
+    return f"{found}; messages had {q.size():,} numbers, where its own have {q.returned.size():,}."
 
 
 def _slower(state: State) -> str:

@@ -17,7 +17,6 @@ from partita.families import Family
 from partita.families.gaussian import gaussian
 from partita.results.mean_field import MeanFieldCheck, independence
 from partita.server.run import Result
-from partita.server.stopping import Status
 from partita.tables.coefficients import Coefficient, coefficient_grid, text_table
 from partita.tables.constants import Told
 from partita.tables.design import Design
@@ -118,8 +117,13 @@ class Estimates:
         )
         notes = [", ".join(said) + "."]
         notes += self.design.notes + self.spec.agreement.rows.notes + self.response.notes
-        if self.result.status is not Status.CONVERGED:
+        if not self.result.status.arrived:
             notes.append(f"The run has not converged ({self.result.message})")
+        if (gap := self.result.state.posterior.gap) is not None:
+            notes.append(
+                f"Nearest to a posterior with full covariance, {float(gap):.3g} nats from it, of all with independent "
+                'coefficients; covariance="mean-field-optimum" has the highest free energy of those.'
+            )
         if vague := self._vague():
             few = ", ".join(vague[:5]) + (", …" if len(vague) > 5 else "")
             notes.append(f"The prior shapes {few}: the data tell little, as with separation or few rows.")
@@ -129,7 +133,7 @@ class Estimates:
 
     def caveat(self, remedy: str) -> str:
         """What a reader of standard deviations without all correlations has to know, with what to do, or nothing."""
-        blocks = gaussian(self.prior).independent_groups
+        blocks = gaussian(self.prior.returned).independent_groups
         if not isinstance(self.result.posterior.model, CurvedInTable) and blocks > 1:
             return MeanFieldCheck().sentence(self.names, remedy, independence(blocks, len(self.units.parameters)))
         with enable_x64(True):
@@ -175,7 +179,7 @@ class Estimates:
             for site, factor in zip(state.names, state.factors, strict=True):
                 alone = state.current_prior * factor.natural
                 found[site] = {
-                    label: self._one(member, place)
+                    label: self._one(member.returned, place)
                     for label, member in (("alone", alone), ("without", without[site]))
                     if bool(member.is_proper())
                 } | {"all": self._one(q, place)}
@@ -184,7 +188,7 @@ class Estimates:
     def leaving_out(self) -> dict[str, Family]:
         """The posterior of all sites but one, by the name of that one: its factor is divided out."""
         state = self.result.state
-        return {site: self.q / factor.natural for site, factor in zip(state.names, state.factors, strict=True)}
+        return {site: state.posterior / factor.natural for site, factor in zip(state.names, state.factors, strict=True)}
 
     def predict(self, frame: Any) -> Float[np.ndarray, "n ..."]:
         """The posterior mean of the response for the rows of a table, NaN where a value that is needed is missing.

@@ -60,7 +60,9 @@ def fit(
         prior: of the coefficients of standardised columns, "normal(mean, sd)"; the intercept's is normal(0, 10), or
             wider if this one is. For a Gaussian response in units of its sd.
         covariance: "full", the default up to 500 columns, "block", the default beyond, which ignores correlation
-            across blocks of about 200 columns, or "mean-field", whose sds are too small where columns are correlated.
+            across blocks of about 200 columns, or "mean-field", whose sds are too small where columns are correlated:
+            up to 500 columns the nearest such posterior to that of "full", beyond, and with "mean-field-optimum", the
+            one of highest free energy, which takes more rounds and smaller messages.
         weights: a column of row weights.
         positive: the label of a binary response that counts as 1.
         trials: of a binomial response, the column of the number of trials.

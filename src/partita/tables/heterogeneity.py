@@ -78,7 +78,7 @@ class Heterogeneity:
 def heterogeneity_of(fit: Fitted) -> Heterogeneity:
     """Compares each site with the others; see `Fit.heterogeneity`."""
     with enable_x64(True):
-        members, whole = fit.leaving_out(), fit.vector(fit.result.posterior.q)
+        members, whole = fit.leaving_out(), fit.vector(fit.result.state.posterior)
         others = {name: fit.vector(q) for name, q in members.items() if bool(q.is_proper())}
         start = fit.vector(fit.result.state.current_prior)
     return compared(list(members), whole, others, start)

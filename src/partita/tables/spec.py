@@ -19,7 +19,7 @@ from partita.data.columns import Moments
 from partita.data.shard import Partition, federate
 from partita.data.table import OffsetTable, Table
 from partita.errors import DataError, SettingsError
-from partita.families import BlockGaussian, Family, FullGaussian, MeanFieldGaussian
+from partita.families import BlockGaussian, Family, FullGaussian, MeanFieldGaussian, NearestMeanField
 from partita.inputs import check_choice, check_finite_number, check_kind, check_texts, described
 from partita.io.settings import build
 from partita.models import Model
@@ -48,6 +48,11 @@ def _block(mean: _Vector, sd: _Vector, widths: Sequence[int]) -> Family:
 
 
 def _mean_field(mean: _Vector, sd: _Vector, widths: Sequence[int]) -> Family:
+    kind = NearestMeanField if len(mean) <= _MOST_FULL else MeanFieldGaussian
+    return kind.from_mean_sd(mean, sd)
+
+
+def _mean_field_optimum(mean: _Vector, sd: _Vector, widths: Sequence[int]) -> Family:
     return MeanFieldGaussian.from_mean_sd(mean, sd)
 
 
@@ -55,10 +60,11 @@ _FAMILIES: Mapping[str, Callable[[_Vector, _Vector, Sequence[int]], Family]] = {
     "full": _full,
     "block": _block,
     "mean-field": _mean_field,
+    "mean-field-optimum": _mean_field_optimum,
 }
 """A prior of each form of the covariance, given mean and sd of every coefficient."""
 _MOST_FULL = 500
-"""The largest number of columns for which a full covariance is the default; beyond it is one of blocks."""
+"""The largest number of columns for which a full covariance is the default, and mean field's way; beyond are blocks."""
 _MANY_ROWS = 50_000
 """Above so many rows padding sites to one length would take longer than compiling for several lengths."""
 _AUTOMATIC = "automatic"

@@ -10,6 +10,7 @@ from partita.local.solvers.moment_matching import MomentMatching
 from partita.local.solvers.named import named
 from partita.local.solvers.newton import Newton
 from partita.local.solvers.power_ep import PowerEP
+from partita.local.solvers.proximal_point import ProximalPoint
 
 __all__ = [
     "LBFGS",
@@ -24,6 +25,7 @@ __all__ = [
     "Newton",
     "Outcome",
     "PowerEP",
+    "ProximalPoint",
     "Solution",
     "Solver",
     "named",

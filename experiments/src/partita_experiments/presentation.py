@@ -1,0 +1,150 @@
+"""A report and its figures from stored cells: nothing is run, and the same cells give the same files."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from partita.errors import InputError
+from partita.io.atomic import write_text
+from partita_experiments import store
+from partita_experiments.config import Experiment, file_name, load
+from partita_experiments.figure import draw
+from partita_experiments.report import Heading, Part, Picture, ReportTable, Statement, Text, markdown, page
+from partita_experiments.results import Results
+from partita_experiments.runner import Plan
+from partita_experiments.statements import PAGES
+
+
+class Report(NamedTuple):
+    """What was written, and what it says."""
+
+    parts: list[Part]
+    files: tuple[str, ...]
+
+    @property
+    def statements(self) -> list[Statement]:
+        """The paper's statements and ours, with what was seen."""
+        return [part for part in self.parts if isinstance(part, Statement)]
+
+
+def from_table(name: str, table: Path, config: Path | None, output: Path | None) -> Report:
+    """Writes the report of an experiment from its stored table, beside it or into another folder."""
+    stored = store.load(table)
+    if stored.experiment != name:
+        raise InputError(f"{table} has results of {stored.experiment}, not of {name}: give the table of {name}.")
+    experiment = load(name, config)
+    if stored.smoke:
+        experiment = experiment.smoke_version()
+    kept = tuple(problem for problem in experiment.problems if problem.name in stored.clients)
+    most = max((cell["seed"] for cell in stored.cells), default=-1) + 1
+    experiment = dataclasses.replace(experiment, problems=kept, seeds=max(experiment.seeds, most))
+    plan = Plan(experiment, table.parent, stored={store.key(cell): cell for cell in stored.cells})
+    return write_report(plan, stored.cells, stored.clients, output or table.parent)
+
+
+def write_report(plan: Plan, cells: Sequence[store.Cell], clients: store.Clients, folder: Path) -> Report:
+    """Writes `report.md`, `report.html` and the figures of these cells into a folder."""
+    experiment, results = plan.experiment, Results(in_order(plan, cells))
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = _figures(experiment, results, folder)
+    found = PAGES[experiment.name](results, clients)
+    if experiment.smoke:
+        found = [part for part in found if not isinstance(part, Statement)]
+    parts: list[Part] = [Text(experiment.question), *pictures, *found, Heading("The cells"), *_cells(plan, results)]
+    write_text(folder / "report.md", markdown(experiment.title, parts))
+    write_text(folder / "report.html", page(experiment.title, parts))
+    return Report(parts, ("report.md", "report.html", *(picture.file for picture in pictures)))
+
+
+def in_order(plan: Plan, cells: Sequence[store.Cell]) -> list[store.Cell]:
+    """The cells in the order of the plan, without those that it does not have."""
+    found = {store.key(cell): cell for cell in cells}
+    wanted = [(cell.problem.name, cell.run.curve, cell.seed) for cell in plan.cells()]
+    return [found[key] for key in wanted if key in found]
+
+
+def _figures(experiment: Experiment, results: Results, folder: Path) -> list[Picture]:
+    """One figure per data set, as in the paper, and per horizontal axis."""
+    pictures, groups = [], dict[str, list[str]]()
+    for problem in experiment.problems:
+        if problem.name in results.problems:
+            groups.setdefault(problem.data, []).append(problem.name)
+    for (data, problems), by in itertools.product(groups.items(), experiment.by):
+        name = data if by == "communications" else f"{data} by {by.replace('_', ' ')}"
+        file = f"{file_name(name)}.png"
+        title = f"{experiment.title}: {data}"
+        draw(folder / file, results, problems, title, experiment.panels, by, experiment.log_metrics)
+        counts = [len(results.of(problem, run)) for problem in problems for run in results.runs]
+        pictures.append(Picture(file, f"{name}: {_seeds([count for count in counts if count])}."))
+    return pictures
+
+
+def _seeds(counts: Sequence[int]) -> str:
+    """How many seeds the runs of a figure have."""
+    if max(counts) == 1:
+        return "one seed"
+    if min(counts) == max(counts):
+        return f"mean ± sd over {min(counts)} seeds"
+    return f"mean ± sd over the seeds that there are, {min(counts)} to {max(counts)} a run"
+
+
+def _cells(plan: Plan, results: Results) -> list[Part]:
+    """Which cells there are, with what versions they were made, and which are missing or stale."""
+    rows = []
+    for problem, run in itertools.product(results.problems, results.runs):
+        cells = results.of(problem, run)
+        if not cells:
+            continue
+        wanted = [cell for cell in plan.cells() if (cell.problem.name, cell.run.curve) == (problem, run)]
+        settings = {cell.seed: plan.digest(cell) for cell in wanted}
+        stale = sum(settings[cell["seed"]] != cell["digest"] for cell in cells)
+        rows.append(
+            [
+                problem,
+                run,
+                f"{len(cells)} of {len(wanted)}",
+                f"{stale}" if stale else "",
+                ", ".join(sorted({cell["version"] for cell in cells})),
+                f"{np.mean([cell['seconds'] for cell in cells]):.0f}",
+            ]
+        )
+    whole = sum(cell["seconds"] for cell in results.cells)
+    return [
+        Text(
+            f"{len(results.cells)} cells, {whole:.0f} s of one core in all. *Stale* are those whose settings are no "
+            "longer those of the experiment; the next run makes them again."
+        ),
+        ReportTable(["problem", "run", "seeds", "stale", "version", "seconds"], rows),
+    ]
+
+
+def summary(experiment: Experiment, cells: Sequence[store.Cell], report: Report, folder: Path) -> dict[str, Any]:
+    """The same for machines."""
+    results = Results(cells)
+    return {
+        "experiment": experiment.name,
+        "cells": len(cells),
+        "final": {
+            problem: {
+                run: {metric: _finite(results.final(problem, run, metric)) for metric in ("nll", "error")}
+                for run in results.runs
+            }
+            for problem in results.problems
+        },
+        "statements": [{"text": part.text, "holds": part.holds, "seen": part.seen} for part in report.statements],
+        "files": {file: str(folder / file) for file in (store.FILE, *report.files)},
+    }
+
+
+def printed(report: Report) -> list[str]:
+    """The statements, a line each."""
+    return [f"{part.verdict.strip('*')}: {part.text} Seen: {part.seen}" for part in report.statements]
+
+
+def _finite(values: np.ndarray) -> list[float | str]:
+    """For JSON, which has no infinity."""
+    return [float(value) if np.isfinite(value) else str(value) for value in values]
