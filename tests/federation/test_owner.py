@@ -15,7 +15,7 @@ from partita.federation.beginning import beginning
 from partita.federation.client import Client
 from partita.federation.disclosure import Limits, released
 from partita.federation.guard import Guard, agreed_visits
-from partita.federation.guarded import guarded, log_of
+from partita.federation.guarded import Owner, guarded, log_of
 from partita.federation.loop import Loop
 from partita.federation.sent import SentLog, in_words
 from partita.federation.serve import serve
@@ -136,9 +136,9 @@ def test_a_limit_that_is_none_is_refused():
             Limits(cell=wrong)
 
 
-def kept(folder, about, **given):
+def kept(folder, about, anew=False):
     write(folder / "east.csv", clinic(0))
-    return guarded(folder, about, "east", folder / "east.csv", Limits(1, 1), **given)
+    return guarded(folder, about, "east", folder / "east.csv", Owner(Limits(1, 1), anew=anew))
 
 
 class Recording:
@@ -207,7 +207,7 @@ def test_another_encoding_than_the_first_is_refused(run, tmp_path):
     assert client.handle(hello).header["kind"] == "hello"  # as before
     pried = unpack(pack(Message(hello.header | {"agreed": other}, {})))
     assert "tells no other sums" in reason(client.handle(pried))
-    client.guard.forget()
+    client = kept(tmp_path, run[1], anew=True)
     assert client.handle(task).header["kind"] == "update"
 
 

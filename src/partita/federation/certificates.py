@@ -11,7 +11,6 @@ from partita.io import atomic
 
 __all__ = [
     "AUTHORITY",
-    "AUTHORITY_KEY",
     "PRIVATE",
     "SERVER",
     "SERVER_KEY",
@@ -43,10 +42,15 @@ _LARGEST = 2000
 """The most bytes of a public key's file."""
 PRIVATE = 0o600
 """File mode of private keys."""
-AUTHORITY, AUTHORITY_KEY = "ca.crt", "ca.key"
-"""The authority's files; clients get the certificate."""
-SERVER, SERVER_KEY, SERVER_PUBLIC = "server.pem", "server.key", "server.pub"
-"""The server's files; clients get the public key."""
+_AUTHORITY_KEY = "ca.key"
+AUTHORITY = "ca.crt"
+"""The authority's certificate; clients get it."""
+SERVER = "server.pem"
+"""The server's certificate."""
+SERVER_KEY = "server.key"
+"""The server's private key."""
+SERVER_PUBLIC = "server.pub"
+"""The server's public key; clients get it."""
 
 
 def make_authority(folder: Path, host: str) -> None:
@@ -55,7 +59,7 @@ def make_authority(folder: Path, host: str) -> None:
     issuer = _named(_ISSUER)
     root = _certificate(issuer, authority.public_key(), issuer, authority, _AUTHORITY_YEARS, ca=True)
     _write(folder / AUTHORITY, root.sign(authority, hashes.SHA384()))
-    _secret(folder / AUTHORITY_KEY, authority)
+    _secret(folder / _AUTHORITY_KEY, authority)
     server = ec.generate_private_key(ec.SECP384R1())
     _secret(folder / SERVER_KEY, server)
     _write_public(folder / SERVER_PUBLIC, server)
@@ -64,7 +68,7 @@ def make_authority(folder: Path, host: str) -> None:
 
 def renew(folder: Path, host: str) -> None:
     """Writes a new certificate for the server's key, by the authority that clients trust: they need nothing new."""
-    authority, server = (private_key(folder / file) for file in (AUTHORITY_KEY, SERVER_KEY))
+    authority, server = (private_key(folder / file) for file in (_AUTHORITY_KEY, SERVER_KEY))
     leaf = (
         _certificate(_named(host), server.public_key(), _named(_ISSUER), authority, _YEARS, ca=False)
         .add_extension(x509.SubjectAlternativeName(_names(host)), critical=False)

@@ -14,7 +14,7 @@ from partita.io import atomic
 from partita.io.settings import build
 from partita.io.wire import Message, pack
 
-__all__ = ["Answered", "Guard", "agreed_visits"]
+__all__ = ["Guard", "agreed_visits"]
 
 _PRIVATE = 0o600
 _AGAIN = 2
@@ -32,7 +32,7 @@ _ANEW = "for a new run its owner starts it once with --anew"
 
 
 @dataclasses.dataclass(frozen=True)
-class Answered:
+class _Answered:
     """What a client has answered in a run."""
 
     encoding: str = ""
@@ -58,7 +58,7 @@ class Guard:
         self.path = path
         self.visits = agreed_visits(federation) if visits is None else visits
         self._most_stages = _STAGES * (len(federation.clients) + 2)
-        self.answered = Answered()
+        self.answered = _Answered()
         if path is not None and anew:
             path.unlink(missing_ok=True)
         elif path is not None:
@@ -117,7 +117,7 @@ class Guard:
             )
         )
 
-    def _keep(self, answered: Answered) -> None:
+    def _keep(self, answered: _Answered) -> None:
         if answered != self.answered and self.path is not None:
             atomic.write_text(self.path, json.dumps(dataclasses.asdict(answered)), _PRIVATE)
         self.answered = answered
@@ -129,11 +129,11 @@ def agreed_visits(federation: Federation) -> int:
     return math.ceil(_AGAIN * federation.run.rounds * together)
 
 
-def _read(path: Path) -> Answered:
+def _read(path: Path) -> _Answered:
     if not path.exists():
-        return Answered()
+        return _Answered()
     try:
-        return build(Answered, json.loads(path.read_bytes()), str(path))
+        return build(_Answered, json.loads(path.read_bytes()), str(path))
     except (ValueError, TypeError, AttributeError, RecursionError, InputError):
         raise DamagedFileError(
             f"{path}, which counts what this client has answered, is damaged: begin a new run with --anew."

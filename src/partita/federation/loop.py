@@ -8,7 +8,7 @@ from typing import Protocol
 from partita.engines.remote import Delivery, Transport
 from partita.io.wire import Message, pack, unpack
 
-__all__ = ["Answering", "Loop", "Sent"]
+__all__ = ["Loop", "Sent"]
 
 
 class Sent:
@@ -25,7 +25,7 @@ class Sent:
         self.bytes[kind] = self.bytes.get(kind, 0) + size
 
 
-class Answering(Protocol):
+class _Answering(Protocol):
     """What answers a client's messages."""
 
     def handle(self, message: Message) -> Message:
@@ -35,7 +35,7 @@ class Answering(Protocol):
 class Loop(Transport):
     """Every message is packed, answered at once, and read as if it had come over a network."""
 
-    def __init__(self, clients: Mapping[str, Answering]) -> None:
+    def __init__(self, clients: Mapping[str, _Answering]) -> None:
         self.clients, self.sent = dict(clients), {name: Sent() for name in clients}
         self._come: collections.deque[Delivery] = collections.deque()
         self._began, self._skipped = time.monotonic(), 0.0

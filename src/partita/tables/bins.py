@@ -17,8 +17,10 @@ __all__ = ["KNOTS", "TIMES", "binned", "check_binned", "counts_of", "spline"]
 
 _BINS = np.linspace(-4, 4, 81)
 """Edges of the bins in which values are counted to place knots, in standard deviations from the mean."""
-KNOTS, TIMES = len(_BINS) - 1, len(_POWERS) - 1
-"""How many bins there are, of values and of times."""
+KNOTS = len(_BINS) - 1
+"""How many bins of values there are."""
+TIMES = len(_POWERS) - 1
+"""How many bins of times there are."""
 
 
 def binned(factor: Factor, about: Moments, columns: Columns) -> Int[np.ndarray, " b"]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from partita.errors import DamagedFileError, MissingExtraError
 from partita.io.wire import HEADER
 
-__all__ = ["Correspondent", "Opened", "largest"]
+__all__ = ["Correspondent", "largest"]
 
 try:
     from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -35,7 +35,7 @@ _ONCE = bytes(12)
 """The nonce: every letter has a key of its own."""
 
 
-class Opened(NamedTuple):
+class _Opened(NamedTuple):
     """What was in a letter."""
 
     about: dict[str, Any]
@@ -68,7 +68,7 @@ class Correspondent(NamedTuple):
         signature = self.key.sign(context + body, ec.ECDSA(_HASH))
         return b"".join([_MAGIC, struct.pack("<H", len(signature)), signature, body])
 
-    def opened(self, letter: bytes) -> Opened:
+    def opened(self, letter: bytes) -> _Opened:
         """What is in a letter of the other; anything else raises an `InputError`."""
         whole, context = memoryview(letter), _context(self.other, self.name)
         begin = len(_MAGIC) + 2
@@ -93,7 +93,7 @@ class Correspondent(NamedTuple):
             raise DamagedFileError(f"This letter is not signed by {self.other}.") from None
         except (ValueError, InvalidTag, struct.error, RecursionError) as error:
             raise DamagedFileError(f"This is no letter of {self.other} to {self.name}: {error!s:.100}.") from None
-        return Opened(about, plain[4 + size :])
+        return _Opened(about, plain[4 + size :])
 
 
 def _context(sender: str, receiver: str) -> bytes:

@@ -19,8 +19,10 @@ __all__ = ["ANSWERS", "BEAT", "SERVER", "TASKS", "Mailbox", "Store"]
 
 _LOG = logging.getLogger("partita")
 SERVER = "the server"
-TASKS, ANSWERS = "to", "from"
-"""The folders of letters to clients and from them; each has a folder for every client."""
+TASKS = "to"
+"""The folder of letters to clients, with one for each."""
+ANSWERS = "from"
+"""The folder of letters from clients, with one for each."""
 BEAT = "here"
 """The file by which a client that watches its folder says that it does."""
 _STORED = "mailbox"

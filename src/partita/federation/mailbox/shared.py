@@ -11,9 +11,9 @@ from pathlib import Path
 
 from partita.errors import DamagedFileError, FederationError
 
-__all__ = ["LETTER", "Shared"]
+__all__ = ["Shared"]
 
-LETTER = re.compile(r"[0-9a-f]{32}\.letter")
+_LETTER = re.compile(r"[0-9a-f]{32}\.letter")
 """Names of letters; files with other names are not looked at."""
 _LOOKED_AT = 1000
 """The most files of a folder that are looked at at once."""
@@ -93,7 +93,7 @@ class Shared:
                 return []
             with os.scandir(there) as entries:
                 for _, entry in zip(range(_LOOKED_AT), entries, strict=False):
-                    if LETTER.fullmatch(entry.name):
+                    if _LETTER.fullmatch(entry.name):
                         with contextlib.suppress(OSError):
                             found.append((entry.stat(follow_symlinks=False).st_mtime_ns, entry.name))
         return [name for _, name in sorted(found)]
