@@ -210,7 +210,7 @@ async def _pull(office: Office, keys: Keyring, call: _Call, request: Any) -> Any
         finally:
             for one in waiting:
                 one.cancel()
-        office.hear(call.name, call.session)
+        _own(office, call, request.node.node_id)
         given = office.next(call.name)
     if given is None:
         return PullMessagesResponse()

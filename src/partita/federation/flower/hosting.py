@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import socket
 import ssl
@@ -24,6 +25,7 @@ try:
 except ImportError:
     raise MissingExtraError("Flower", "flower") from None
 
+_LOG = logging.getLogger("partita")
 _FREED = 15.0
 """Seconds in which an earlier server that was killed has left its port."""
 _HEAD, _IDLE = 10.0, 60.0
@@ -125,6 +127,8 @@ def hosted(
         server = await loop.create_server(
             lambda: _Protocol(config, state, {}, loop), sock=listener, ssl=trust, ssl_handshake_timeout=_HEAD
         )
+        # a connection that ends in an odd way is nobody's business
+        loop.set_exception_handler(lambda _, about: _LOG.debug("a connection: %s", about.get("message")))
         began.set()
         await ended.wait()
         server.close()
