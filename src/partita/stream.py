@@ -26,6 +26,7 @@ from partita.hyper.values import model_given
 from partita.inputs import check_fraction, check_kind, check_path, check_seed, check_whole
 from partita.io.archive import read, understood
 from partita.models import Model
+from partita.numerics.stack import Stack
 from partita.results.history import History
 from partita.results.posterior import Posterior
 from partita.server.bound import divergence
@@ -295,13 +296,11 @@ class Stream:
         """The stream whose factors count for less."""
         if self.state is None or self.remember == 1:
             return self
-        factors = tuple(factor**self.remember for factor in self.state.factors)
+        factors = Stack.of([factor**self.remember for factor in self.state.factors])
         posterior = self.state.current_prior
         for factor in factors:
             posterior = posterior * factor.natural
-        state = self.state.with_iterate(
-            self.state.iterate._replace(posterior=posterior, factors=dict(enumerate(factors)))
-        )
+        state = self.state.with_iterate(self.state.iterate._replace(posterior=posterior, factors=factors))
         batches = tuple(batch._replace(level=batch.level * self.remember) for batch in self.batches)
         return dataclasses.replace(self, state=state, batches=batches)
 

@@ -59,15 +59,15 @@ class Anticipating(Aggregation):
     def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
         taken = self.aggregation.update(self._inner(iterate), deltas, free_energy)
         estimates = iterate.memory.marked([k for k in deltas if k not in taken.refusals], heard=True)
-        posterior, factors = taken.iterate.posterior, dict(taken.iterate.factors)
+        posterior, factors = taken.iterate.posterior, taken.iterate.factors
         unheard = np.flatnonzero(~estimates.heard & ~estimates.absent).tolist()
-        known = [factors[k] for k in np.flatnonzero(estimates.heard).tolist()]
-        if known and unheard:
+        if unheard and estimates.heard.any():
+            known = [factors[k] for k in np.flatnonzero(estimates.heard).tolist()]
             estimate = multiplied(known) ** (1 / len(known))
             moved = math.prod((estimate.natural / factors[k].natural for k in unheard), start=posterior)
             if moved.is_proper():
                 posterior = moved
-                factors |= dict.fromkeys(unheard, estimate)
+                factors = factors.replaced(dict.fromkeys(unheard, estimate))
         after = Iterate(posterior, factors, taken.iterate.memory)
         return taken._replace(iterate=self._outer(after, estimates))
 
@@ -89,7 +89,7 @@ class Anticipating(Aggregation):
         rest = iterate.posterior / iterate.factors[client].natural
         if not rest.is_proper():
             return iterate
-        factors = {**iterate.factors, client: Factor.one(rest)}
+        factors = iterate.factors.replaced({client: Factor.one(rest)})
         return Iterate(rest, factors, iterate.memory.marked([client], heard=False))
 
     def check(self, clients: int, answers: int, power: float | None) -> None:

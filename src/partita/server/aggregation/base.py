@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from partita.errors import SettingsError
 from partita.families import Family
 from partita.families.factor import Factor
+from partita.numerics.stack import Stack
 from partita.server.refusal import Reason, Refusal
 
 __all__ = ["Aggregated", "Aggregation", "FreeEnergy", "Iterate", "Report", "begin", "log_mass", "multiplied", "refused"]
@@ -24,7 +25,7 @@ class Iterate(NamedTuple):
     """Where the algorithm is: the posterior, every client's factor, and the aggregation's own memory."""
 
     posterior: Family
-    factors: Mapping[int, Factor]
+    factors: Stack[Factor]
     memory: PyTree = None
 
 
@@ -92,7 +93,7 @@ class Aggregation(eqx.Module):
 
     def init(self, prior: Family, clients: int) -> Iterate:
         """The iterate before the first answer: t_m = 1 for every client and q = p."""
-        return Iterate(prior, dict.fromkeys(range(clients), Factor.one(prior)))
+        return Iterate(prior, Stack.repeated(Factor.one(prior), clients))
 
     @abc.abstractmethod
     def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
@@ -108,8 +109,7 @@ class Aggregation(eqx.Module):
         """The iterate with one more client, whose factor is 1."""
         if not self.keeps_product:
             raise SettingsError(f"{type(self).__name__} does not support new clients: start a new run with the client.")
-        factors = {**iterate.factors, len(iterate.factors): Factor.one(iterate.posterior)}
-        return iterate._replace(factors=factors)
+        return iterate._replace(factors=iterate.factors.appended(Factor.one(iterate.posterior)))
 
     def divided(self, iterate: Iterate, client: int) -> Iterate:
         """The iterate with a client's factor divided out of the posterior."""
@@ -119,7 +119,7 @@ class Aggregation(eqx.Module):
                 "keep the client's factor instead."
             )
         rest = iterate.posterior / iterate.factors[client].natural
-        return iterate._replace(posterior=rest, factors={**iterate.factors, client: Factor.one(rest)})
+        return iterate._replace(posterior=rest, factors=iterate.factors.replaced({client: Factor.one(rest)}))
 
     def resumed(self, iterate: Iterate, heard: Bool[np.ndarray, " m"], absent: Bool[np.ndarray, " m"]) -> PyTree:
         """The memory with which it goes on from another aggregation's iterate; both keep the product.
@@ -159,7 +159,7 @@ class Aggregation(eqx.Module):
         With power EP's factors it is an estimate of log p(y).
         """
         gained = float(log_mass(iterate.posterior) - log_mass(prior))
-        return gained + sum(float(factor.log_scale) for factor in iterate.factors.values())
+        return gained + sum(iterate.factors.parts().log_scale.tolist())
 
 
 def refused(iterate: Iterate, clients: Iterable[int], reason: Reason, sentence: str, trials: int = 0) -> Aggregated:

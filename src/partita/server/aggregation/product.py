@@ -83,11 +83,12 @@ class Backtracking(ProductRule):
 
 def attempt(iterate: Iterate, deltas: Mapping[int, Factor], damping: float) -> Aggregated:
     """Applies the product rule with this damping; refuses changes that make the posterior improper on their own."""
-    posterior, factors = iterate.posterior, dict(iterate.factors)
+    posterior, changed = iterate.posterior, dict[int, Factor]()
     for client, delta in deltas.items():
-        posterior, factors[client], proper = take(posterior, factors[client], delta, damping)
+        posterior, changed[client], proper = take(posterior, iterate.factors[client], delta, damping)
     if proper:
-        return Aggregated(iterate._replace(posterior=posterior, factors=factors), damping, 0, {})
+        after = iterate._replace(posterior=posterior, factors=iterate.factors.replaced(changed))
+        return Aggregated(after, damping, 0, {})
     alone = [k for k, delta in deltas.items() if not take(iterate.posterior, iterate.factors[k], delta, damping)[2]]
     sentence = f"would make the posterior improper with damping {damping:.2g}"
     others = {k: delta for k, delta in deltas.items() if k not in alone}

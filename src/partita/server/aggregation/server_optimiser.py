@@ -13,6 +13,7 @@ from partita.families.base import check_start
 from partita.families.factor import Factor
 from partita.inputs import check_finite_number, check_optimiser
 from partita.numerics.compiled import Compiled
+from partita.numerics.stack import Stack
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, begin, multiplied, refused
 from partita.server.refusal import Reason
 
@@ -41,14 +42,14 @@ class ServerOptimiser(Aggregation):
     def init(self, prior: Family, clients: int) -> Iterate:
         posterior, part = begin(prior, self.start, clients)
         memory = self.optimiser(self.learning_rate).init(posterior.unconstrained())
-        return Iterate(posterior, dict.fromkeys(range(clients), part), memory)
+        return Iterate(posterior, Stack.repeated(part, clients), memory)
 
     def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
         changes, factors = list(deltas.values()), [iterate.factors[k] for k in deltas]
         moved, factors, memory, proper, residual = _ascend(self, iterate.posterior, factors, changes, iterate.memory)
         if not proper:
             return refused(iterate, deltas, Reason.IMPROPER_STEP, IMPROPER)
-        changed = {**iterate.factors, **dict(zip(deltas, factors, strict=True))}
+        changed = iterate.factors.replaced(dict(zip(deltas, factors, strict=True)))
         return Aggregated(Iterate(moved, changed, memory), 1.0, 0, {}, float(residual))
 
     def log_evidence(self, prior: Family, iterate: Iterate) -> None:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from partita.families import Family
 from partita.families.factor import Factor
+from partita.numerics.stack import Stack
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, log_mass, multiplied
 from partita.server.aggregation.product import attempt, check_damping
 
@@ -37,12 +38,14 @@ class Shared(Aggregation):
         damping = 1 / len(factors) if self.damping is None else self.damping
         # a client does not know the scale of t, so its answer contains all of log Z rather than the change
         known = Factor(posterior.one(), jnp.asarray(self.log_evidence(prior, iterate), factor.log_scale.dtype))
-        before = Iterate(posterior, dict.fromkeys(deltas, Factor.one(posterior)))
-        taken = attempt(before, {k: delta / known for k, delta in deltas.items()}, damping / len(deltas))
-        change = multiplied(taken.iterate.factors.values())
+        before = Iterate(posterior, Stack.repeated(Factor.one(posterior), len(deltas)))
+        told = {place: deltas[k] / known for place, k in enumerate(deltas)}
+        taken = attempt(before, told, damping / len(deltas))
+        change = multiplied(taken.iterate.factors)
+        refusals = {k: taken.refusals[place] for place, k in enumerate(deltas) if place in taken.refusals}
         factor = factor * change ** (1 / len(factors))
         after = Iterate(taken.iterate.posterior, factors, Common(prior, factor))
-        return taken._replace(iterate=after, damping=damping if taken.damping else 0.0)
+        return taken._replace(iterate=after, damping=damping if taken.damping else 0.0, refusals=refusals)
 
     def log_evidence(self, prior: Family, iterate: Iterate) -> float:
         """log ∫ p(θ) t(θ)^M dθ: what power EP's estimate tends to with homogeneous clients.
