@@ -60,8 +60,9 @@ def test_a_federation_gets_certificates_and_one_key_per_client(address, study):
     handed = {
         path.relative_to(folder / "clients").as_posix() for path in (folder / "clients").rglob("*") if path.is_file()
     }
-    assert handed == {f"{n}/{file}" for n in ("east", "west") for file in ("federation.toml", "ca.crt", f"keys/{n}")}
-    for secret in (folder / "server.key", folder / "keys" / "east"):
+    files = ("federation.toml", "ca.crt", "server.pub")
+    assert handed == {f"{n}/{file}" for n in ("east", "west") for file in (*files, f"keys/{n}")}
+    for secret in (folder / "server.key", folder / "clients" / "east" / "keys" / "east"):
         assert secret.stat().st_mode & 0o077 == 0
 
 

@@ -95,6 +95,8 @@ _ALWAYS = {
 """Tables that there are before a run has begun, with their columns."""
 
 
+_MOST_NOTES = 1000
+"""How many events of one kind are noted of a client, beside its answers."""
 _CACHE = 131_072
 """SQLite's page cache in KiB."""
 
@@ -111,6 +113,8 @@ class Ledger(Store, Requests, EventLog):
         """The initial stacks, whose chunks are not written: thousands of clients may share one factor."""
         self._tasks = OpenTasks()
         self._rows = self._traffic = 0
+        self._noted: dict[tuple[str, str], int] = {}
+        """How many events of each kind were noted of each client."""
         self._counted: dict[str, Any] = {}
         """The counters last written."""
         self._db = opened(str(self.path), timeout=60.0)
@@ -163,8 +167,16 @@ class Ledger(Store, Requests, EventLog):
         self._kept, self._rows = state, len(history)
 
     def note(self, name: str, event: str, text: str = "") -> None:
-        with self._transaction() as db:
-            self._note(db, name, event, text)
+        """Of one kind and client so many are written and no more, since who sends them may send any number."""
+        counted = "SELECT count(*) FROM events WHERE name = ? AND event = ?"
+        if (name, event) not in self._noted:
+            with translated(self.path):
+                (self._noted[name, event],) = self._db.execute(counted, [name, event]).fetchone()
+        self._noted[name, event] += 1
+        if self._noted[name, event] <= _MOST_NOTES:
+            last = " (the last that is noted)" if self._noted[name, event] == _MOST_NOTES else ""
+            with self._transaction() as db:
+                self._note(db, name, event, text + last)
 
     def count_bytes(self, size: int) -> None:
         """Saved with the next state: after a crash, traffic since the last saved state is not counted."""
