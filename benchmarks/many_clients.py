@@ -130,9 +130,8 @@ def rounds(sizes, seconds):
 
 def answers(sizes, seconds):
     """One answer, in turn and on arrival."""
-    print(
-        f"{'answer':>14} {'clients':>8} {'ledger':>7} {'clock ms':>9} {'processor ms':>12} {'KB an answer':>13} {'peak MB':>8}"
-    )
+    titles = f"{'clock ms':>9} {'processor ms':>12} {'KB an answer':>13} {'peak MB':>8}"
+    print(f"{'answer':>14} {'clients':>8} {'ledger':>7} {titles}")
     for schedule in SCHEDULES:
         for ledger in (False, True):
             first = None

@@ -72,7 +72,7 @@ CALLS = {
     ),
     "Ledger": (pt.Ledger, {"path": "ledger.db", "durable": False}),
     "LinearRegression": (pt.LinearRegression, {"noise": 1.0, "expectation": pt.expectations.Analytic()}),
-    "LocalEngine": (pt.LocalEngine, {"partition": PARTS, "speeds": [1.0, 2.0, 1.0], "threads": 1}),
+    "LocalEngine": (pt.LocalEngine, {"partition": PARTS, "speeds": [1.0, 2.0, 1.0], "threads": 1, "together": 2}),
     "LogDensity": (pt.LogDensity, {"function": min, "expectation": pt.expectations.MonteCarlo()}),
     "LogisticRegression": (pt.LogisticRegression, {"expectation": pt.expectations.GaussHermite(), "slope": 1.0}),
     "MeanFieldGaussian.from_mean_sd": (pt.MeanFieldGaussian.from_mean_sd, {"mean": np.zeros(2), "sd": np.ones(2)}),

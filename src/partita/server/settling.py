@@ -9,6 +9,7 @@ from partita.families import Family
 from partita.families.factor import Factor
 from partita.io.wire import equal
 from partita.numerics.compiled import Compiled
+from partita.numerics.stack import Stack
 from partita.server.state import State
 
 __all__ = ["same_member", "settling"]
@@ -23,7 +24,7 @@ def settling(state: State, prior: Family) -> State:
     if state.posterior.gap is None or not same_member(state.prior.returned, prior):
         return state
     q = state.posterior
-    factors = tuple(_within(q, factor) for factor in state.factors)
+    factors = Stack.of(_within(q, factor) for factor in state.factors)
     return dataclasses.replace(state, prior=prior, posterior=q.returned, round_start=q.returned, factors=factors)
 
 

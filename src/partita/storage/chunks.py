@@ -19,7 +19,7 @@ COLUMNS = (
 )
 """The columns of the table `chunks`; where all entries are alike, there is one."""
 
-Record = tuple[int, int, bytes]
+_Record = tuple[int, int, bytes]
 
 
 def is_stack(node: Any) -> bool:
@@ -79,16 +79,16 @@ def _write(db: sqlite3.Connection, name: str, place: int, chunk: Chunk) -> None:
     db.execute("UPDATE chunks SET checksum = ? WHERE rowid = ?", [sum_of("chunks", record), there[0]])
 
 
-def read_chunks(db: sqlite3.Connection, source: str) -> dict[str, dict[int, Record]]:
+def read_chunks(db: sqlite3.Connection, source: str) -> dict[str, dict[int, _Record]]:
     """The records of all stacks, by name and place."""
-    found = dict[str, dict[int, Record]]()
+    found = dict[str, dict[int, _Record]]()
     for name, place, *record in records(db, source, "chunks", "name, place"):
         entries, alike, value = record
         found.setdefault(name, {})[place] = entries, alike, value
     return found
 
 
-def stack_of(written: Mapping[int, Record], like: Stack[Any], number: int) -> Stack[Any]:
+def stack_of(written: Mapping[int, _Record], like: Stack[Any], number: int) -> Stack[Any]:
     """The stack with so many entries of which these chunks were written; the others are as in `like`."""
     begun = like.resized(number, jax.tree.map(np.zeros_like, like[0]))
     tree, chunks = jax.tree.structure(like[0]), dict[int, Chunk]()
