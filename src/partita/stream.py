@@ -29,7 +29,7 @@ from partita.models import Model
 from partita.numerics.stack import Stack
 from partita.results.history import History
 from partita.results.posterior import Posterior
-from partita.server.bound import divergence
+from partita.server.aggregation.base import divergence
 from partita.server.membership import retire
 from partita.server.method import Method
 from partita.server.monitor import Monitor, posterior_of

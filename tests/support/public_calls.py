@@ -1,5 +1,9 @@
 """A valid call of everything that is public: by its name, the function, and an argument's name for each value."""
 
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import numpy as np
 import optax
 
@@ -15,15 +19,39 @@ PARTS = pt.split(TABLE, THIRDS)
 PRIOR, MODEL, METHOD = pt.MeanFieldGaussian.standard_normal(2), pt.LogisticRegression(), pt.methods.sequential()
 FRAME = {"columns": {"age": X[:, 0], "sex": np.array(["f", "m"] * 6)}, "y": Y, "levels": {"sex": ("f", "m")}}
 POSTERIOR = pt.Posterior(MODEL, PRIOR)
-FIT = pt.fit("died ~ age", {"died": Y, "age": X[:, 1]}, family="bernoulli", rounds=1)
 START = pt.MeanFieldGaussian.standard_normal(2, 0.5)
 COMMON = {"temperature": 1.0, "restart": False, "trust_region": 1.0, "learn": (), "how": "coordinate"}
 COMMON |= {"learning": None}
 SOLVED = {"solver": pt.Newton(), "start": START} | COMMON
 
-STREAM = pt.Stream(METHOD, MODEL, PRIOR, draws=2)
-for _place in (0, 1):
-    STREAM = STREAM.add(pt.Table(X[THIRDS[_place]], Y[THIRDS[_place]]), f"client {_place}", rounds=1)
+
+class Later(NamedTuple):
+    """A valid value that takes a fit to make."""
+
+    made: Callable[[], Any]
+
+
+@functools.cache
+def two_fits():
+    """One fit under two names."""
+    fit = pt.fit("died ~ age", {"died": Y, "age": X[:, 1]}, family="bernoulli", rounds=1)
+    return {"a": fit, "b": fit}
+
+
+@functools.cache
+def stream():
+    """A stream of two batches."""
+    made = pt.Stream(METHOD, MODEL, PRIOR, draws=2)
+    for place in (0, 1):
+        made = made.add(pt.Table(X[THIRDS[place]], Y[THIRDS[place]]), f"client {place}", rounds=1)
+    return made
+
+
+def call(name, **changed):
+    """A call of what is public, valid but for the arguments that are changed."""
+    function, valid = CALLS[name]
+    given = {**valid, **changed}
+    return function(**{key: value.made() if isinstance(value, Later) else value for key, value in given.items()})
 
 
 def fitted(x, y, weights):
@@ -138,18 +166,21 @@ CALLS = {
         },
     ),
     "Stream.add": (
-        lambda x, y, **given: STREAM.add(pt.Table(x, y), **given),
+        lambda x, y, **given: stream().add(pt.Table(x, y), **given),
         {"x": X, "y": Y, "name": "second", "weights": np.ones(12), "rounds": 1, "tolerance": 1e-3},
     ),
-    "Stream.load": (lambda path: [STREAM.save(path), STREAM.load(path)], {"path": "run.npz"}),
-    "Stream.revisit": (STREAM.revisit, {"partition": PARTS.only("client 0"), "rounds": 1, "tolerance": 1e-3}),
+    "Stream.load": (lambda path: [stream().save(path), stream().load(path)], {"path": "run.npz"}),
+    "Stream.revisit": (
+        lambda **given: stream().revisit(**given),
+        {"partition": PARTS.only("client 0"), "rounds": 1, "tolerance": 1e-3},
+    ),
     "Stream.without": (
-        STREAM.without,
+        lambda **given: stream().without(**given),
         {"name": "client 0", "partition": PARTS.only("client 1"), "rounds": 1, "tolerance": 1e-3},
     ),
     "Synchronous": (pt.Synchronous, {}),
     "Table": (fitted, {"x": X, "y": Y, "weights": np.ones(12)}),
-    "compare": (lambda **given: pt.compare(**given), {"fits": {"a": FIT, "b": FIT}, "draws": 60, "seed": 0}),
+    "compare": (lambda **given: pt.compare(**given), {"fits": Later(two_fits), "draws": 60, "seed": 0}),
     "federate": (
         pt.federate,
         {"clients": [TABLE, TABLE], "weights": [np.ones(12)] * 2, "names": ["a", "b"], "buckets": 1},

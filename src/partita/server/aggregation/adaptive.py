@@ -14,7 +14,7 @@ from partita.inputs import check_fraction
 from partita.io.wire import equal
 from partita.numerics.compiled import Compiled
 from partita.numerics.stack import Stack, stacked
-from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, refused
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, divergence, refused
 from partita.server.aggregation.stacked import array, beside, expected, plus, statistics, summed, taken
 from partita.server.refusal import Reason
 
@@ -286,7 +286,7 @@ class _Reports(NamedTuple):
         """F(q) by the last reports, and by how much it may be off: by rounding, by noise, and by what is stale."""
         sums = self.rows.summed()
         said = float(expected(sums.answer, statistics(q)))
-        apart = float(_divergence(q, free_energy.prior))
+        apart = float(divergence(q, free_energy.prior))
         value = sums.constant + free_energy.temperature * (said - apart)
         eps = float(jnp.finfo(jax.tree.leaves(q)[0].dtype).eps)
         rounding = _ROUNDING * eps * (1 + sums.size + abs(said) + apart)
@@ -377,8 +377,3 @@ def _left(q: Family, before: Family, now: Family) -> Float[Array, ""]:
     pairs = [zip(jax.tree.leaves(image), jax.tree.leaves(change), strict=True) for change in (now, before)]
     again, whole = (jnp.stack([jnp.vdot(*pair) for pair in each]).sum() for each in pairs)
     return jnp.where(whole > 0, again / whole, 0)
-
-
-@Compiled
-def _divergence(q: Family, prior: Family) -> Float[Array, ""]:
-    return q.kl(prior)

@@ -16,7 +16,18 @@ from partita.families.factor import Factor
 from partita.numerics.stack import Stack
 from partita.server.refusal import Reason, Refusal
 
-__all__ = ["Aggregated", "Aggregation", "FreeEnergy", "Iterate", "Report", "begin", "log_mass", "multiplied", "refused"]
+__all__ = [
+    "Aggregated",
+    "Aggregation",
+    "FreeEnergy",
+    "Iterate",
+    "Report",
+    "begin",
+    "divergence",
+    "log_mass",
+    "multiplied",
+    "refused",
+]
 
 T = TypeVar("T", Family, Factor)
 
@@ -176,6 +187,12 @@ def begin(prior: Family, start: Family | None, clients: int) -> tuple[Family, Fa
     """The initial posterior (the prior without a start) and each client's initial factor, (start/prior)^(1/M)."""
     posterior = prior if start is None else start.fitting(prior, "start")
     return posterior, (Factor.of(posterior) / Factor.of(prior)) ** (1 / clients)
+
+
+@eqx.filter_jit
+def divergence(q: Family, prior: Family) -> Float[Array, ""]:
+    """KL(q ‖ prior)."""
+    return q.kl(prior)
 
 
 @eqx.filter_jit
