@@ -132,6 +132,7 @@ CALLS = {
             "prior": PRIOR,
             "seed": 0,
             "remember": 0.9,
+            "keep": True,
             "draws": 2,
             "state": None,
             "batches": (),
