@@ -438,6 +438,10 @@ SLOW_CASES = {
         "test_global_vi_takes_the_steps_of_adam_on_pooled_rows_for_every_number_of_clients[10]",
         "test_every_method_runs_by_name_with_the_same_columns[double_loop]",
         "test_every_method_runs_by_name_with_the_same_columns[stochastic_power_ep]",
+        "test_every_method_runs_by_name_with_the_same_columns[assumed_density_filtering]",
+        "test_every_method_runs_by_name_with_the_same_columns[biased_global_vi]",
+        "test_every_method_runs_by_name_with_the_same_columns[stochastic_local]",
+        "test_every_method_runs_by_name_with_the_same_columns[stochastic_synchronous]",
         "test_a_start_takes_the_precision_of_the_prior[global_vi]",
     ),
     "tests/test_mistakes.py": (

@@ -26,7 +26,8 @@ class ServerOptimiser(Aggregation):
     """Uses the sum of the changes as the gradient ∇_μ F of an optimiser step in unconstrained coordinates.
 
     If all clients answer with `NaturalGradient`, this equals the optimiser on pooled rows, for any number of clients.
-    The step is divided equally among the factors of the clients that answered, so that q = p · Π t_m holds.
+    The step is divided equally among the factors of the clients that answered, so that q = p · Π t_m holds. Factors
+    that are one stay one: where all clients answer there is one set of natural parameters, as global VI needs.
     """
 
     optimiser: Callable[..., optax.GradientTransformation] = eqx.field(static=True, default=optax.adam)
@@ -45,11 +46,17 @@ class ServerOptimiser(Aggregation):
         return Iterate(posterior, Stack.repeated(part, clients), memory)
 
     def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
-        changes, factors = list(deltas.values()), [iterate.factors[k] for k in deltas]
-        moved, factors, memory, proper, residual = _ascend(self, iterate.posterior, factors, changes, iterate.memory)
+        everybody = {k: iterate.factors[k] for k in deltas}
+        held = {id(factor): factor for factor in everybody.values()}
+        given = (list(held.values()), list(deltas.values()), iterate.memory)
+        moved, factors, memory, proper, residual = _ascend(self, iterate.posterior, *given)
         if not proper:
             return refused(iterate, deltas, Reason.IMPROPER_STEP, IMPROPER)
-        changed = iterate.factors.replaced(dict(zip(deltas, factors, strict=True)))
+        after = dict(zip(held, factors, strict=True))
+        if len(held) == 1 and len(deltas) == len(iterate.factors):
+            changed = Stack.repeated(*after.values(), len(deltas))
+        else:
+            changed = iterate.factors.replaced({k: after[id(given)] for k, given in everybody.items()})
         return Aggregated(Iterate(moved, changed, memory), 1.0, 0, {}, float(residual))
 
     def log_evidence(self, prior: Family, iterate: Iterate) -> None:
