@@ -232,14 +232,29 @@ def stochastic_power_ep(
 
 
 def global_vi(
-    optimiser: Optimiser = optax.adam, learning_rate: float = 1e-2, start: Start = None, **common: Unpack[Common]
+    optimiser: Optimiser | None = None,
+    learning_rate: float | None = None,
+    start: Start = None,
+    **common: Unpack[Common],
 ) -> Method:
-    """Global VI without pooling rows (`prop:local-global-fp`, Ashman et al. 2022): a round is one optimiser step.
+    """Global VI without pooling rows (`prop:local-global-fp`, Ashman et al. 2022): a round is one step.
 
     Clients reply with one undamped fixed-point change; their sum is ∇_μ F, and the server takes the step. The iterates
-    are those of the optimiser on pooled rows, whatever the number of clients.
+    are those on pooled rows, whatever the number of clients. By default a step is along that natural gradient, and its
+    length follows the free energy (`Adaptive`), so that there is no rate to choose; with full covariance it is Newton's
+    step. Where an optimiser, a rate or a start is given, it is one of the optimiser (Adam, with rate 0.01) in
+    unconstrained coordinates: for networks, whose natural gradients are those of a likelihood that is not log-concave.
     """
-    return _method(NaturalGradient(), Synchronous(), server.ServerOptimiser(optimiser, learning_rate, start), **common)
+    natural = optimiser is None and learning_rate is None and start is None
+    steps = server.ServerOptimiser(*_optimiser(optimiser, optax.adam, learning_rate, 1e-2), start)
+    return _method(NaturalGradient(), Synchronous(), server.Adaptive() if natural else steps, **common)
+
+
+def _optimiser(
+    given: Optimiser | None, default: Optimiser, rate: float | None, usual: float
+) -> tuple[Optimiser, float]:
+    """An optimiser and its rate, with defaults for what is not given."""
+    return default if given is None else given, usual if rate is None else rate
 
 
 def stochastic_global_vi(
@@ -258,21 +273,28 @@ def stochastic_global_vi(
 
 
 def incremental_vi(
-    optimiser: Optimiser = server.agile_adam,
-    learning_rate: float = 1e-3,
+    optimiser: Optimiser | None = None,
+    learning_rate: float | None = None,
     gain: float = 0.5,
     participants: int = 1,
     start: Start = None,
     **common: Unpack[Common],
 ) -> Method:
-    """Incremental global VI: a server-side optimiser on the sum of all clients' last gradients (SAG/SAGA).
+    """Incremental global VI: steps by the sum of all clients' last gradients (SAG/SAGA).
 
     One client at a time in random order, or `participants` random ones. It costs clients as much as stochastic global
-    VI and avoids its noise and bias with many heterogeneous clients; see `Incremental`.
+    VI and avoids its noise and bias with many heterogeneous clients. By default a client's factor moves towards its
+    natural gradient, half of the way after its first answer or less where the free energy falls (`Adaptive`), so that
+    there is no rate to choose. Where an optimiser, a rate or a start is given, it is one of the optimiser (Adam, with
+    rate 0.001) in unconstrained coordinates, with the `gain` of `Incremental`: for networks.
     """
     check_whole("number of participants", participants)
     schedule = Sequential("random") if participants == 1 else RandomSubset(participants)
-    return _method(NaturalGradient(), schedule, server.Incremental(optimiser, learning_rate, gain, start), **common)
+    natural = optimiser is None and learning_rate is None and start is None
+    chosen = _optimiser(optimiser, server.agile_adam, learning_rate, 1e-3)
+    steps = server.Incremental(*chosen, gain, start)
+    own = server.Adaptive(first=1.0, largest=0.5) if natural else steps
+    return _method(NaturalGradient(), schedule, own, **common)
 
 
 def bcm_same(solver: Solver = _NEWTON, start: Start = None, **common: Unpack[Common]) -> Method:
@@ -306,8 +328,8 @@ def streaming_vb(
 def bayesian_admm(
     solver: Solver = _NEWTON,
     penalty: float = 1.0,
-    mixing: float | None = None,
-    step: float = 1.0,
+    mixing: float | None = 0.5,
+    step: float = 0.5,
     participants: int | None = None,
     over: server.Mean = "all",
     start: Start = None,
@@ -315,8 +337,9 @@ def bayesian_admm(
 ) -> Method:
     """Bayesian ADMM (Möllenhoff et al. 2025): a KL penalty keeps clients close to the average of their answers.
 
-    With penalty, mixing and step all 1 it is undamped synchronous PVI; the fixed point does not depend on them. In each
-    round `participants` random clients answer, or all. `start` is the server's initial posterior.
+    With penalty, mixing and step all 1 it is undamped synchronous PVI; the fixed point does not depend on them. Mixing
+    and step are 1/2 by default; with the 1/(1 + penalty · M) and 1 of the paper, mixing None and step 1, runs take longer
+    or drift away. In each round `participants` random clients answer, or all. `start` is the server's initial posterior.
     """
     schedule = Synchronous() if participants is None else RandomSubset(participants)
     return _method(solver, schedule, server.Averaging(penalty, mixing, step, over, start), Proximal(penalty), **common)

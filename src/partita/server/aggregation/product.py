@@ -35,6 +35,10 @@ class ProductRule(Aggregation):
     def keeps_product(self) -> bool:
         return True
 
+    @property
+    def tuned(self) -> tuple[str, float] | None:
+        return None if self.damping is None else ("damping", self.damping)
+
     def first_damping(self, iterate: Iterate) -> float:
         """The damping to begin with: 1/M when None."""
         return 1 / len(iterate.factors) if self.damping is None else self.damping
