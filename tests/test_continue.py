@@ -111,7 +111,7 @@ def test_a_continued_run_uses_the_hyperparameters_of_its_own_learning_rule():
 
 
 def test_the_state_of_another_optimiser_is_refused():
-    state = run(pt.methods.global_vi(), rounds=1).state
+    state = run(pt.methods.global_vi(optax.adam), rounds=1).state
     with pytest.raises(pt.InputError, match="cannot go on"):
         run(pt.methods.global_vi(optax.sgd), state=state)
 

@@ -181,7 +181,7 @@ MISTAKES = {
     "no file": lambda stream: LOGISTIC.load("nowhere.npz"),
     "no batch named 'all'": lambda stream: stream.revisit(PARTS.pooled()),
     "counts rows again": lambda stream: dataclasses.replace(stream, method=pt.methods.streaming_vb()).revisit(PARTS),
-    "does not keep a factor": lambda stream: pt.Stream(pt.methods.global_vi(), MODEL, FULL),
+    "does not keep a factor": lambda stream: pt.Stream(pt.methods.global_vi(learning_rate=0.01), MODEL, FULL),
     "remembered": lambda stream: pt.Stream(pt.methods.sequential(), MODEL, FULL, remember=0),
     "belong together": lambda stream: pt.Stream(pt.methods.sequential(), MODEL, FULL, state=stream.state),
 }

@@ -141,8 +141,8 @@ def streaming_vb(
 def bayesian_admm(
     solver: Solver = NEWTON,
     penalty: float = 1.0,
-    mixing: float | None = None,
-    step: float = 1.0,
+    mixing: float | None = 0.5,
+    step: float = 0.5,
     participants: int | None = None,
     over: server.Mean = "all",
     start: Start = None,
@@ -150,8 +150,10 @@ def bayesian_admm(
 ) -> Method:
     """Bayesian ADMM (Möllenhoff et al. 2025): a KL penalty keeps clients close to the average of their answers.
 
-    With penalty, mixing and step all 1 it is undamped synchronous PVI; the fixed point does not depend on them. In each
-    round `participants` random clients answer, or all. `start` is the server's initial posterior.
+    With penalty, mixing and step all 1 it is undamped synchronous PVI; the fixed point does not depend on them. Mixing
+    and step are 1/2 by default; with the 1/(1 + penalty · M) and 1 of the paper, mixing None and step 1, runs take
+    longer or drift away. In each round `participants` random clients answer, or all. `start` is the server's initial
+    posterior.
     """
     schedule = Synchronous() if participants is None else RandomSubset(participants)
     return composed(solver, schedule, server.Averaging(penalty, mixing, step, over, start), Proximal(penalty), **common)

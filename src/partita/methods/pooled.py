@@ -25,14 +25,29 @@ _STEPS = Gradient(max_steps=10, tolerance=None, keep_best=False)
 
 
 def global_vi(
-    optimiser: Optimiser = optax.adam, learning_rate: float = 1e-2, start: Start = None, **common: Unpack[Common]
+    optimiser: Optimiser | None = None,
+    learning_rate: float | None = None,
+    start: Start = None,
+    **common: Unpack[Common],
 ) -> Method:
-    """Global VI without pooling rows (`prop:local-global-fp`, Ashman et al. 2022): a round is one optimiser step.
+    """Global VI without pooling rows (`prop:local-global-fp`, Ashman et al. 2022): a round is one step.
 
     Clients reply with one undamped fixed-point change; their sum is ∇_μ F, and the server takes the step. The iterates
-    are those of the optimiser on pooled rows, whatever the number of clients.
+    are those on pooled rows, whatever the number of clients. By default a step is along that natural gradient, and its
+    length follows the free energy (`Adaptive`), so that there is no rate to choose; with full covariance it is Newton's
+    step. Where an optimiser, a rate or a start is given, it is one of the optimiser (Adam, with rate 0.01) in
+    unconstrained coordinates: for networks, whose natural gradients are those of a likelihood that is not log-concave.
     """
-    return composed(NaturalGradient(), Synchronous(), server.ServerOptimiser(optimiser, learning_rate, start), **common)
+    natural = optimiser is None and learning_rate is None and start is None
+    steps = server.ServerOptimiser(*_optimiser(optimiser, optax.adam, learning_rate, 1e-2), start)
+    return composed(NaturalGradient(), Synchronous(), server.Adaptive() if natural else steps, **common)
+
+
+def _optimiser(
+    given: Optimiser | None, default: Optimiser, rate: float | None, usual: float
+) -> tuple[Optimiser, float]:
+    """An optimiser and its rate, with defaults for what is not given."""
+    return default if given is None else given, usual if rate is None else rate
 
 
 def stochastic_fixed_point(
@@ -83,18 +98,25 @@ def stochastic_global_vi(
 
 
 def incremental_vi(
-    optimiser: Optimiser = server.agile_adam,
-    learning_rate: float = 1e-3,
+    optimiser: Optimiser | None = None,
+    learning_rate: float | None = None,
     gain: float = 0.5,
     participants: int = 1,
     start: Start = None,
     **common: Unpack[Common],
 ) -> Method:
-    """Incremental global VI: a server-side optimiser on the sum of all clients' last gradients (SAG/SAGA).
+    """Incremental global VI: steps by the sum of all clients' last gradients (SAG/SAGA).
 
     One client at a time in random order, or `participants` random ones. It costs clients as much as stochastic global
-    VI and avoids its noise and bias with many heterogeneous clients; see `Incremental`.
+    VI and avoids its noise and bias with many heterogeneous clients. By default a client's factor moves towards its
+    natural gradient, half of the way after its first answer or less where the free energy falls (`Adaptive`), so that
+    there is no rate to choose. Where an optimiser, a rate or a start is given, it is one of the optimiser (Adam, with
+    rate 0.001) in unconstrained coordinates, with the `gain` of `Incremental`: for networks.
     """
     check_whole("number of participants", participants)
     schedule = Sequential("random") if participants == 1 else RandomSubset(participants)
-    return composed(NaturalGradient(), schedule, server.Incremental(optimiser, learning_rate, gain, start), **common)
+    natural = optimiser is None and learning_rate is None and start is None
+    chosen = _optimiser(optimiser, server.agile_adam, learning_rate, 1e-3)
+    steps = server.Incremental(*chosen, gain, start)
+    own = server.Adaptive(first=1.0, largest=0.5) if natural else steps
+    return composed(NaturalGradient(), schedule, own, **common)

@@ -163,7 +163,10 @@ def run(
     state = requests.apply(state, method.aggregation)
 
     with engine.running(), monitor.watch(method, model, engine, budget, history) as watch:
-        stopping = Stopping(budget, tolerance, watch.free_energy(state), history, method.aggregation.guarded)
+        aggregation = method.aggregation
+        stopping = Stopping(
+            budget, tolerance, watch.free_energy(state), history, aggregation.guarded, aggregation.tuned
+        )
         while (ending := stopping.ending(state)) is None:
             state = _with_newcomers(state, engine.names, method.aggregation)
             state, event = step(method, model, engine, state, rules, store, requests, tolerance)

@@ -46,6 +46,10 @@ class Averaging(Aggregation):
         check_choice("mean", self.over, ("all", "answered"))
         check_start(self.start)
 
+    @property
+    def tuned(self) -> tuple[str, float]:
+        return "step", self.step
+
     def init(self, prior: Family, clients: int) -> Iterate:
         posterior, part = begin(prior, self.start, clients)
         answers = Stack.repeated(posterior, clients)

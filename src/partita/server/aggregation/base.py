@@ -102,6 +102,11 @@ class Aggregation(eqx.Module):
         """Whether `log_evidence` has settled where q has, so that it may be told of a run that has converged."""
         return True
 
+    @property
+    def tuned(self) -> tuple[str, float] | None:
+        """The setting that its steps are proportional to, by name and value; None where a user chooses none."""
+        return None
+
     def init(self, prior: Family, clients: int) -> Iterate:
         """The iterate before the first answer: t_m = 1 for every client and q = p."""
         return Iterate(prior, Stack.repeated(Factor.one(prior), clients))

@@ -52,6 +52,10 @@ class Incremental(Aggregation):
         check_number("gain", self.gain, lambda gain: 0 <= gain <= 1, "from 0 to 1")
         check_start(self.start)
 
+    @property
+    def tuned(self) -> tuple[str, float]:
+        return "learning_rate", self.learning_rate
+
     def init(self, prior: Family, clients: int) -> Iterate:
         posterior, _ = begin(prior, self.start, clients)
         optimiser = self.optimiser(self.learning_rate).init(posterior.unconstrained())

@@ -37,6 +37,10 @@ class ProductRule(Aggregation):
     def keeps_product(self) -> bool:
         return True
 
+    @property
+    def tuned(self) -> tuple[str, float] | None:
+        return None if self.damping is None else ("damping", rate_at(self.damping, 0))
+
 
 class Damped(ProductRule):
     """The product rule with a fixed ρ, or one that falls with every update; `Damped(None)` is ρ = 1/M.

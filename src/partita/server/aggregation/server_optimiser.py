@@ -40,6 +40,10 @@ class ServerOptimiser(Aggregation):
         check_finite_number("learning rate", self.learning_rate, above=0)
         check_start(self.start)
 
+    @property
+    def tuned(self) -> tuple[str, float]:
+        return "learning_rate", self.learning_rate
+
     def init(self, prior: Family, clients: int) -> Iterate:
         posterior, part = begin(prior, self.start, clients)
         memory = self.optimiser(self.learning_rate).init(posterior.unconstrained())
