@@ -67,7 +67,15 @@ class ClientEndpoint:
 
     def prepare(self) -> None:
         """Compiles what the answer to an update takes, before there is one; nothing is computed on the rows."""
-        scalars = {"id": "", "client": 0, "name": self.name, "version": 0, "seed": 0, "updates": 0, "sent": 0.0}
+        scalars: dict[str, Any] = {
+            "id": "",
+            "client": 0,
+            "name": self.name,
+            "version": 0,
+            "seed": 0,
+            "updates": 0,
+            "sent": 0.0,
+        }
         q = jax.tree.map(jnp.asarray, self.prior)
         task = Task(**scalars, prior=self.prior, posterior=q, factor=self._factor, hyper=self._hyper)
         prepare_reply(self.recipe, task, self.shard, 1.0)

@@ -39,7 +39,7 @@ class ProductRule(Aggregation):
 
     @property
     def tuned(self) -> tuple[str, float] | None:
-        return None if self.damping is None else ("damping", rate_at(self.damping, 0))
+        return None if self.damping is None else ("damping", float(rate_at(self.damping, 0)))
 
 
 class Damped(ProductRule):
