@@ -30,7 +30,7 @@ _OPEN = 64
 """The most letters to one client that may be waited for."""
 _STALE, _LOOK = 60.0, 2.0
 """Seconds without a sign of life after which a client is away, and between two looks for one."""
-_SHORTEST, _LONGEST = 0.01, 0.5
+_SHORTEST, _LONGEST = 0.01, 0.1
 """Seconds between two looks for answers: at first, and after a while without any."""
 
 
