@@ -65,6 +65,16 @@ def test_nobody_else_reads_what_the_commands_write(tmp_path):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
+def test_other_files_in_a_federations_folder_stay_as_they_are(tmp_path):
+    """Somebody may have put federation.toml where other things are."""
+    for name in ("script.sh", "federation.toml"):
+        (tmp_path / name).write_text("")
+        (tmp_path / name).chmod(0o755)
+    private.tighten(tmp_path, ("federation.toml",))
+    assert stat.S_IMODE((tmp_path / "script.sh").stat().st_mode) == 0o755
+    assert stat.S_IMODE((tmp_path / "federation.toml").stat().st_mode) == 0o700
+
+
 def test_links_are_not_followed_where_modes_are_set(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "file").write_text("")

@@ -294,6 +294,11 @@ def result(
         typer.echo(line)
 
 
+_FILES = ("federation.toml", "ca.*", "server.*", "keys", "clients", "*.log", "*.log.1", "ledger.sqlite*", "result.*")
+_FILES += ("summary.csv", "posterior.npz", "answered-*.json", "letters-*.json")
+"""What a federation has in its folder, which may hold other things too."""
+
+
 def _closed(folder: Path) -> Any:
     """The federation in a folder, which nobody else may enter from now on; warns of certificates that end."""
     from partita.federation.certificates import warnings
@@ -302,7 +307,7 @@ def _closed(folder: Path) -> Any:
 
     about = load(folder)
     private.close_to_others()
-    private.tighten(folder)
+    private.tighten(folder, _FILES)
     for sentence in warnings(folder):
         typer.echo(sentence, err=True)
     return about

@@ -93,6 +93,11 @@ class Client:
         """Reads the file; an `InputError` unless it can be used."""
         released(self._beginning, self._own, self.limits)
 
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return self._own.size
+
     def tightness(self, message: Message, answer: Message) -> tuple[float, float]:
         """Of a task and its answer: see `ClientEndpoint.tightness`."""
         return self._site(message.header.get("agreed", {})).tightness(message, answer)

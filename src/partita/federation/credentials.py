@@ -9,7 +9,7 @@ from partita.federation import certificates
 from partita.federation.config import CONFIG_FILE, host_of, load
 from partita.io import atomic, private
 
-__all__ = ["accept", "hand_out", "issue_credentials", "own_key", "revoke"]
+__all__ = ["accept", "hand_out", "issue_credentials", "own_key", "revoke", "was_revoked"]
 
 _KEYS, _CLIENTS, _REVOKED = "keys", "clients", "revoked"
 
@@ -27,7 +27,7 @@ def issue_credentials(folder: Path) -> list[Path]:
         handed = private.folder(folder / _CLIENTS / name)
         for file in (CONFIG_FILE, certificates.AUTHORITY, certificates.SERVER_PUBLIC):
             shutil.copy(folder / file, handed / file)
-        if not _public(folder, name).exists() and not _was_revoked(folder, name):
+        if not _public(folder, name).exists() and not was_revoked(folder, name):
             certificates.make_key(private.folder(handed / _KEYS) / name, _public(folder, name))
         written.append(handed)
     return written
@@ -102,5 +102,6 @@ def _public(folder: Path, name: str) -> Path:
     return folder / _KEYS / f"{name}.pub"
 
 
-def _was_revoked(folder: Path, name: str) -> bool:
+def was_revoked(folder: Path, name: str) -> bool:
+    """Whether a key of a client was revoked at the server."""
     return any((folder / _KEYS / _REVOKED).glob(f"{name}.pub.*.pub"))

@@ -44,7 +44,7 @@ class _Answered:
     share: float = 0.0
     """The share of all rows that the server first said is the client's."""
     precision: float = 0.0
-    """The largest ratio of the precision of its own factor with the prior to that of the prior."""
+    """The largest ratio of the precision of its own factor with the prior to that of the prior, or its rows."""
     messages: tuple[str, ...] = ()
     """The digests of the last messages that were answered."""
 
@@ -91,7 +91,7 @@ class Guard:
         Args:
             message: What is answered.
             precision: The largest ratio of the precision of the posterior that was sent to that of the prior.
-            own: The same of the client's own factor with the prior, as it has just been found; 0 if it was not.
+            own: The same of the client's own factor with the prior, as it has just been found; at least its rows.
 
         """
         known, kind, agreed = self.answered, message.header.get("kind"), _digest(message.header.get("agreed", {}))

@@ -45,7 +45,8 @@ class Guarded:
         if kind == "hello":
             self.guard.release(message, 0.0, 0.0)
         elif kind in ("update", ELL, ESTIMATE):
-            self.guard.release(message, *self.client.tightness(message, answer))
+            precision, own = self.client.tightness(message, answer)
+            self.guard.release(message, precision, max(own, self.client.rows))
         return answer
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from partita.engines.remote import Transport
 from partita.federation.config import Federation, shared_folder
+from partita.federation.credentials import was_revoked
 from partita.federation.link import Link
 from partita.storage.ledger import Ledger
 
@@ -50,7 +51,7 @@ def reader(folder: Path, name: str) -> "Reader":
 def listen(folder: Path, federation: Federation, ledger: Ledger) -> Iterator[Transport]:
     """The server's link to its clients, at its one port or in its folder; who has enrolled may still be on its way."""
     public = {name: folder / "keys" / f"{name}.pub" for name in federation.clients}
-    known = {name: path for name, path in public.items() if path.exists()}  # others were revoked, or are still to come
+    known = {name: path for name, path in public.items() if path.exists() or not was_revoked(folder, name)}
     shared = shared_folder(federation.server.address)
     if shared is not None:
         with _mailbox(folder, shared, known, ledger) as mailbox:

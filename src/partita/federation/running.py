@@ -76,10 +76,12 @@ class Way(NamedTuple):
         return dataclasses.replace(federation, server=dataclasses.replace(federation.server, address=self.address))
 
 
-_DIRECT = Way()
+_DIRECT, _DEFAULTS = Way(), Owner()
 
 
-def run_client(folder: Path, federation: Federation, name: str, data: Path, owner: Owner, way: Way = _DIRECT) -> None:
+def run_client(
+    folder: Path, federation: Federation, name: str, data: Path, owner: Owner = _DEFAULTS, way: Way = _DIRECT
+) -> None:
     """Runs a client until it is interrupted, in this process alone."""
     with (
         _client(folder, federation, name, data, owner) as client,

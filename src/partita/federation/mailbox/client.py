@@ -22,7 +22,7 @@ _BEAT = 5.0
 """Seconds between two signs of life."""
 _AGAIN = 15.0
 """Seconds after which an answer that is gone, while its letter is still there, is written again."""
-_SHORTEST, _LONGEST = 0.01, 0.5
+_SHORTEST, _LONGEST = 0.01, 0.1
 """Seconds between two looks for letters: at first, and after a while without any."""
 _BAD = 1000
 """How many files that are no letters are remembered."""

@@ -30,7 +30,7 @@ _OPEN = 64
 """The most letters to one client that may be waited for."""
 _STALE, _LOOK = 60.0, 2.0
 """Seconds without a sign of life after which a client is away, and between two looks for one."""
-_SHORTEST, _LONGEST = 0.01, 0.5
+_SHORTEST, _LONGEST = 0.01, 0.1
 """Seconds between two looks for answers: at first, and after a while without any."""
 
 
@@ -81,6 +81,8 @@ class Mailbox(Transport):
         self._keep()
 
     def post(self, name: str, message: Message) -> None:
+        if name not in self.clients:
+            return self._come.append(Delivery(name, None, "has no key here"))
         packed = pack(message)
         about = _Open(name, hashlib.sha256(packed).hexdigest(), message.size)
         known = {open: id for id, open in (self._earlier | self._open).items()}
@@ -125,6 +127,7 @@ class Mailbox(Transport):
 
     def close(self) -> None:
         """Removes letters that nobody waits for any more."""
+        self._open, self._earlier = self._earlier | self._open, {}
         for id in list(self._open):
             self._reached(functools.partial(self._forget, id))
         self._keep()
