@@ -14,7 +14,8 @@ from partita.cli import app
 COMMAND = typer.main.get_command(app)
 _SPAN = re.compile(r"`(partita [^`]*)`")
 _INDENTED = re.compile(r"^ {4}(partita .*)$", re.MULTILINE)
-_CALL = re.compile(r"(?:^|[\s/(])partita (?!=)(.*)")
+_CALL = re.compile(r"""(?:^|[\s/(])partita (?!=)((?:'[^']*'|"[^"]*"|[^;&)'"])*)""")
+"""A call of `partita`, up to where the shell's own signs end it; within quotes they do not."""
 
 
 def lines(page: Path) -> list[str]:
