@@ -90,7 +90,6 @@ SLOW_CASES = {
     "tests/federation/test_mean_field_note.py": (
         "test_mean_field_is_said_where_standard_deviations_are_printed[full]",
     ),
-    "tests/federation/test_processes.py": ("test_with_keys_only_registered_clients_can_connect",),
     "tests/federation/test_serve.py": (
         "test_networks_and_methods_without_a_solver_run_too[incremental_vi]",
         "test_a_late_client_is_enrolled_and_the_run_converges_to_the_same_result[synchronous]",
