@@ -75,7 +75,6 @@ SLOW_CASES = {
     "tests/federation/test_formulas.py": (
         "test_a_federation_equals_the_fit_of_one_table[piecewise_exponential]",
         "test_a_federation_equals_the_fit_of_one_table[piecewise_exponential, given cuts]",
-        "test_a_federation_equals_the_fit_of_one_table[multinomial]",
     ),
     "tests/federation/test_hospitals.py": (
         "test_answers_in_any_order_end_at_the_same_free_energy",
@@ -410,7 +409,6 @@ SLOW_CASES = {
         "test_the_gradient_assembled_at_a_fixed_point_is_that_of_the_pooled_bound[asynchronous]",
         "test_single_precision_stays_single_beside_a_model_in_double",
         "test_learning_never_lowers_the_bound[logistic-coordinate]",
-        "test_every_schedule_converges_to_the_same_hyperparameters[asynchronous-stochastic]",
         "test_the_gradient_assembled_at_a_fixed_point_is_that_of_the_pooled_bound[synchronous]",
         "test_the_posterior_stays_prior_times_factors_while_the_prior_moves[optimiser]",
         "test_new_hyperparameter_values_do_not_recompile[noise-model0-parts0]",
