@@ -62,11 +62,14 @@ def pytest_collection_modifyitems(config, items):
     """
     found = {item.nodeid: item for item in items}
     files = {nodeid.partition("::")[0] for nodeid in found}
-    for file in files & SLOW_CASES.keys():
+    gone = []
+    for file in sorted(files & SLOW_CASES.keys()):
         for name in SLOW_CASES[file]:
             if item := found.get(f"{file}::{name}"):
                 item.add_marker(pytest.mark.slow)
             elif not any("::" in argument for argument in config.args):
-                raise pytest.UsageError(f"There is no {name} in {file}: mend tests/support.slow_cases.py.")
+                gone.append(f"{file}::{name}")
+    if gone:
+        raise pytest.UsageError(f"There is no {', no '.join(gone)}: mend tests/support/slow_cases.py.")
     rank = {file: place for place, file in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], len(LONGEST)))

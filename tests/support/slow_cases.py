@@ -75,7 +75,6 @@ SLOW_CASES = {
     "tests/federation/test_formulas.py": (
         "test_a_federation_equals_the_fit_of_one_table[piecewise_exponential]",
         "test_a_federation_equals_the_fit_of_one_table[piecewise_exponential, given cuts]",
-        "test_a_federation_equals_the_fit_of_one_table[multinomial]",
     ),
     "tests/federation/test_hospitals.py": (
         "test_answers_in_any_order_end_at_the_same_free_energy",
@@ -90,7 +89,6 @@ SLOW_CASES = {
     "tests/federation/test_mean_field_note.py": (
         "test_mean_field_is_said_where_standard_deviations_are_printed[full]",
     ),
-    "tests/federation/test_processes.py": ("test_with_keys_only_registered_clients_can_connect",),
     "tests/federation/test_serve.py": (
         "test_networks_and_methods_without_a_solver_run_too[incremental_vi]",
         "test_a_late_client_is_enrolled_and_the_run_converges_to_the_same_result[synchronous]",
@@ -411,7 +409,6 @@ SLOW_CASES = {
         "test_the_gradient_assembled_at_a_fixed_point_is_that_of_the_pooled_bound[asynchronous]",
         "test_single_precision_stays_single_beside_a_model_in_double",
         "test_learning_never_lowers_the_bound[logistic-coordinate]",
-        "test_every_schedule_converges_to_the_same_hyperparameters[asynchronous-stochastic]",
         "test_the_gradient_assembled_at_a_fixed_point_is_that_of_the_pooled_bound[synchronous]",
         "test_the_posterior_stays_prior_times_factors_while_the_prior_moves[optimiser]",
         "test_new_hyperparameter_values_do_not_recompile[noise-model0-parts0]",
