@@ -294,8 +294,10 @@ def result(
         typer.echo(line)
 
 
-_FILES = ("federation.toml", "ca.*", "server.*", "keys", "clients", "*.log", "*.log.1", "ledger.sqlite*", "result.*")
-_FILES += ("summary.csv", "posterior.npz", "answered-*.json", "letters-*.json")
+_FILES = (
+    *("federation.toml", "ca.*", "server.*", "keys", "clients", "*.log", "*.log.1", "ledger.sqlite*", "result.*"),
+    *("summary.csv", "posterior.npz", "answered-*.json", "letters-*.json"),
+)
 """What a federation has in its folder, which may hold other things too."""
 
 
