@@ -201,7 +201,8 @@ class Stopping:
         if self.tuned is None:
             return "allow many more rounds"
         name, value = self.tuned
-        known = np.array([row["free_energy"] for row in self.history.rows[-_LATELY:] if "free_energy" in row])
+        told = [row.get("free_energy", row.get("reported_free_energy")) for row in self.history.rows[-_LATELY:]]
+        known = np.array([value for value in told if value is not None])
         climbs = len(known) > 1 and known[-1] - known[0] > np.abs(np.diff(known)).sum() / 2
         if name != "damping" and climbs:
             raised = value * min(needed / had, _PATIENCE)
