@@ -61,8 +61,9 @@ class Client:
             agreed: Any = message.header.get("agreed", {})
             if message.header.get("kind") == "hello":
                 own, scheme = self._own, self._beginning.restored(agreed)
-                told = {"rows": own.size, "incomplete": own.incomplete, "answer": scheme.answer(own)}
-                self._foreseen = lambda: scheme if scheme.complete else scheme.taken([told["answer"]])
+                answer = scheme.answer(own)
+                told = {"rows": own.size, "incomplete": own.incomplete, "answer": answer}
+                self._foreseen = lambda: scheme if scheme.complete else scheme.taken([answer])
                 return Message({**about, "kind": "hello", **told}, {})
             if message.header.get("kind") == "agreed":
                 self._foreseen = lambda: self._beginning.restored(agreed)
