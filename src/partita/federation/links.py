@@ -35,6 +35,8 @@ def listen(folder: Path, federation: Federation, enrolled: Iterator[str] | list[
     now = steady()
     keys = Keyring({name: folder / "keys" / f"{name}.pub" for name in federation.clients}, now)
     office = Office(keys.keys, enrolled, federation.run.deadline)
-    listener = listening(federation.server.address)
-    with hosted(fleet(office, keys, now), listener, folder / "server.pem", folder / "server.key"):
+    with (
+        contextlib.closing(listening(federation.server.address)) as listener,
+        hosted(fleet(office, keys, now), listener, folder / "server.pem", folder / "server.key"),
+    ):
         yield office
