@@ -67,17 +67,19 @@ class ClientEndpoint:
 
     def prepare(self) -> None:
         """Compiles what the answer to an update takes, before there is one; nothing is computed on the rows."""
-        scalars: dict[str, Any] = {
-            "id": "",
-            "client": 0,
-            "name": self.name,
-            "version": 0,
-            "seed": 0,
-            "updates": 0,
-            "sent": 0.0,
-        }
-        q = jax.tree.map(jnp.asarray, self.prior)
-        task = Task(**scalars, prior=self.prior, posterior=q, factor=self._factor, hyper=self._hyper)
+        task = Task(
+            id="",
+            client=0,
+            name=self.name,
+            prior=self.prior,
+            posterior=jax.tree.map(jnp.asarray, self.prior),
+            factor=self._factor,
+            version=0,
+            seed=0,
+            updates=0,
+            sent=0.0,
+            hyper=self._hyper,
+        )
         prepare_reply(self.recipe, task, self.shard, 1.0)
 
     def _answer(self, message: Message, about: dict[str, Any]) -> Message:

@@ -66,12 +66,9 @@ class Client:
             agreed: Any = message.header.get("agreed", {})
             if message.header.get("kind") == "hello":
                 own, scheme = self._own, self._beginning.restored(agreed)
-                told: dict[str, Any] = {
-                    "rows": own.size,
-                    "incomplete": own.incomplete,
-                    "answer": released(scheme, own, self.limits),
-                }
-                self._foreseen = lambda: scheme if scheme.complete else scheme.taken([told["answer"]])
+                answer = released(scheme, own, self.limits)
+                told = {"rows": own.size, "incomplete": own.incomplete, "answer": answer}
+                self._foreseen = lambda: scheme if scheme.complete else scheme.taken([answer])
                 return Message({**about, "kind": "hello", **told}, {})
             if message.header.get("kind") == "agreed":
                 self._foreseen = lambda: self._beginning.restored(agreed)

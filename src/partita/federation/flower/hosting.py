@@ -30,6 +30,8 @@ _FREED = 15.0
 """Seconds in which an earlier server that was killed has left its port."""
 _HEAD, _IDLE = 10.0, 60.0
 """Seconds in which a call's headers, or the beginning of a connection, have come; and until an idle one is closed."""
+_CLOSING = 0.05
+"""Seconds in which connections that were broken off are closed."""
 _CONNECTIONS = 4096
 """Connections at once; each needs a file descriptor."""
 
@@ -132,11 +134,14 @@ def hosted(
         began.set()
         await ended.wait()
         server.close()
-        for connection in list(state.connections):
-            connection.transport.abort()
+        await asyncio.sleep(0)  # connections that have just come
+        open_ones = [connection.transport for connection in state.connections]
+        for transport in (*open_ones, *getattr(loop, "_transports", {}).values()):  # also those that begin TLS
+            transport.abort()
         for task in list(state.tasks):
             task.cancel()
         await asyncio.gather(*state.tasks, return_exceptions=True)
+        await asyncio.sleep(_CLOSING)
         await loop.shutdown_default_executor()
 
     def run() -> None:
