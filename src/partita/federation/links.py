@@ -66,8 +66,10 @@ def listen(folder: Path, federation: Federation, ledger: Ledger) -> Iterator[Tra
     now = steady()
     keys = Keyring(known, now)
     office = Office(keys.keys, enrolled, federation.run.deadline)
-    listener = listening(federation.server.address)
-    with hosted(fleet(office, keys, now), listener, folder / "server.pem", folder / "server.key"):
+    with (
+        contextlib.closing(listening(federation.server.address)) as listener,
+        hosted(fleet(office, keys, now), listener, folder / "server.pem", folder / "server.key"),
+    ):
         yield office
 
 
