@@ -11,6 +11,8 @@ os.environ.setdefault(
     " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
 )
 
+os.environ.setdefault("PARTITA_PROGRAMS", "off")  # commands under test leave the user's folder alone
+
 import jax
 import pytest
 
