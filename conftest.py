@@ -15,6 +15,8 @@ os.environ.setdefault(
     ",while-loop-constant-sinking",
 )
 
+os.environ.setdefault("PARTITA_PROGRAMS", "off")  # commands under test leave the user's folder alone
+
 import jax
 import pytest
 

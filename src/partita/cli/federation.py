@@ -277,8 +277,7 @@ def result(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Show and plot the posterior of a federation after its run."""
-    import jax
-
+    from partita.cli.beginning import begin
     from partita.federation.result import account, draw, shown, summary
     from partita.io.private import close_to_others
 
@@ -289,7 +288,7 @@ def result(
         about = {"summary": rows, "account": account(folder), "files": {"figure": str(figure)}}
         typer.echo(jsons.dumps(about, indent=2))
         return
-    jax.config.update("jax_enable_x64", True)
+    begin()
     for line in (shown(folder), "", *account(folder), f"Figure: {figure}"):
         typer.echo(line)
 

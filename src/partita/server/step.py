@@ -35,7 +35,9 @@ __all__ = ["LEFT_OUT", "Event", "aggregate", "collect", "dispatch", "ended", "re
 _POLL_SECONDS = 5.0
 """How often the server looks for requests from outside while it waits for clients."""
 _TOGETHER_SECONDS = 0.1
-"""For how long answers that wait for others are taken in before they are kept."""
+"""For how long answers that wait for others are taken in at least before they are kept."""
+_SHARE = 10.0
+"""And how many times as long as the last writing took, so that most of the time goes into answers."""
 _BOUNDS_AFTER_ROUNDS = 5
 """After how many rounds of answers bounds are applied though some clients have never answered."""
 LEFT_OUT = Refusal(Reason.LEFT_OUT, "was left out with those that were refused")
@@ -133,13 +135,13 @@ def collect(
     Waits until as many have answered as the schedule awaits; or, where the quorum is met, until the others have failed
     or exceeded the deadline. Those are left out, with the reason. Without a quorum they are asked again. Returned last
     is whether the step can go on: when the time is up, or there is a request, answers and tasks are left for the
-    next step. Answers that wait for others are kept as they come, those of a tenth of a second together; the last ones
-    are kept with what the step makes of them.
+    next step. Answers that wait for others are kept as they come, those that come fast together; the
+    last ones are kept with what the step makes of them.
     """
     unanswered = dict[int, str]()
     awaited = min(method.schedule.answers_per_step or np.inf, len(state.in_flight) + len(state.arrived))
     needed = int(rules.quorum * awaited)
-    retry_at = -np.inf
+    retry_at, pause = -np.inf, _TOGETHER_SECONDS
 
     def leave_out(tasks: Sequence[Task], reason: str) -> State:
         """The state without these tasks, if the quorum can be met without them."""
@@ -163,9 +165,11 @@ def collect(
         due = min((engine.sent_at(task.id) for task in timed), default=np.inf) + rules.deadline
         received = engine.next(min(due, retry_at, rules.until, engine.now() + _POLL_SECONDS) - engine.now())
         if isinstance(received, Answer):
-            state = receive(state, _together(engine, received, awaited - len(state.arrived)))
+            state = receive(state, _together(engine, received, awaited - len(state.arrived), pause))
             if state.in_flight and len(state.arrived) < awaited:
+                began = time.perf_counter()
                 keep(state)
+                pause = max(_TOGETHER_SECONDS, _SHARE * (time.perf_counter() - began))
         elif isinstance(received, Failure):
             engine.submit_again()
             failed = _under_way(state, received.task)
@@ -179,9 +183,9 @@ def collect(
     return state, unanswered, not state.in_flight or len(state.arrived) >= awaited
 
 
-def _together(engine: Engine, first: Answer, most: float) -> list[Answer]:
-    """An answer with those that come within a tenth of a second after it, so that they are kept by one writing."""
-    answers, until = [first], time.perf_counter() + _TOGETHER_SECONDS
+def _together(engine: Engine, first: Answer, most: float, seconds: float) -> list[Answer]:
+    """An answer with those that come within some time after it, so that they are kept by one writing."""
+    answers, until = [first], time.perf_counter() + seconds
     while len(answers) < most and engine.ready and time.perf_counter() < until:
         answer = engine.next(0.0)
         if not isinstance(answer, Answer):
