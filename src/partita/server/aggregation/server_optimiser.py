@@ -58,8 +58,7 @@ class ServerOptimiser(Aggregation):
             return refused(iterate, deltas, Reason.IMPROPER_STEP, IMPROPER)
         after = dict(zip(held, factors, strict=True))
         if len(held) == 1 and len(deltas) == len(iterate.factors):
-            (only,) = factors
-            changed = Stack.repeated(only, len(deltas))
+            changed = Stack.repeated(factors[0], len(deltas))
         else:
             changed = iterate.factors.replaced({k: after[id(given)] for k, given in everybody.items()})
         return Aggregated(Iterate(moved, changed, memory), 1.0, 0, {}, float(residual))
