@@ -194,7 +194,7 @@ def test_mistakes_are_one_sentence(said, logistic):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("remember", [1.0, 0.7])
+@pytest.mark.parametrize("remember", [1.0, pytest.param(0.7, marks=pytest.mark.slow)])
 def test_a_stream_without_factors_has_the_posterior_and_the_evidence_of_one_with_them(remember, tmp_path):
     """`vcl` is this with one visit to each client: q is the next prior, and what is kept does not grow."""
     rows = [pt.Table(*part) for part in reference.divide(*reference.logistic_data(), [8, 10, 12])]
@@ -221,6 +221,7 @@ def test_a_stream_without_factors_has_the_posterior_and_the_evidence_of_one_with
         gone.revisit(pt.federate(rows[:1], names=["batch 1"]))
 
 
+@pytest.mark.slow
 def test_streaming_vb_is_a_stream_that_counts_rows_again():
     rows = [pt.Table(*part) for part in reference.divide(*reference.logistic_data(), [14, 16])]
     prior, model, solver = pt.FullGaussian.standard_normal(3), pt.LogisticRegression(), pt.Newton(tolerance=1e-16)

@@ -320,7 +320,10 @@ class Stream:
         result = alone._run(partition, rounds, tolerance)
         after = alone._after(result, partition, {name: (score, math.nan)})
         batch = after.batches[0]._replace(gain=after.free_energy, arrived=len(self.batches))
-        return dataclasses.replace(self, state=result.state, batches=(*self.batches, batch), result=result)
+        # what is known of all batches is one factor
+        whole = Factor.of(result.state.posterior) / Factor.of(self.prior)
+        state = dataclasses.replace(result.state, prior=self.prior, factors=Stack.of([whole]))
+        return dataclasses.replace(self, state=state, batches=(*self.batches, batch), result=result)
 
     def _faded(self) -> Self:
         """The stream whose factors count for less."""
