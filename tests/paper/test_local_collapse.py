@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy.optimize import minimize_scalar
 
@@ -38,7 +39,7 @@ def test_learning_with_global_vis_q_ends_at_the_maximum_of_the_evidence():
     """`sec:hyper_learning`: the collapsed gradient asks clients for derivatives, whatever q was found by."""
     prior = FullGaussian.standard_normal(2)
     parts = federate([Table(x, y) for x, y in reference.divide(X, Y, [3, 4, 5])])
-    method = methods.global_vi(learning_rate=0.02, learn=["noise"], how="stochastic")
+    method = methods.global_vi(optax.adam, 0.02, learn=["noise"], how="stochastic")
     settings = {"rounds": 800, "tolerance": None, "monitor": Monitor(every=0)}
     found = run(method, LinearRegression(1.5), prior, parts, **settings).posterior.hyper["noise"]
     best = minimize_scalar(lambda noise: -evidence(noise, prior), (0.3, 1.0), method="brent").x
