@@ -50,6 +50,7 @@ bench:
 	$(PYTHON) benchmarks/messages.py
 	$(PYTHON) benchmarks/power_ep.py
 	$(PYTHON) benchmarks/block.py
+	$(PYTHON) benchmarks/small_factors.py
 
 accuracy:
 	$(PYTHON) benchmarks/accuracy.py --page docs/accuracy.md

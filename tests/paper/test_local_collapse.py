@@ -39,8 +39,8 @@ def test_learning_with_global_vis_q_ends_at_the_maximum_of_the_evidence():
     """`sec:hyper_learning`: the collapsed gradient asks clients for derivatives, whatever q was found by."""
     prior = FullGaussian.standard_normal(2)
     parts = federate([Table(x, y) for x, y in reference.divide(X, Y, [3, 4, 5])])
-    method = methods.global_vi(optax.adam, optax.exponential_decay(0.1, 1, 0.99), learn=["noise"], how="stochastic")
-    settings = {"rounds": 700, "tolerance": None, "monitor": Monitor(every=0)}
+    method = methods.global_vi(optax.adam, 0.02, learn=["noise"], how="stochastic")
+    settings = {"rounds": 800, "tolerance": None, "monitor": Monitor(every=0)}
     found = run(method, LinearRegression(1.5), prior, parts, **settings).posterior.hyper["noise"]
     best = minimize_scalar(lambda noise: -evidence(noise, prior), (0.3, 1.0), method="brent").x
     assert float(found) == pytest.approx(best, rel=2e-3)

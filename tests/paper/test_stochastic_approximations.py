@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from partita import FullGaussian, LogisticRegression, MeanFieldGaussian, Schedule, methods
@@ -165,5 +166,5 @@ def test_the_global_update_keeps_one_set_of_natural_parameters(clients):
         return state.factors.nbytes / sum(leaf.nbytes for leaf in jax.tree.leaves(state.factors[0]))
 
     assert sets(methods.stochastic_fixed_point(), clients) == 1
-    assert sets(methods.global_vi(), 2) == 1
+    assert sets(methods.global_vi(optax.adam), 2) == 1
     assert sets(methods.stochastic_local(), clients) == clients
