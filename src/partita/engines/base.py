@@ -2,7 +2,6 @@
 
 import abc
 import contextlib
-import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, NamedTuple, Self, get_type_hints, overload
 
@@ -78,10 +77,12 @@ class Tasks(Sequence[Task]):
     """
 
     def __init__(self, tasks: Iterable[Task] = ()) -> None:
-        parts = dict[int, dict[int, Task]]()
+        parts, clients = dict[int, dict[int, Task]](), list[int]()
         for task in tasks:
             parts.setdefault(task.client // _TOGETHER, {})[task.client] = task
-        self._parts, self._count = parts, sum(map(len, parts.values()))
+            clients.append(task.client)
+        self._parts, self._has = parts, np.zeros(max(clients, default=-1) + 1, bool)
+        self._has[clients] = True
 
     def of(self, client: int) -> Task | None:
         """The task of a client, if it has one."""
@@ -97,28 +98,31 @@ class Tasks(Sequence[Task]):
 
     def _changed(self, changes: Mapping[int, Task | None]) -> Self:
         """The same with another task of these clients, or with none."""
-        parts, count, copied = dict(self._parts), self._count, set[int]()
+        parts, copied = dict(self._parts), set[int]()
+        has = np.zeros(max(len(self._has), max(changes, default=-1) + 1), bool)
+        has[: len(self._has)] = self._has
         for client, task in changes.items():
             place = client // _TOGETHER
             if place not in copied:
                 copied.add(place)
                 parts[place] = dict(parts.get(place, {}))
-            count -= parts[place].pop(client, None) is not None
+            parts[place].pop(client, None)
+            has[client] = task is not None
             if task is not None:
                 parts[place][client] = task
-                count += 1
         new = type(self)()
-        new._parts, new._count = {place: part for place, part in parts.items() if part}, count
+        new._parts, new._has = parts, has
         return new
 
     def changed_since(self, before: Self) -> list[tuple[Task | None, Task | None]]:
         """The tasks that differ from those before: what a client had, and what it has."""
-        found = []
-        for place in sorted({*self._parts, *before._parts}):
-            now, then = self._parts.get(place, {}), before._parts.get(place, {})
-            if now is not then:
-                pairs = [(then.get(client), now.get(client)) for client in sorted({*now, *then})]
-                found += [pair for pair in pairs if pair[0] is not pair[1]]
+        mine, known = self._parts, before._parts
+        places = [place for place, part in mine.items() if known.get(place) is not part]
+        found = list[tuple[Task | None, Task | None]]()
+        for place in sorted([*places, *(known.keys() - mine.keys())]):
+            now, then = mine.get(place, {}), known.get(place, {})
+            pairs = [(then.get(client), now.get(client)) for client in sorted({*now, *then})]
+            found += [pair for pair in pairs if pair[0] is not pair[1]]
         return found
 
     def tree_flatten(self) -> tuple[tuple[Task, ...], None]:
@@ -132,11 +136,10 @@ class Tasks(Sequence[Task]):
 
     def clients(self) -> Int[np.ndarray, " n"]:
         """The clients that have one."""
-        parts = (sorted(self._parts[place]) for place in sorted(self._parts))
-        return np.fromiter(itertools.chain.from_iterable(parts), int, self._count)
+        return np.flatnonzero(self._has)
 
     def __len__(self) -> int:
-        return self._count
+        return int(self._has.sum())
 
     def __iter__(self) -> Iterator[Task]:
         for place in sorted(self._parts):

@@ -1,6 +1,8 @@
 """Pytrees of one structure, one a client, as a value of stacked arrays whose copies share what they have in common."""
 
 import functools
+import itertools
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, Self, SupportsIndex, TypeVar, overload
 
@@ -222,9 +224,9 @@ class Stack(Sequence[T], Generic[T]):
 
     def changed_since(self, before: "Stack[T] | None") -> list[int]:
         """The chunks that are other objects than an earlier stack had in their place."""
-        known = () if before is None else before.chunks
-        same = [mine is other for mine, other in zip(self.chunks, known, strict=False)]
-        return [k for k in range(len(self.chunks)) if k >= len(same) or not same[k]]
+        mine, known = self.chunks, () if before is None else before.chunks
+        others = itertools.compress(range(len(mine)), map(operator.is_not, mine, known))
+        return [*others, *range(len(known), len(mine))]
 
     def with_chunks(self, chunks: Mapping[int, Chunk]) -> "Stack[T]":
         """The stack with other chunks of the same lengths."""
