@@ -135,7 +135,7 @@ RULES = {
     "0.2": lambda clients: pt.methods.synchronous(SOLVER, damping=0.2),
     "0.5": lambda clients: pt.methods.synchronous(SOLVER, damping=0.5),
     "ADMM": lambda clients: pt.methods.bayesian_admm(SOLVER),
-    "Newton": lambda clients: pt.Method(pt.solvers.NaturalGradient(), pt.Synchronous(), pt.Adaptive(first=1.0)),
+    "Newton": lambda clients: pt.methods.global_vi(),
 }
 """Synchronous rules. Newton's is a step by all clients' gradients and Hessians, guarded by the free energy."""
 QUICK = {

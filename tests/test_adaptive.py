@@ -9,7 +9,6 @@ import partita as pt
 from partita.engines import LocalEngine
 from partita.families.factor import Factor
 from partita.server.aggregation import FreeEnergy, Report
-from partita.server.aggregation.stacked import taken
 from partita.server.bound import global_free_energy
 from partita.server.refusal import Reason
 from partita.server.state import init
@@ -121,7 +120,8 @@ def test_stale_reports_of_a_conjugate_model_give_the_free_energy_exactly(schedul
         state, _ = step(method, model, engine, state)
         assert_product(state)
     reports = state.memory.reports
-    assert reports.stale.any()
+    assert 0 < reports.rows.summed().error < 1e-9
+    assert not reports.rows.summed().first
     climbed = FreeEnergy(lambda q: np.nan, FULL, 1.0, {}, np.zeros(4, bool))
     value, error = reports.free_energy(before.posterior, climbed)
     exact = global_free_energy(engine, state, FULL, before.posterior)
@@ -137,21 +137,21 @@ def test_an_answer_to_a_factor_that_went_back_gives_the_factor_it_meant():
     for _ in range(4):
         state, _ = step(method, MODEL, engine, state)
     waiting = state.in_flight[0].client
-    other = state.with_iterate(state.iterate._replace(factors={**state.iterate.factors, waiting: Factor.one(PRIOR)}))
+    other = state.with_iterate(state.iterate._replace(factors=state.factors.replaced({waiting: Factor.one(PRIOR)})))
     meant = []
     for each in (state, other):
         fresh = LocalEngine(PARTS)
         fresh.bind(method.recipe(MODEL), PRIOR)
         while each.versions[waiting] == state.versions[waiting]:
             each, _ = step(method, MODEL, fresh, each)
-        meant.append(taken(each.memory.reports.answers, waiting).natural)
+        meant.append(each.memory.reports.rows[waiting].answer.natural)
     for first, second in zip(*map(jax.tree.leaves, meant), strict=True):
         np.testing.assert_allclose(first, second, rtol=1e-9)
 
 
 def product(prior, factors):
-    """The precision of p · Π t_k, of factors that are stacked."""
-    return np.asarray(prior.precision) + factors.natural.precision.sum(0)
+    """The precision of p · Π t_k."""
+    return np.asarray(prior.precision) + factors.summed().natural.precision
 
 
 @pytest.mark.parametrize(
@@ -262,4 +262,4 @@ def test_a_ledger_keeps_what_is_remembered_of_a_client_that_joined(tmp_path):
     )
     kept, _ = pt.Ledger(tmp_path / "run").load(first.state)
     assert eqx.tree_equal(kept.memory.verified.posterior, grown.state.memory.verified.posterior)
-    assert len(kept.memory.reports.constants) == 3
+    assert len(kept.memory.reports.rows) == 3

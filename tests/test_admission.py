@@ -4,6 +4,7 @@ import re
 
 import equinox as eqx
 import numpy as np
+import optax
 import pytest
 
 import partita as pt
@@ -240,6 +241,7 @@ def test_estimates_of_unseen_factors_do_not_switch_the_bounds_off(family):
 @pytest.mark.parametrize("bound", ["change", "dominance", "prominence"])
 def test_bounds_unsupported_by_an_aggregation_are_refused_before_the_run(bound):
     rules = Rules(admission=Admission(**{bound: 5.0}))
-    for method in (pt.methods.bayesian_admm(SOLVER), pt.methods.global_vi(), pt.methods.incremental_vi()):
+    stepping = (pt.methods.global_vi(optax.adam), pt.methods.incremental_vi(optax.adam))
+    for method in (pt.methods.bayesian_admm(SOLVER), *stepping):
         with pytest.raises(pt.InputError, match="keep every client's own factor"):
             pt.run(method, MODEL, PRIOR, PARTS, rules=rules)

@@ -8,6 +8,8 @@ import pytest
 import partita as pt
 from partita.engines import LocalEngine, local
 from partita.families.factor import Factor
+from partita.io.wire import equal
+from partita.numerics.stack import Stack
 from partita.server.aggregation import Anticipating, Averaging, FreeEnergy, Incremental, Iterate, ServerOptimiser
 from partita.server.monitor import Monitor
 from partita.server.refusal import Reason, Refusal
@@ -35,7 +37,7 @@ def unasked(q):
 
 def take(aggregation, precisions, free_energy=unasked):
     """What becomes of changes by so much precision of the first clients of four, from N(0, 1) and factors of one."""
-    factors = {k: Factor.one(PRIOR) for k in range(4)}
+    factors = Stack.repeated(Factor.one(PRIOR), 4)
     deltas = {k: change(precision) for k, precision in enumerate(precisions)}
     return aggregation.update(Iterate(PRIOR, factors), deltas, FreeEnergy(free_energy, PRIOR))
 
@@ -73,7 +75,7 @@ def test_answers_that_make_the_posterior_improper_are_refused_by_client(precisio
     assert taken.damping == (1 if len(culprits) < len(precisions) else 0)
     assert eqx.tree_equal(taken.iterate.posterior, others.iterate.posterior)
     for k in culprits:
-        assert eqx.tree_equal(taken.iterate.factors[k], Factor.one(PRIOR))
+        assert equal(taken.iterate.factors[k], Factor.one(PRIOR))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ def test_backtracking_refuses_the_answers_after_its_last_halving(watch, precisio
     # an improper candidate, as -2 times 1 and 1/2 make, has no free energy to ask for
     assert (taken.trials, taken.damping, taken.refusals) == (trials, 0, {0: refusal})
     assert eqx.tree_equal(taken.iterate.posterior, PRIOR)
-    assert eqx.tree_equal(taken.iterate.factors, {k: Factor.one(PRIOR) for k in range(4)})
+    assert eqx.tree_equal(taken.iterate.factors, Stack.repeated(Factor.one(PRIOR), 4))
 
 
 def test_backtracking_on_the_free_energy_converges_where_undamped_rounds_diverge():

@@ -6,6 +6,7 @@ import optax
 import pytest
 
 import partita as pt
+from partita.io.wire import equal
 from support.problems import MODEL, PARTS, PRIOR, SOLVER, STOCHASTIC, assert_product
 
 SILENT = pt.Monitor(every=0)
@@ -61,7 +62,7 @@ def test_clients_without_rows_become_inactive_and_keep_their_factors():
     two = pt.Partition(PARTS.shards[:2], PARTS.names[:2], PARTS.sizes[:2])
     fewer = run(method, two, state=whole.state)
     assert fewer.state.inactive_names == ("client 2",)
-    assert fewer.state.factors[2] is whole.state.factors[2]
+    assert equal(fewer.state.factors[2], whole.state.factors[2])
     assert fewer.status is pt.Status.CONVERGED
     assert_product(fewer.state)
 
@@ -110,7 +111,7 @@ def test_a_continued_run_uses_the_hyperparameters_of_its_own_learning_rule():
 
 
 def test_the_state_of_another_optimiser_is_refused():
-    state = run(pt.methods.global_vi(), rounds=1).state
+    state = run(pt.methods.global_vi(optax.adam), rounds=1).state
     with pytest.raises(pt.InputError, match="cannot go on"):
         run(pt.methods.global_vi(optax.sgd), state=state)
 

@@ -1,5 +1,7 @@
 """*Converged* means near the run's own fixed point, and not that its last step was short."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -66,10 +68,17 @@ def test_a_run_that_ends_before_says_how_far_it_is_away(name):
     assert "standard deviations" in result.message
 
 
-@pytest.mark.parametrize("name", ["global_vi", "incremental_vi", "bayesian_admm"])
+SMALL_STEPS = {
+    "global_vi": {"learning_rate": 0.01},
+    "incremental_vi": {"learning_rate": 0.001},
+    "bayesian_admm": {"penalty": 0.1, "mixing": 0.2},
+}
+
+
+@pytest.mark.parametrize("name", SMALL_STEPS)
 def test_methods_that_need_tuning_say_that_they_have_not_arrived(name):
-    """With their defaults they are far from the optimum after a hundred rounds; so the bound is not called the best."""
-    settings = {"penalty": 0.1} if name == "bayesian_admm" else {}
+    """They are far from the optimum after a hundred rounds; so the bound is not called the best."""
+    settings = SMALL_STEPS[name]
     parts = clients(pt.Table(10 * PLAIN.x, PLAIN.y), 4)
     result = pt.run(pt.methods.named(name, **settings), MODEL, FULL, parts)
     best = pt.run(pt.methods.sequential(pt.Conjugate()), MODEL, FULL, parts)
@@ -79,3 +88,29 @@ def test_methods_that_need_tuning_say_that_they_have_not_arrived(name):
         assert "so far" in repr(result)
     else:
         assert result.status is pt.Status.CONVERGED
+
+
+@pytest.mark.parametrize("name", ["global_vi", "incremental_vi"])
+def test_steps_of_natural_gradients_need_no_rate(name):
+    """On columns for which no common rate serves: they differ a thousandfold in scale."""
+    parts = clients(pt.Table(PLAIN.x * np.geomspace(0.03, 30, PLAIN.x.shape[1]), PLAIN.y), 4)
+    result = pt.run(pt.methods.named(name), MODEL, FULL, parts, monitor=pt.Monitor(every=0))
+    assert result.status is pt.Status.CONVERGED
+    best = pt.run(pt.methods.sequential(pt.Conjugate()), MODEL, FULL, parts, monitor=pt.Monitor(every=0))
+    assert result.posterior.q.kl(best.posterior.q) < 1e-4
+
+
+def test_a_run_that_has_spent_its_budget_says_how_many_more_rounds_it_needs():
+    parts, method = clients(PLAIN, 10), pt.methods.synchronous(pt.Conjugate(), damping=0.1)
+    short, whole = (
+        pt.run(method, MODEL, FULL, parts, rounds=rounds, monitor=pt.Monitor(every=0)) for rounds in (25, 1000)
+    )
+    assert whole.status is pt.Status.CONVERGED
+    (said,) = re.findall(r"allow about (\d+) more rounds", short.message)
+    assert 0.5 < int(said) / (len(whole.history) - 25) < 2
+
+
+def test_a_run_whose_steps_are_too_small_says_by_how_much_to_raise_them():
+    method = pt.methods.global_vi(learning_rate=1e-4)
+    message = pt.run(method, MODEL, FULL, clients(PLAIN, 4), rounds=30, monitor=pt.Monitor(progress=False)).message
+    assert "raise learning_rate from 0.0001 to about 0.001" in message

@@ -11,11 +11,11 @@ import pytest
 import partita as pt
 from partita.engines import LocalEngine, Task, local
 from partita.engines.endpoint import BINDING, ClientEndpoint, _named
-from partita.engines.local import client_key
 from partita.engines.remote import RemoteEngine
 from partita.families.factor import Factor
 from partita.io.digest import digest
 from partita.io.wire import Message
+from partita.local.client import client_key
 from partita.server.monitor import Monitor
 from partita.server.rules import Rules
 from partita.server.state import init

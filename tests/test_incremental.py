@@ -81,7 +81,7 @@ def test_it_converges_to_prior_times_factors():
 
 
 def test_a_resumed_run_is_bitwise_reproducible(tmp_path):
-    method = pt.methods.incremental_vi(participants=2)
+    method = pt.methods.incremental_vi(learning_rate=1e-3, participants=2)
     whole = pt.run(method, MODEL, PRIOR, PARTS, communications=12, monitor=Monitor(every=0))
     for communications in (4, 12):
         parts = pt.run(
@@ -105,7 +105,8 @@ def test_a_start_is_where_the_server_begins():
 def test_an_extreme_answer_leaves_the_posterior_proper(monkeypatch):
     """A step has the size of the rate whatever the answer: the optimiser moves unconstrained coordinates."""
     monkeypatch.setattr(local, "client_update", faulty(improper))
-    result = pt.run(pt.methods.incremental_vi(), MODEL, PRIOR, PARTS, communications=9, monitor=Monitor(every=0))
+    method = pt.methods.incremental_vi(learning_rate=1e-3)
+    result = pt.run(method, MODEL, PRIOR, PARTS, communications=9, monitor=Monitor(every=0))
     assert result.posterior.q.is_proper()
 
 

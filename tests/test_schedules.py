@@ -8,8 +8,7 @@ import pytest
 
 import partita as pt
 from partita.engines import LocalEngine, local
-from partita.engines.local import client_key
-from partita.local.client import client_update
+from partita.local.client import client_key, client_update
 from partita.server.monitor import Monitor
 from partita.server.schedules import ScheduleView
 from partita.server.state import init

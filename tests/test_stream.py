@@ -10,7 +10,9 @@ from scipy import stats
 import partita as pt
 from partita.errors import InputError
 from partita.server.bound import partition_free_energy
+from support import reference
 from support.problems import FULL, MODEL, PARTS, SOLVER
+from support.trajectories import assert_equal, natural
 
 GENERATOR = np.random.default_rng(3)
 X = np.column_stack([np.ones(36), GENERATOR.normal(size=(36, 2))])
@@ -179,7 +181,7 @@ MISTAKES = {
     "no file": lambda stream: LOGISTIC.load("nowhere.npz"),
     "no batch named 'all'": lambda stream: stream.revisit(PARTS.pooled()),
     "counts rows again": lambda stream: dataclasses.replace(stream, method=pt.methods.streaming_vb()).revisit(PARTS),
-    "does not keep a factor": lambda stream: pt.Stream(pt.methods.global_vi(), MODEL, FULL),
+    "does not keep a factor": lambda stream: pt.Stream(pt.methods.global_vi(learning_rate=0.01), MODEL, FULL),
     "remembered": lambda stream: pt.Stream(pt.methods.sequential(), MODEL, FULL, remember=0),
     "belong together": lambda stream: pt.Stream(pt.methods.sequential(), MODEL, FULL, state=stream.state),
 }
@@ -190,3 +192,42 @@ def test_mistakes_are_one_sentence(said, logistic):
     with pytest.raises(InputError, match=said) as refused:
         MISTAKES[said](logistic)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("remember", [1.0, pytest.param(0.7, marks=pytest.mark.slow)])
+def test_a_stream_without_factors_has_the_posterior_and_the_evidence_of_one_with_them(remember, tmp_path):
+    """`vcl` is this with one visit to each client: q is the next prior, and what is kept does not grow."""
+    rows = [pt.Table(*part) for part in reference.divide(*reference.logistic_data(), [8, 10, 12])]
+    prior, model = pt.FullGaussian.standard_normal(3), pt.LogisticRegression()
+    method = pt.methods.sequential(pt.Newton(tolerance=1e-16))
+    kept, gone = (pt.Stream(method, model, prior, remember=remember, draws=0, keep=keep) for keep in (True, False))
+    for batch in rows:
+        kept, gone = kept.add(batch, rounds=1, tolerance=None), gone.add(batch, rounds=1, tolerance=None)
+    assert_equal(gone.posterior.q, natural(kept.posterior.q), 1e-6)
+    assert len(gone.state.factors) == 1
+    assert gone.names == kept.names
+    if remember == 1:
+        once = pt.run(pt.methods.vcl(pt.Newton(tolerance=1e-16)), model, prior, pt.federate(rows))
+        assert_equal(gone.posterior.q, natural(once.state.posterior), 1e-6)
+        assert gone.free_energy == pytest.approx(kept.free_energy, abs=1e-6)
+    gone.save(tmp_path / "stream.npz")
+    read = pt.Stream(method, model, prior, remember=remember, draws=0, keep=False).load(tmp_path / "stream.npz")
+    assert read.batches == gone.batches or all(
+        np.array_equal(a, b, equal_nan=True) for a, b in zip(read.batches[-1][1:], gone.batches[-1][1:], strict=True)
+    )
+    again = [stream.add(rows[0], "again", rounds=1, tolerance=None).posterior.q for stream in (read, gone)]
+    np.testing.assert_array_equal(again[0].precision, again[1].precision)
+    with pytest.raises(pt.InputError, match="keeps no factors"):
+        gone.revisit(pt.federate(rows[:1], names=["batch 1"]))
+
+
+@pytest.mark.slow
+def test_streaming_vb_is_a_stream_that_counts_rows_again():
+    rows = [pt.Table(*part) for part in reference.divide(*reference.logistic_data(), [14, 16])]
+    prior, model, solver = pt.FullGaussian.standard_normal(3), pt.LogisticRegression(), pt.Newton(tolerance=1e-16)
+    method = pt.methods.streaming_vb(solver)
+    twice = pt.run(method, model, prior, pt.federate(rows), rounds=2, tolerance=None)
+    stream = pt.Stream(method, model, prior, draws=0, keep=False)
+    for place, batch in enumerate(rows * 2):
+        stream = stream.add(batch, f"batch {place}")
+    assert_equal(stream.posterior.q, natural(twice.state.posterior), 1e-6)

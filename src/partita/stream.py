@@ -23,12 +23,13 @@ from partita.families import Family
 from partita.families.factor import Factor
 from partita.hyper.learning import Kept
 from partita.hyper.values import model_given
-from partita.inputs import check_fraction, check_kind, check_path, check_seed, check_whole
+from partita.inputs import check_flag, check_fraction, check_kind, check_path, check_seed, check_whole
 from partita.io.archive import read, understood
 from partita.models import Model
+from partita.numerics.stack import Stack
 from partita.results.history import History
 from partita.results.posterior import Posterior
-from partita.server.bound import divergence
+from partita.server.aggregation.base import divergence
 from partita.server.membership import retire
 from partita.server.method import Method
 from partita.server.monitor import Monitor, posterior_of
@@ -68,6 +69,9 @@ class Stream:
     seed: int = 0
     remember: float = 1.0
     """The power to which all factors are raised when a batch arrives; less than 1 forgets what is long ago."""
+    keep: bool = True
+    """Whether factors are kept. Otherwise q is the next batch's prior (`sec:online`): nothing grows but the list of
+    batches, and none can be revisited or divided out."""
     draws: int = 1000
     """By how many draws of θ a batch is predicted before it is taken in; 0 for no score."""
     state: State | None = None
@@ -84,6 +88,9 @@ class Stream:
         check_seed(self.seed)
         check_fraction("share that is remembered", self.remember)
         check_whole("number of draws", self.draws, 0)
+        check_flag("setting keep", self.keep)
+        if not self.keep and self.method.learning is not None:
+            raise SettingsError("Hyperparameters are learned from factors: use keep=True, or learn none.")
         if self.state is not None:
             check_kind("state", self.state, State, "give a stream's")
         check_kind("batches", self.batches, tuple, "give a stream's")
@@ -144,6 +151,8 @@ class Stream:
         """
         if self.state is None:
             return 0.0
+        if not self.keep:
+            return math.fsum(batch.gain for batch in self.batches)
         q = self.state.posterior.nearest()
         said = [batch.level + float(self.factor(batch.name).expected_log(q)) for batch in self.batches]
         return math.fsum(said) - float(divergence(q, self.state.current_prior))
@@ -184,9 +193,11 @@ class Stream:
             raise SettingsError(f"There is a batch named {name!r} already: choose another name.")
         partition = federate([data], weights=None if weights is None else [weights], names=[name])
         score = self._score(data, partition)
-        faded = self._faded()
-        if faded.method.context.repeats:
+        if self.method.context.repeats:
             rounds = 1
+        if not self.keep:
+            return self._passed(partition, name, score, rounds, tolerance)
+        faded = self._faded()
         result = faded._run(partition, rounds, tolerance)
         added = faded._after(result, partition, {name: (score, math.nan)})
         last = added.batches[-1]._replace(gain=added.free_energy - faded.free_energy)
@@ -200,6 +211,7 @@ class Stream:
         With the rows of every batch it is the fit of all rows at once. What was forgotten of them is known again.
         """
         check_kind("partition", partition, Partition, "make one with partita.federate([…], names=[…])")
+        self._check_kept()
         for name in partition.names:
             self.factor(name)
         if self.method.context.repeats:
@@ -215,6 +227,7 @@ class Stream:
         tolerance: float | None = _TOLERANCE,
     ) -> Self:
         """The stream whose posterior a batch's factor is divided out of; with the others' rows, these settle."""
+        self._check_kept()
         self.factor(name)
         assert self.state is not None
         if len(self.batches) == 1:
@@ -244,7 +257,8 @@ class Stream:
         state, history = load(path, like)
         with understood(path, "checkpoint file"):
             batches = tuple(map(_batch, history))
-            if not batches or not {batch.name for batch in batches} <= set(state.names):
+            kept = batches if self.keep else batches[-1:]
+            if not batches or not {batch.name for batch in kept} <= set(state.names):
                 raise ValueError("its batches are not those of its factors")
         return dataclasses.replace(self, seed=state.seed, state=state, batches=batches, result=None)
 
@@ -291,17 +305,35 @@ class Stream:
         weights = np.asarray(partition.shards[0].weights)[: len(densities)]
         return float(weights @ np.asarray(densities, float))
 
+    def _check_kept(self) -> None:
+        if not self.keep:
+            raise SettingsError("This stream keeps no factors of its batches: use one with keep=True.")
+
+    def _passed(
+        self, partition: Partition, name: str, score: float, rounds: float | None, tolerance: float | None
+    ) -> Self:
+        """The stream after one more batch, whose prior is the posterior before it, as far as that is remembered."""
+        prior = self.prior
+        if self.state is not None:
+            prior = self.state.posterior**self.remember * self.prior ** (1 - self.remember)
+        alone = dataclasses.replace(self, prior=prior, state=None, batches=(), result=None, keep=True, remember=1.0)
+        result = alone._run(partition, rounds, tolerance)
+        after = alone._after(result, partition, {name: (score, math.nan)})
+        batch = after.batches[0]._replace(gain=after.free_energy, arrived=len(self.batches))
+        # what is known of all batches is one factor
+        whole = Factor.of(result.state.posterior) / Factor.of(self.prior)
+        state = dataclasses.replace(result.state, prior=self.prior, factors=Stack.of([whole]))
+        return dataclasses.replace(self, state=state, batches=(*self.batches, batch), result=result)
+
     def _faded(self) -> Self:
         """The stream whose factors count for less."""
         if self.state is None or self.remember == 1:
             return self
-        factors = tuple(factor**self.remember for factor in self.state.factors)
+        factors = Stack.of([factor**self.remember for factor in self.state.factors])
         posterior = self.state.current_prior
         for factor in factors:
             posterior = posterior * factor.natural
-        state = self.state.with_iterate(
-            self.state.iterate._replace(posterior=posterior, factors=dict(enumerate(factors)))
-        )
+        state = self.state.with_iterate(self.state.iterate._replace(posterior=posterior, factors=factors))
         batches = tuple(batch._replace(level=batch.level * self.remember) for batch in self.batches)
         return dataclasses.replace(self, state=state, batches=batches)
 

@@ -14,7 +14,8 @@ from partita.cli import app
 COMMAND = typer.main.get_command(app)
 _SPAN = re.compile(r"`(partita [^`]*)`")
 _INDENTED = re.compile(r"^ {4}(partita .*)$", re.MULTILINE)
-_CALL = re.compile(r"(?:^|[\s/(])partita (?!=)(.*)")
+_CALL = re.compile(r"""(?:^|[\s/(])partita (?!=)((?:'[^']*'|"[^"]*"|[^;&)'"])*)""")
+"""A call of `partita`, up to where the shell's own signs end it; within quotes they do not."""
 
 
 def lines(page: Path) -> list[str]:
@@ -34,7 +35,7 @@ def alternatives(line: str) -> list[str]:
 
 def parse(line: str) -> None:
     """Walks to the command that a line names; raises click's error where something in it does not exist."""
-    words = [word for word in shlex.split(line) if word != "&"]
+    words = shlex.split(line)
     command = COMMAND
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         name = words.pop(0)
@@ -77,11 +78,12 @@ def test_command_lines_are_found_anywhere_on_a_page(tmp_path):
         "`partita demo --json` and `partita federation leave\nstudy west`\n\n    partita demo [--split A|B]\n\n"
         "`partita experiment uci | heart`\n"
         "```sh\n.venv/bin/partita server study  # until it ends\npartita client \\\n  a --name a &\n"
-        "pip install partita\n```\n"
+        "pip install partita\n(cd a && partita fit 'y ~ bs(x, df=4)' a.csv); exit\n```\n"
     )
     assert lines(page) == [
         "server study ",
-        "client   a --name a &",
+        "client   a --name a ",
+        "fit 'y ~ bs(x, df=4)' a.csv",
         "demo --json",
         "federation leave study west",
         "experiment uci",

@@ -11,7 +11,8 @@ import pytest
 
 pytest.importorskip("cryptography")
 from partita.federation.certificates import make_authority
-from partita.federation.initialise import initialise, issue_credentials
+from partita.federation.credentials import issue_credentials
+from partita.federation.initialise import initialise
 from partita.io import atomic
 from support.clinic_files import ILL, clinic, write
 
@@ -71,12 +72,10 @@ def test_private_key_files_are_created_readable_by_their_owner_only(tmp_path, mo
     write(tmp_path / "east.csv", clinic(0))
     study, names = tmp_path / "study", ["east", "west"]
     initialise(study, names, ILL, address="192.0.2.7:9092")
-    keys = [study / "keys" / name for name in names]
-    keys += [study / "clients" / name / "keys" / name for name in names]
-    for path in (study / "server.key", *keys):
+    keys = [study / "clients" / name / "keys" / name for name in names]
+    for path in (study / "server.key", study / "ca.key", *keys):
         assert modes[path] == stat.S_IMODE(path.stat().st_mode) == 0o600
     assert modes[study / "server.pem"] == 0o644
-    assert keys[0].read_text() == keys[2].read_text()
-    modes.clear()
+    known = [path.read_text() for path in keys]
     issue_credentials(study)
-    assert {modes[path] for path in keys[2:]} == {0o600}
+    assert [path.read_text() for path in keys] == known

@@ -60,8 +60,9 @@ def test_a_federation_gets_certificates_and_one_key_per_client(address, study):
     handed = {
         path.relative_to(folder / "clients").as_posix() for path in (folder / "clients").rglob("*") if path.is_file()
     }
-    assert handed == {f"{n}/{file}" for n in ("east", "west") for file in ("federation.toml", "ca.crt", f"keys/{n}")}
-    for secret in (folder / "server.key", folder / "keys" / "east"):
+    files = ("federation.toml", "ca.crt", "server.pub")
+    assert handed == {f"{n}/{file}" for n in ("east", "west") for file in (*files, f"keys/{n}")}
+    for secret in (folder / "server.key", folder / "clients" / "east" / "keys" / "east"):
         assert secret.stat().st_mode & 0o077 == 0
 
 
@@ -72,9 +73,10 @@ def test_a_folder_written_by_hand_gets_certificates_and_keys_by_a_command(study)
     partita("federation", "credentials", folder)
     made = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert made == {path.relative_to(study).as_posix() for path in study.rglob("*") if path.is_file()}
-    before = (folder / "server.key").read_text(), (folder / "keys" / "east").read_text()
+    secrets = (folder / "server.key", folder / "clients" / "east" / "keys" / "east")
+    before = [path.read_text() for path in secrets]
     partita("federation", "credentials", folder)
-    assert before == ((folder / "server.key").read_text(), (folder / "keys" / "east").read_text())
+    assert before == [path.read_text() for path in secrets]
 
 
 def test_status_and_result_show_what_the_ledger_and_the_run_left(study):

@@ -14,6 +14,7 @@ from partita.errors import InputError
 from partita.federation import config, fitted
 from partita.federation.beginning import agreed, beginning
 from partita.federation.client import Client
+from partita.federation.disclosure import Limits
 from partita.federation.enrolment import Enrolment
 from partita.federation.loop import Loop
 from partita.federation.result import summary as result
@@ -55,7 +56,8 @@ def written(folder, rows=None, columns=COLUMNS):
 
 
 def clients(federation, files):
-    return {name: Client(name, federation, path) for name, path in files.items()}
+    """Without limits of what is told: they would merge the few counts in bins that clinics of thirty rows have."""
+    return {name: Client(name, federation, path, Limits(1, 1)) for name, path in files.items()}
 
 
 def assembled(federation, folder, link):

@@ -68,7 +68,7 @@ def test_a_federation_of_processes_over_tls(tmp_path, none_left):
     study, files = processes.federation(tmp_path, NAMES, rows)
     key = study / "clients" / "west" / "keys" / "west"
     key.rename(key.with_name("own"))
-    make_key(key.parent, "west")
+    make_key(key, key.with_suffix(".pub"))
     port = int(config.load(study).server.address.rpartition(":")[2])
     with partita("server", study, log=study / "server.txt") as server, clients(study, files) as (east, west):
         until(lambda: member(study, "east") and member(study, "east").last_seen is not None)

@@ -165,7 +165,7 @@ def anticipating():
 
 
 def averaging():
-    everybody = pt.methods.bayesian_admm(NEWTON, penalty=0.7)
+    everybody = pt.methods.bayesian_admm(NEWTON, 0.7, mixing=None, step=1.0)
     some = pt.methods.bayesian_admm(NEWTON, 0.7, mixing=0.3, step=0.8, participants=2, over="answered")
     return named(
         everybody=pvi(everybody, LOGISTIC, FULL, CLASSES, rounds=4), some=pvi(some, LOGISTIC, FULL, CLASSES, rounds=4)
@@ -304,7 +304,7 @@ def resumed():
     """From a checkpoint: asynchronously, with answers under way, and with an aggregation that remembers."""
     methods = {
         "under_way": pt.methods.asynchronous(NEWTON, damping=0.5),
-        "memory": pt.methods.bayesian_admm(NEWTON, penalty=0.7, participants=2),
+        "memory": pt.methods.bayesian_admm(NEWTON, 0.7, None, 1.0, participants=2),
     }
     found = {}
     for name, method in methods.items():

@@ -22,7 +22,7 @@ class Place:
         self.folder, self.names = folder, names
         make_authority(folder, "127.0.0.1")
         for name in (*names, "stranger"):
-            make_key(folder / "keys", name)
+            make_key(folder / "keys" / name, folder / "keys" / f"{name}.pub")
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{found.getsockname()[1]}"

@@ -166,7 +166,7 @@ def _fresh() -> State:
 def _known(state: State, history: History) -> Any:
     """Everything in a state and a history, as lists, texts and numbers."""
     fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-    return {name: _plain(value) for name, value in fields.items()}, history.rows
+    return {name: _plain(value) for name, value in fields.items()}, list(history.rows)
 
 
 def _plain(tree: Any) -> Any:

@@ -1,5 +1,9 @@
 """A valid call of everything that is public: by its name, the function, and an argument's name for each value."""
 
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import numpy as np
 import optax
 
@@ -15,15 +19,39 @@ PARTS = pt.split(TABLE, THIRDS)
 PRIOR, MODEL, METHOD = pt.MeanFieldGaussian.standard_normal(2), pt.LogisticRegression(), pt.methods.sequential()
 FRAME = {"columns": {"age": X[:, 0], "sex": np.array(["f", "m"] * 6)}, "y": Y, "levels": {"sex": ("f", "m")}}
 POSTERIOR = pt.Posterior(MODEL, PRIOR)
-FIT = pt.fit("died ~ age", {"died": Y, "age": X[:, 1]}, family="bernoulli", rounds=1)
 START = pt.MeanFieldGaussian.standard_normal(2, 0.5)
 COMMON = {"temperature": 1.0, "restart": False, "trust_region": 1.0, "learn": (), "how": "coordinate"}
 COMMON |= {"learning": None}
 SOLVED = {"solver": pt.Newton(), "start": START} | COMMON
 
-STREAM = pt.Stream(METHOD, MODEL, PRIOR, draws=2)
-for _place in (0, 1):
-    STREAM = STREAM.add(pt.Table(X[THIRDS[_place]], Y[THIRDS[_place]]), f"client {_place}", rounds=1)
+
+class Later(NamedTuple):
+    """A valid value that takes a fit to make."""
+
+    made: Callable[[], Any]
+
+
+@functools.cache
+def two_fits():
+    """One fit under two names."""
+    fit = pt.fit("died ~ age", {"died": Y, "age": X[:, 1]}, family="bernoulli", rounds=1)
+    return {"a": fit, "b": fit}
+
+
+@functools.cache
+def stream():
+    """A stream of two batches."""
+    made = pt.Stream(METHOD, MODEL, PRIOR, draws=2)
+    for place in (0, 1):
+        made = made.add(pt.Table(X[THIRDS[place]], Y[THIRDS[place]]), f"client {place}", rounds=1)
+    return made
+
+
+def call(name, **changed):
+    """A call of what is public, valid but for the arguments that are changed."""
+    function, valid = CALLS[name]
+    given = {**valid, **changed}
+    return function(**{key: value.made() if isinstance(value, Later) else value for key, value in given.items()})
 
 
 def fitted(x, y, weights):
@@ -72,7 +100,7 @@ CALLS = {
     ),
     "Ledger": (pt.Ledger, {"path": "ledger.db", "durable": False}),
     "LinearRegression": (pt.LinearRegression, {"noise": 1.0, "expectation": pt.expectations.Analytic()}),
-    "LocalEngine": (pt.LocalEngine, {"partition": PARTS, "speeds": [1.0, 2.0, 1.0], "threads": 1}),
+    "LocalEngine": (pt.LocalEngine, {"partition": PARTS, "speeds": [1.0, 2.0, 1.0], "threads": 1, "together": 2}),
     "LogDensity": (pt.LogDensity, {"function": min, "expectation": pt.expectations.MonteCarlo()}),
     "LogisticRegression": (pt.LogisticRegression, {"expectation": pt.expectations.GaussHermite(), "slope": 1.0}),
     "MeanFieldGaussian.from_mean_sd": (pt.MeanFieldGaussian.from_mean_sd, {"mean": np.zeros(2), "sd": np.ones(2)}),
@@ -117,6 +145,7 @@ CALLS = {
     "Posterior.summary": (POSTERIOR.summary, {"names": ["age", "dose"], "mass": 0.9}),
     "Prior": (pt.Prior, {"rescaled": True}),
     "Proximal": (pt.Proximal, {"penalty": 1.0}),
+    "RobbinsMonro": (pt.RobbinsMonro, {"first": 0.5, "delay": 2.0, "power": 0.75}),
     "Rules": (
         lambda **given: pt.Rules(**given).check(pt.Damped()),
         {"deadline": 1.0, "quorum": 0.5, "pause": 1.0, "until": 9.0, "admission": pt.Admission()},
@@ -131,6 +160,7 @@ CALLS = {
             "prior": PRIOR,
             "seed": 0,
             "remember": 0.9,
+            "keep": True,
             "draws": 2,
             "state": None,
             "batches": (),
@@ -138,18 +168,21 @@ CALLS = {
         },
     ),
     "Stream.add": (
-        lambda x, y, **given: STREAM.add(pt.Table(x, y), **given),
+        lambda x, y, **given: stream().add(pt.Table(x, y), **given),
         {"x": X, "y": Y, "name": "second", "weights": np.ones(12), "rounds": 1, "tolerance": 1e-3},
     ),
-    "Stream.load": (lambda path: [STREAM.save(path), STREAM.load(path)], {"path": "run.npz"}),
-    "Stream.revisit": (STREAM.revisit, {"partition": PARTS.only("client 0"), "rounds": 1, "tolerance": 1e-3}),
+    "Stream.load": (lambda path: [stream().save(path), stream().load(path)], {"path": "run.npz"}),
+    "Stream.revisit": (
+        lambda **given: stream().revisit(**given),
+        {"partition": PARTS.only("client 0"), "rounds": 1, "tolerance": 1e-3},
+    ),
     "Stream.without": (
-        STREAM.without,
+        lambda **given: stream().without(**given),
         {"name": "client 0", "partition": PARTS.only("client 1"), "rounds": 1, "tolerance": 1e-3},
     ),
     "Synchronous": (pt.Synchronous, {}),
     "Table": (fitted, {"x": X, "y": Y, "weights": np.ones(12)}),
-    "compare": (lambda **given: pt.compare(**given), {"fits": {"a": FIT, "b": FIT}, "draws": 60, "seed": 0}),
+    "compare": (lambda **given: pt.compare(**given), {"fits": Later(two_fits), "draws": 60, "seed": 0}),
     "federate": (
         pt.federate,
         {"clients": [TABLE, TABLE], "weights": [np.ones(12)] * 2, "names": ["a", "b"], "buckets": 1},
@@ -197,16 +230,22 @@ CALLS = {
     ),
     "split": (pt.split, {"data": TABLE, "indices": THIRDS, "names": ["a", "b", "c"], "drop": False}),
     "with_intercept": (pt.with_intercept, {"x": X}),
-    "aggregation.Anticipating": (pt.aggregation.Anticipating, {"aggregation": pt.Damped()}),
+    "aggregation.Amortised": (pt.aggregation.Amortised, {"features": X, "ridge": 0.5}),
+    "aggregation.Anticipating": (
+        pt.aggregation.Anticipating,
+        {"aggregation": pt.Damped(), "estimate": pt.aggregation.LastFactor()},
+    ),
     "aggregation.Averaging": (
         pt.aggregation.Averaging,
         {"penalty": 1.0, "mixing": 0.5, "step": 1.0, "over": "all", "start": START},
     ),
     "aggregation.DoubleLoop": (pt.aggregation.DoubleLoop, {"alpha": 0.5}),
+    "aggregation.GeometricMean": (pt.aggregation.GeometricMean, {}),
     "aggregation.Incremental": (
         pt.aggregation.Incremental,
         {"optimiser": optax.sgd, "learning_rate": 0.1, "gain": 0.5, "start": START},
     ),
+    "aggregation.LastFactor": (pt.aggregation.LastFactor, {}),
     "aggregation.ServerOptimiser": (
         pt.aggregation.ServerOptimiser,
         {"optimiser": optax.sgd, "learning_rate": 0.1, "start": START},
@@ -226,6 +265,7 @@ CALLS = {
     "expectations.LocalReparameterisation": (pt.expectations.LocalReparameterisation, {"samples": 2}),
     "expectations.MonteCarlo": (pt.expectations.MonteCarlo, {"samples": 2}),
     "expectations.PredictorQuadrature": (pt.expectations.PredictorQuadrature, {"nodes": 16}),
+    "expectations.Regression": (pt.expectations.Regression, {"samples": 50}),
     "families.Dirichlet.from_concentration": (
         pt.families.Dirichlet.from_concentration,
         {"concentration": np.ones(3)},
@@ -258,6 +298,10 @@ CALLS = {
     "learning.Kept": (pt.learning.Kept, {"names": ("slope",), "optimiser": optax.sgd(0.1)}),
     "learning.Stochastic": (pt.learning.Stochastic, {"names": ("slope",), "optimiser": optax.sgd(0.1)}),
     "learning.learning_by_name": (pt.learning.learning_by_name, {"how": "collapsed", "names": ("slope",)}),
+    "methods.assumed_density_filtering": (
+        pt.methods.assumed_density_filtering,
+        {"alpha": 0.5, "order": "fixed", "start": START} | COMMON,
+    ),
     "methods.asynchronous": (pt.methods.asynchronous, SOLVED | {"damping": 0.5}),
     "methods.bayesian_admm": (
         pt.methods.bayesian_admm,
@@ -265,6 +309,7 @@ CALLS = {
     ),
     "methods.bcm_same": (pt.methods.bcm_same, SOLVED),
     "methods.bcm_split": (pt.methods.bcm_split, SOLVED),
+    "methods.biased_global_vi": (pt.methods.biased_global_vi, SOLVED | {"order": "fixed"}),
     "methods.double_loop": (pt.methods.double_loop, {"alpha": 0.5, "points": 5} | COMMON),
     "methods.expectation_propagation": (
         pt.methods.expectation_propagation,
@@ -305,13 +350,25 @@ CALLS = {
         pt.methods.snep,
         {"alpha": 0.5, "samples": 5, "step": 0.1, "outer": 0.1, "participants": 2} | COMMON,
     ),
+    "methods.stochastic_fixed_point": (
+        pt.methods.stochastic_fixed_point,
+        {"damping": 0.5, "order": "fixed", "participants": 2, "batch_size": 3, "start": START} | COMMON,
+    ),
     "methods.stochastic_global_vi": (
         pt.methods.stochastic_global_vi,
         {"optimiser": optax.sgd, "learning_rate": 0.1, "order": "fixed", "start": START} | COMMON,
     ),
+    "methods.stochastic_local": (
+        pt.methods.stochastic_local,
+        {"damping": 0.5, "order": "fixed", "participants": 2, "start": START} | COMMON,
+    ),
     "methods.stochastic_power_ep": (
         pt.methods.stochastic_power_ep,
         {"alpha": 0.5, "damping": 0.5, "order": "fixed", "participants": 1, "rows": True, "start": START} | COMMON,
+    ),
+    "methods.stochastic_synchronous": (
+        pt.methods.stochastic_synchronous,
+        SOLVED | {"participants": 2, "damping": 0.5},
     ),
     "methods.streaming_vb": (pt.methods.streaming_vb, SOLVED | {"order": "fixed"}),
     "methods.synchronous": (pt.methods.synchronous, SOLVED | {"damping": 0.5, "backtracking": True}),
@@ -348,14 +405,27 @@ CALLS = {
         pt.solvers.Blockwise,
         {"solver": pt.Newton(), "blocks": (("precision",),), "max_steps": 2, "tolerance": 0.1},
     ),
+    "solvers.ConjugateDirections": (
+        pt.solvers.ConjugateDirections,
+        {"max_steps": 2, "tolerance": 0.1, "halvings": 2},
+    ),
     "solvers.FixedPoint": (
         pt.solvers.FixedPoint,
-        {"damping": 0.5, "max_steps": 2, "tolerance": 0.1, "backtrack": True, "halvings": 2},
+        {"damping": 0.5, "max_steps": 2, "tolerance": 0.1, "backtrack": True, "halvings": 2, "batch_size": None}
+        | {"fresh": False},
     ),
+    "solvers.InFamily": (pt.solvers.InFamily, {}),
+    "solvers.InPredictor": (pt.solvers.InPredictor, {}),
     "solvers.LBFGS": (pt.solvers.LBFGS, {"max_steps": 2, "tolerance": 0.1, "memory": 3}),
+    "solvers.LocalFixedPoint": (
+        pt.solvers.LocalFixedPoint,
+        {"groups": 2, "at_once": 1, "damping": 0.5, "factors": pt.solvers.InFamily(), "shuffled": True}
+        | {"max_steps": 2, "tolerance": 0.1},
+    ),
     "solvers.ModeFixedPoint": (
         pt.solvers.ModeFixedPoint,
-        {"damping": 0.5, "max_steps": 2, "tolerance": 0.1, "backtrack": True, "halvings": 2},
+        {"damping": 0.5, "max_steps": 2, "tolerance": 0.1, "backtrack": True, "halvings": 2, "batch_size": None}
+        | {"fresh": False},
     ),
     "solvers.MomentMatching": (
         pt.solvers.MomentMatching,
@@ -367,7 +437,7 @@ CALLS = {
             "step_size": 0.5,
         },
     ),
-    "solvers.NaturalGradient": (pt.solvers.NaturalGradient, {"max_steps": 1}),
+    "solvers.NaturalGradient": (pt.solvers.NaturalGradient, {"max_steps": 1, "batch_size": 3}),
     "solvers.PowerEP": (
         pt.solvers.PowerEP,
         {"alpha": 0.5, "damping": 0.5, "max_steps": 2, "tolerance": 0.1, "in_turn": True, "points": 5},

@@ -7,6 +7,8 @@ SLOW_CASES = {
         "test_the_code_of_a_page_runs[docs/how-to.md]",
         "test_the_code_of_a_page_runs[docs/time.md]",
         "test_the_code_of_a_page_runs[docs/tutorial.md]",
+        "test_the_code_of_a_page_runs[README.md]",
+        "test_the_code_of_a_page_runs[docs/results.md]",
     ),
     "tests/docs/test_notebooks.py": (
         "test_a_notebook_prints_what_it_has_stored[examples/notebooks/engineer.ipynb]",
@@ -87,7 +89,6 @@ SLOW_CASES = {
     "tests/federation/test_mean_field_note.py": (
         "test_mean_field_is_said_where_standard_deviations_are_printed[full]",
     ),
-    "tests/federation/test_processes.py": ("test_with_keys_only_registered_clients_can_connect",),
     "tests/federation/test_serve.py": (
         "test_networks_and_methods_without_a_solver_run_too[incremental_vi]",
         "test_a_late_client_is_enrolled_and_the_run_converges_to_the_same_result[synchronous]",
@@ -278,6 +279,7 @@ SLOW_CASES = {
         "test_densities_are_per_unit_of_the_response_as_it_was_given[gamma]",
         "test_every_result_of_every_likelihood[gamma]",
         "test_every_result_of_every_likelihood[multinomial]",
+        "test_marginal_effects_are_derivatives_of_predictions[multinomial]",
     ),
     "tests/tables/test_silly.py": (
         "test_the_rest_is_fitted_and_told[labels Y and N]",
@@ -290,13 +292,19 @@ SLOW_CASES = {
         "test_twelve_updates_and_a_revisit_are_the_fit_of_all_months",
         "test_where_nothing_changes_drift_has_its_distribution",
         "test_commands_go_on_from_the_folder_of_a_fit",
+        "test_without_a_site_learned_noise_is_learned_anew",
     ),
-    "tests/test_admission.py": ("test_honest_answers_are_admitted[method0-FullGaussian]",),
+    "tests/test_adaptive.py": ("test_stale_reports_of_a_conjugate_model_give_the_free_energy_exactly[Asynchronous]",),
+    "tests/test_admission.py": (
+        "test_honest_answers_are_admitted[method0-FullGaussian]",
+        "test_honest_answers_are_admitted[method1-FullGaussian]",
+    ),
     "tests/test_adult.py": ("test_global_vi_reaches_an_independent_optimum_on_some_rows",),
     "tests/test_aggregation.py": (
         "test_backtracking_on_the_free_energy_converges_where_undamped_rounds_diverge",
         "test_the_evidence_is_reported_only_if_factors_keep_their_scales[aggregation0]",
         "test_the_evidence_is_reported_only_if_factors_keep_their_scales[aggregation2]",
+        "test_the_evidence_is_reported_only_if_factors_keep_their_scales[aggregation1]",
     ),
     "tests/test_any_input.py": (
         "test_what_is_valid_works[Posterior.interval]",
@@ -311,6 +319,8 @@ SLOW_CASES = {
         "test_the_fixed_point_is_the_exact_posterior[1.0-None-answered]",
         "test_the_fixed_point_is_the_exact_posterior[3.0-0.5-all]",
         "test_the_fixed_point_is_the_exact_posterior[3.0-0.5-answered]",
+        "test_the_fixed_point_is_the_exact_posterior[0.3-None-answered]",
+        "test_with_all_settings_at_one_it_is_undamped_synchronous_pvi[solver1]",
     ),
     "tests/test_checkpoint.py": (
         "test_a_run_resumed_from_any_step_ends_with_the_same_result[residual]",
@@ -329,6 +339,8 @@ SLOW_CASES = {
         "test_a_broken_family_is_caught[Shrinking-twice is not]",
         "test_a_broken_family_is_caught[Elsewhere-members for derivatives do not lead back]",
         "test_a_broken_model_is_caught[model4-biased]",
+        "test_a_broken_family_is_caught[HalfDivergence-Bregman]",
+        "test_a_broken_family_is_caught[WrongNormaliser-mean_parameters]",
     ),
     "tests/test_cli.py": (
         "test_json_is_one_object_with_every_method",
@@ -344,20 +356,28 @@ SLOW_CASES = {
         "test_a_run_that_says_converged_is_within_a_hundredth_of_a_standard_deviation[asynchronous]",
         "test_methods_that_need_tuning_say_that_they_have_not_arrived[global_vi]",
         "test_methods_that_need_tuning_say_that_they_have_not_arrived[incremental_vi]",
+        "test_a_run_that_ends_before_says_how_far_it_is_away[many clients, damping 1/M]",
+        "test_methods_that_need_tuning_say_that_they_have_not_arrived[bayesian_admm]",
     ),
     "tests/test_double_loop.py": (
         "test_it_converges_without_damping_where_plain_power_ep_oscillates[1.0]",
         "test_it_converges_without_damping_where_plain_power_ep_oscillates[0.5]",
         "test_it_converges_to_damped_power_eps_solution_for_bimodal_tilted_densities",
         "test_a_grid_without_moments_does_not_count_as_converged",
+        "test_the_evidence_error_is_at_most_three_times_the_kl_to_the_fixed_point[1.0]",
     ),
-    "tests/test_estimators.py": ("test_the_quick_checks_of_scikit_learn_pass",),
+    "tests/test_estimators.py": (
+        "test_the_quick_checks_of_scikit_learn_pass",
+        "test_classes_have_no_order",
+    ),
     "tests/test_evidence.py": (
         "test_damping_does_not_change_the_evidence[sequential-1.0-8]",
         "test_damping_does_not_change_the_evidence[sequential-0.3-8]",
         "test_damping_does_not_change_the_evidence[synchronous-None-8]",
         "test_damping_does_not_change_the_evidence[asynchronous-0.1-8]",
         "test_a_factor_for_all_clients_tells_no_evidence[False-2]",
+        "test_a_factor_for_all_clients_tells_no_evidence[True-1]",
+        "test_damping_does_not_change_the_evidence[sequential-1.0-3]",
     ),
     "tests/test_expectations.py": (
         "test_quadrature_agrees_with_adaptive_integration[probit]",
@@ -367,6 +387,7 @@ SLOW_CASES = {
         "test_closed_forms_agree_with_quadrature[PoissonRegression-mean-field]",
         "test_stochastic_expectations_are_unbiased[expectation0-q0]",
         "test_gradients_summed_draw_by_draw_are_those_of_the_sum[product]",
+        "test_closed_forms_agree_with_quadrature[LinearRegression-full]",
     ),
     "tests/test_help.py": ("test_submodules_are_loaded_on_attribute_access",),
     "tests/test_incremental.py": ("test_it_converges_where_stochastic_global_vi_keeps_fluctuating",),
@@ -387,6 +408,10 @@ SLOW_CASES = {
         "test_the_gradient_assembled_at_a_fixed_point_is_that_of_the_pooled_bound[sequential]",
         "test_the_gradient_assembled_at_a_fixed_point_is_that_of_the_pooled_bound[asynchronous]",
         "test_single_precision_stays_single_beside_a_model_in_double",
+        "test_learning_never_lowers_the_bound[logistic-coordinate]",
+        "test_the_gradient_assembled_at_a_fixed_point_is_that_of_the_pooled_bound[synchronous]",
+        "test_the_posterior_stays_prior_times_factors_while_the_prior_moves[optimiser]",
+        "test_new_hyperparameter_values_do_not_recompile[noise-model0-parts0]",
     ),
     "tests/test_mean_field.py": (
         "test_a_column_that_is_there_twice_is_named",
@@ -394,6 +419,7 @@ SLOW_CASES = {
         "test_unknown_noise_has_independent_coefficients_too",
         "test_what_could_not_be_checked_is_said",
         "test_nothing_is_said_of_what_has_no_such_standard_deviations[model0-MeanFieldGaussian]",
+        "test_it_is_what_a_run_with_full_covariance_finds[LogisticRegression]",
     ),
     "tests/test_membership.py": (
         "test_after_retiring_the_result_is_as_if_the_client_had_never_joined[random]",
@@ -409,9 +435,16 @@ SLOW_CASES = {
         "test_global_vi_takes_the_steps_of_adam_on_pooled_rows_for_every_number_of_clients[10]",
         "test_every_method_runs_by_name_with_the_same_columns[double_loop]",
         "test_every_method_runs_by_name_with_the_same_columns[stochastic_power_ep]",
+        "test_every_method_runs_by_name_with_the_same_columns[assumed_density_filtering]",
+        "test_every_method_runs_by_name_with_the_same_columns[biased_global_vi]",
+        "test_every_method_runs_by_name_with_the_same_columns[stochastic_local]",
+        "test_every_method_runs_by_name_with_the_same_columns[stochastic_synchronous]",
         "test_a_start_takes_the_precision_of_the_prior[global_vi]",
     ),
-    "tests/test_mistakes.py": ("test_a_solver_that_cannot_move_has_not_converged[solver0-FullGaussian]",),
+    "tests/test_mistakes.py": (
+        "test_a_solver_that_cannot_move_has_not_converged[solver0-FullGaussian]",
+        "test_a_solver_that_cannot_move_has_not_converged[solver3-FullGaussian]",
+    ),
     "tests/test_noise.py": (
         "test_noise_has_the_requested_shape_and_dtype_for_every_key_type[shape2]",
         "test_noise_has_the_requested_shape_and_dtype_for_every_key_type[shape3]",
@@ -442,6 +475,7 @@ SLOW_CASES = {
         "test_one_draw_suffices_for_a_standard_error[expectation0]",
         "test_one_draw_suffices_for_a_standard_error[expectation1]",
         "test_what_clients_report_has_an_error_too[expectation1]",
+        "test_messages_carry_the_same_estimate[expectation0]",
     ),
     "tests/test_snep.py": (
         "test_with_exact_moments_it_converges_to_the_double_loops_solution[all]",
@@ -473,6 +507,7 @@ SLOW_CASES = {
         "test_first_visits_with_other_inputs_are_computed[rate]",
         "test_first_visits_with_other_inputs_are_computed[solver]",
         "test_first_visits_with_other_inputs_are_computed[seed]",
+        "test_the_committee_with_the_whole_prior_reuses_synchronous_first_visits",
     ),
     "experiments/tests/test_runner.py": (
         "test_interrupted_anywhere_and_run_again_ends_in_the_same_table[1]",
@@ -480,5 +515,6 @@ SLOW_CASES = {
         "test_a_killed_worker_is_reported_and_the_others_end_at_once",
         "test_messages_of_n_and_of_2n_rows_are_the_same_size[sequential]",
         "test_messages_of_n_and_of_2n_rows_are_the_same_size[global_vi]",
+        "test_interrupted_anywhere_and_run_again_ends_in_the_same_table[0]",
     ),
 }

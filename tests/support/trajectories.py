@@ -27,7 +27,7 @@ def shards(clients):
 
 def trajectory(method, model, prior, parts, steps, speeds=None):
     """The server's states: the initial one, and one after each step. No answer may be refused."""
-    engine, states = LocalEngine(parts, speeds), [init(prior, len(parts))]
+    engine, states = LocalEngine(parts, speeds), [init(prior, len(parts), aggregation=method.aggregation)]
     for _ in range(steps):
         state, event = step(method, model, engine, states[-1])
         assert not event.refusals

@@ -28,7 +28,7 @@ from partita.local.solvers import Conjugate, Newton, Solution
 from partita.methods import fit
 from partita.models import LinearRegression, LogisticRegression, Model
 from partita.numerics.compiled import Compiled
-from partita.server.bound import divergence
+from partita.server.aggregation.base import divergence
 from partita.server.method import Method
 from partita.server.monitor import Monitor
 from partita.server.run import Result

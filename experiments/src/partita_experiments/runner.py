@@ -324,6 +324,8 @@ def method_settings(plan: Plan, cell: Cell, setting: PreparedProblem) -> dict[st
         settings["solver"] = solver(plan.experiment, cell.solver)
     if "learning_rate" in accepted:
         settings.setdefault("learning_rate", cell.problem.learning_rate)
+    if "mixing" in accepted:  # of Bayesian ADMM, as Möllenhoff et al. (2025) have it
+        settings = {"mixing": None, "step": 1.0} | settings
     if "optimiser" in settings:
         settings["optimiser"] = optimiser(settings["optimiser"])
     return settings | {"start": setting.start(cell.seed)}

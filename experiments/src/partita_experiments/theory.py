@@ -24,6 +24,7 @@ from partita.local.objective import Problem
 from partita.local.solvers import Newton, ProximalPoint
 from partita.models import LogisticRegression
 from partita.numerics.compiled import Compiled
+from partita_experiments import approximations
 
 Vector = Float[np.ndarray, " p"]
 STYLES = {
@@ -44,10 +45,15 @@ def run(folder: Path, quick: bool, as_json: bool) -> None:
     found = errors(rates)
     folder.mkdir(parents=True, exist_ok=True)
     draw(folder / "equivalences.png", rates, found)
-    table = {"rates": rates.tolist(), "errors": {name: list(map(float, values)) for name, values in found.items()}}
+    paths = approximations.draw(folder / "stochastic.png", quick)
+    table: dict[str, Any] = {
+        "rates": rates.tolist(),
+        "errors": {name: list(map(float, values)) for name, values in found.items()},
+    }
+    table["paths"] = paths
     write_text(folder / "results.json", json.dumps(table))
     if as_json:
-        files = [str(folder / file) for file in ("results.json", "equivalences.png")]
+        files = [str(folder / file) for file in ("results.json", "equivalences.png", "stochastic.png")]
         print(json.dumps({"experiment": "theory", **table, "files": files}))
     else:
         Console().print(markdown(rates, found), soft_wrap=True)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 import typer.core
 
+from partita.cli.credentials import credentials
 from partita.cli.federation import client, federation, rehearse, result, resume, server, status
 from partita.cli.study import drift, forget, update
 from partita.errors import exit_with_sentence
@@ -153,6 +154,7 @@ def example(
     write_example(file)
 
 
+federation.registered_commands.extend(credentials.registered_commands)
 app.add_typer(federation, name="federation")
 for command in (update, forget, drift, rehearse, server, client, status, resume, result):
     app.command()(command)

@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 from rich.table import Table as Grid
 
 from partita import methods
+from partita.cli.beginning import begin
 from partita.cli.figure import draw
 from partita.data import Partition, beta_kappa, datasets, split
 from partita.data.table import Table
@@ -102,7 +102,7 @@ class _Demo:
 
 def run_demo(settings: Settings, as_json: bool) -> None:
     """Runs everything, writes the files, and prints a table or a JSON object."""
-    jax.config.update("jax_enable_x64", True)
+    begin()
     check_damping(settings.damping)
     settings.output.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)

@@ -14,7 +14,6 @@ from partita.io.names import Turns
 
 __all__ = [
     "client",
-    "credentials",
     "federation",
     "init",
     "join",
@@ -63,7 +62,12 @@ def init(
     ] = None,
     missing: Annotated[str, typer.Option(help="What to do about missing predictors: drop or mean.")] = "drop",
     schedule: Annotated[Turns, typer.Option(help="The schedule of clients.")] = "sequential",
-    address: Annotated[str, typer.Option(help="The server's host and port, as clients reach them.")] = "127.0.0.1:9092",
+    address: Annotated[
+        str,
+        typer.Option(
+            help="The server's host and port, as clients reach them, or folder:/mnt/share where sites exchange files."
+        ),
+    ] = "127.0.0.1:9092",
 ) -> None:
     """Write federation.toml, for review and editing, certificate and keys, and a folder to give to each client.
 
@@ -71,8 +75,10 @@ def init(
     """
     from partita.cli.fit import listed
     from partita.federation.initialise import initialise
+    from partita.io.private import close_to_others
     from partita.tables.spec import Settings
 
+    close_to_others()
     settings = Settings.given(
         formula,
         family,
@@ -89,15 +95,6 @@ def init(
         levels=listed(levels),
     )
     for path in initialise(folder, client, settings, example or [], address, schedule):
-        typer.echo(path)
-
-
-@federation.command()
-def credentials(folder: _Folder) -> None:
-    """Issue the clients' folders again after an edit of federation.toml; new clients get keys."""
-    from partita.federation import initialise
-
-    for path in initialise.issue_credentials(folder):
         typer.echo(path)
 
 
@@ -144,16 +141,17 @@ def rehearse(
 ) -> None:
     """Run a federation in this process from its clients' files: the table, and what each client would send."""
     from partita.cli.rehearse import run_rehearsal
+    from partita.io.private import close_to_others
 
+    close_to_others()
     run_rehearsal(folder, files, json, output)
 
 
 def server(folder: _Folder) -> None:
     """Run a federation's server until the run ends. It can be interrupted and continued with `partita resume`."""
-    from partita.federation.config import load
     from partita.federation.running import run_server
 
-    about = load(folder)
+    about = _closed(folder)
     typer.echo(f"See the status with `partita status {folder} --web`.")
     with _interruptible():
         typer.echo(run_server(folder, about))
@@ -173,6 +171,25 @@ def client(
     folder: _Folder,
     name: Annotated[str, typer.Option(help="The client's name.")],
     data: Annotated[Path, typer.Option(help="A CSV or parquet file with the client's rows.")],
+    preview: Annotated[bool, typer.Option("--preview", help="Say what would leave, and stop.")] = False,
+    least_rows: Annotated[int, typer.Option(min=1, help="Tell nothing of fewer rows.")] = 10,
+    least_cell: Annotated[int, typer.Option(min=1, help="Tell nothing of a level, or other cell, of fewer rows.")] = 5,
+    visits: Annotated[
+        int | None, typer.Option(min=1, help="Answer so many tasks of a run at most; by default twice its rounds.")
+    ] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="The file that says what has left and when; by default beside the data.")
+    ] = None,
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Begin a new run: forget what was accepted and answered before.")
+    ] = False,
+    address: Annotated[
+        str | None, typer.Option(help="The server's address from here, such as folder:/media/share.")
+    ] = None,
+    letter: Annotated[
+        Path | None, typer.Option(help="Answer this one letter of a mailbox, which was brought by hand, and stop.")
+    ] = None,
+    answer: Annotated[Path, typer.Option(help="The folder for the answer to --letter.")] = Path("answers"),
     proxy: Annotated[
         str | None, typer.Option(help="The site's proxy, as http://proxy:8080; by default that of HTTPS_PROXY.")
     ] = None,
@@ -182,19 +199,38 @@ def client(
 ) -> None:
     """Run a client until it is interrupted. It answers the server's tasks; its rows stay on this machine."""
     from partita.federation.client import usable
-    from partita.federation.config import load
-    from partita.federation.running import run_client
+    from partita.federation.disclosure import Limits
+    from partita.federation.guarded import Owner
+    from partita.federation.running import Way, run_client, run_letter
 
-    about = load(folder)
+    owner, way = Owner(Limits(least_rows, least_cell), visits, log, anew), Way(address, proxy, authority)
+    about = way.through(_closed(folder))
+    if preview:
+        return _preview(about, name, data, owner)
+    if letter is not None:
+        return typer.echo(run_letter(folder, about, name, data, owner, letter, answer))
     try:
-        read = f"read {usable(data, about).size} rows of {data.name}."
+        read = f"read {usable(data, about, owner.limits).size} rows of {data.name}."
     except InputError as error:
         if error.public is None or not data.is_file():
             raise
         read = f"{error} The client stays, so that the server is told and waits: correct the file, it is read again."
     typer.echo(f"{name}: {read} Waiting for {about.server.address}; Ctrl-C stops.")
     with _interruptible():
-        run_client(folder, about, name, data, proxy, authority)
+        run_client(folder, about, name, data, owner, way)
+
+
+def _preview(about: Any, name: str, data: Path, owner: Any) -> None:
+    import jax
+
+    from partita.federation.client import Client
+    from partita.federation.preview import preview
+
+    jax.config.update("jax_enable_x64", True)
+    client = Client(name, about, data, owner.limits)
+    client.check()
+    for line in preview(about, client, owner.visits):
+        typer.echo(line)
 
 
 def status(
@@ -241,19 +277,41 @@ def result(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Show and plot the posterior of a federation after its run."""
-    import jax
-
+    from partita.cli.beginning import begin
     from partita.federation.result import account, draw, shown, summary
+    from partita.io.private import close_to_others
 
+    close_to_others()
     rows = summary(folder)
     figure = draw(folder, rows)
     if json:
         about = {"summary": rows, "account": account(folder), "files": {"figure": str(figure)}}
         typer.echo(jsons.dumps(about, indent=2))
         return
-    jax.config.update("jax_enable_x64", True)
+    begin()
     for line in (shown(folder), "", *account(folder), f"Figure: {figure}"):
         typer.echo(line)
+
+
+_FILES = (
+    *("federation.toml", "ca.*", "server.*", "keys", "clients", "*.log", "*.log.1", "ledger.sqlite*", "result.*"),
+    *("summary.csv", "posterior.npz", "answered-*.json", "letters-*.json"),
+)
+"""What a federation has in its folder, which may hold other things too."""
+
+
+def _closed(folder: Path) -> Any:
+    """The federation in a folder, which nobody else may enter from now on; warns of certificates that end."""
+    from partita.federation.certificates import warnings
+    from partita.federation.config import load
+    from partita.io import private
+
+    about = load(folder)
+    private.close_to_others()
+    private.tighten(folder, _FILES)
+    for sentence in warnings(folder):
+        typer.echo(sentence, err=True)
+    return about
 
 
 @contextlib.contextmanager

@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax
-
+from partita.cli.beginning import begin
 from partita.errors import SettingsError
 from partita.tables.estimates import Estimates
 from partita.tables.export import described_fit
@@ -39,7 +38,7 @@ def run_fit(
         raise SettingsError(f"{picture} is a picture: say by --forest of which coefficient, or give a folder.")
     if output is not None and picture is None and policy(missing).draws:
         raise SettingsError("--output keeps one fit, and missing values that are drawn make several: leave it out.")
-    jax.config.update("jax_enable_x64", True)
+    begin()
     found = fit(formula, file, cuts=listed(cuts), levels=listed(levels), missing=missing, **options)
     if forest is not None:
         found.forest(forest, picture or (output or Path()) / "forest.png", mass)

@@ -6,8 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
-
+from partita.cli.beginning import begin
 from partita.errors import FederationError, unknown
 from partita.federation import config
 from partita.federation.client import Client
@@ -27,7 +26,7 @@ def run_rehearsal(folder: Path, pairs: Sequence[str], as_json: bool, output: Pat
     """Runs all of a federation but the network, prints what a real run would, and keeps its folder if asked to."""
     if output is not None and output.exists():
         raise FederationError(f"{output} already exists: choose another folder for the rehearsed run.")
-    jax.config.update("jax_enable_x64", True)
+    begin()
     federation = config.load(folder)
     files = _files(pairs, federation.clients)
     clients = {name: Client(name, federation, path) for name, path in files.items()}

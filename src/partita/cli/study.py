@@ -62,11 +62,10 @@ def _held(folder: Path) -> "Iterator[Fit]":
 
 def _loaded(folder: Path) -> "Fit":
     """The fit in a folder."""
-    import jax
-
+    from partita.cli.beginning import begin
     from partita.tables.fit import Fit
 
-    jax.config.update("jax_enable_x64", True)
+    begin()
     return Fit.load(folder)
 
 

@@ -2,11 +2,13 @@
 
 import abc
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Annotated, NamedTuple, get_type_hints
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, NamedTuple, Self, get_type_hints, overload
 
+import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from partita.expectations import Estimate
 from partita.expectations.capabilities import CurvedInTable
@@ -15,7 +17,7 @@ from partita.families.factor import Factor
 from partita.hyper.values import Hyper
 from partita.local.client import Recipe, Reply
 
-__all__ = ["ROLES", "STORED", "Answer", "Engine", "EventLog", "Failure", "Role", "Task"]
+__all__ = ["ROLES", "STORED", "Answer", "Engine", "EventLog", "Failure", "Role", "Task", "Tasks"]
 
 
 class Role(NamedTuple):
@@ -64,6 +66,91 @@ STORED = {name: kind for name, kind in get_type_hints(Task).items() if name in R
 """The scalars of a task that files store, with their types."""
 
 
+_TOGETHER = 64
+"""How many clients' tasks are copied together."""
+
+
+@jax.tree_util.register_pytree_node_class
+class Tasks(Sequence[Task]):
+    """Tasks in the order of clients, of which each has one at most.
+
+    A value: with another task it is another one, which shares with this all but the tasks of a few clients.
+    """
+
+    def __init__(self, tasks: Iterable[Task] = ()) -> None:
+        parts = dict[int, dict[int, Task]]()
+        for task in tasks:
+            parts.setdefault(task.client // _TOGETHER, {})[task.client] = task
+        self._parts, self._count = parts, sum(map(len, parts.values()))
+
+    def of(self, client: int) -> Task | None:
+        """The task of a client, if it has one."""
+        return self._parts.get(client // _TOGETHER, {}).get(client)
+
+    def added(self, tasks: Iterable[Task]) -> Self:
+        """The same with other tasks."""
+        return self._changed({task.client: task for task in tasks})
+
+    def without(self, clients: Iterable[int]) -> Self:
+        """The same without those of some clients."""
+        return self._changed(dict.fromkeys(clients))
+
+    def _changed(self, changes: Mapping[int, Task | None]) -> Self:
+        """The same with another task of these clients, or with none."""
+        parts, count, copied = dict(self._parts), self._count, set[int]()
+        for client, task in changes.items():
+            place = client // _TOGETHER
+            if place not in copied:
+                copied.add(place)
+                parts[place] = dict(parts.get(place, {}))
+            count -= parts[place].pop(client, None) is not None
+            if task is not None:
+                parts[place][client] = task
+                count += 1
+        new = type(self)()
+        new._parts, new._count = {place: part for place, part in parts.items() if part}, count
+        return new
+
+    def changed_since(self, before: Self) -> list[tuple[Task | None, Task | None]]:
+        """The tasks that differ from those before: what a client had, and what it has."""
+        found = []
+        for place in sorted({*self._parts, *before._parts}):
+            now, then = self._parts.get(place, {}), before._parts.get(place, {})
+            if now is not then:
+                pairs = [(then.get(client), now.get(client)) for client in sorted({*now, *then})]
+                found += [pair for pair in pairs if pair[0] is not pair[1]]
+        return found
+
+    def tree_flatten(self) -> tuple[tuple[Task, ...], None]:
+        """The tasks, as JAX asks for them."""
+        return tuple(self), None
+
+    @classmethod
+    def tree_unflatten(cls, about: None, tasks: tuple[Task, ...]) -> Self:
+        """The tasks as JAX gives them back."""
+        return cls(tasks)
+
+    def clients(self) -> Int[np.ndarray, " n"]:
+        """The clients that have one."""
+        parts = (sorted(self._parts[place]) for place in sorted(self._parts))
+        return np.fromiter(itertools.chain.from_iterable(parts), int, self._count)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Task]:
+        for place in sorted(self._parts):
+            part = self._parts[place]
+            yield from (part[client] for client in sorted(part))
+
+    @overload
+    def __getitem__(self, place: int) -> Task: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Task]: ...
+    def __getitem__(self, place: int | slice) -> Task | list[Task]:
+        return list(self)[place]
+
+
 class Answer(NamedTuple):
     """A client's answer to a task."""
 
@@ -96,6 +183,9 @@ class EventLog:
 class Engine(abc.ABC):
     """Runs clients: accepts tasks without blocking and returns answers as they arrive."""
 
+    _given = Tasks()
+    """The tasks last given to `submit_all`."""
+
     @abc.abstractmethod
     def check(self, recipe: Recipe, prior: Family) -> None:
         """Raises an `InputError` that names the client whose rows cannot be used, where rows can be seen from here."""
@@ -107,6 +197,22 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def submit(self, task: Task) -> None:
         """Sends a task; a task that is already in flight is not sent twice."""
+
+    def submit_all(self, tasks: Tasks) -> None:
+        """Sends those of these tasks that have changed since the last ones that were given here."""
+        for _, task in tasks.changed_since(self._given):
+            if task is not None:
+                self.submit(task)
+        self._given = tasks
+
+    def submit_again(self) -> None:
+        """Makes the next `submit_all` send everything: a task was lost, or a run begins."""
+        self._given = Tasks()
+
+    @property
+    def ready(self) -> bool:
+        """Whether an answer is there, so that `next` need not wait for one."""
+        return False
 
     @abc.abstractmethod
     def next(self, timeout: float = np.inf) -> Answer | Failure | None:

@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, Float, Key
 
 from partita.data.shard import Shard
 from partita.engines.base import ROLES, Task
@@ -20,6 +20,7 @@ from partita.hyper.values import Hyper, begin, likelihood_hyper, model_given
 from partita.io.digest import digest
 from partita.io.wire import Message, flatten, unflatten
 from partita.local.client import Info, Recipe, Reply
+from partita.numerics.compiled import Compiled
 
 __all__ = [
     "BINDING",
@@ -84,7 +85,7 @@ class ClientEndpoint:
     def _answer(self, message: Message, about: dict[str, Any]) -> Message:
         kind, header = message.header.get("kind"), message.header
         if kind == "refused":
-            _LOG.warning("%s: an answer was refused: it %s", self.name, header.get("reason"))
+            _LOG.warning("%s: an answer was refused: it %s", self.name, message.words("reason", ""))
             return Message({**about, "kind": "ack"}, {})
         if header.get(BINDING) != self.binding:
             _LOG.warning("%s %s", self.name, UNBOUND)
@@ -106,12 +107,34 @@ class ClientEndpoint:
         totals, variance = [float(total) for total in ell.totals], float(ell.variance)
         return Message({**about, "kind": kind, "ell": totals, "variance": variance}, {})
 
+    def tightness(self, message: Message, answer: Message) -> tuple[float, float]:
+        """How many times as precise as the prior the posterior of a message is, and its own factor with the prior.
+
+        That is in the direction in which it is most, and after the answer; 0 where it is not known, or there are no
+        directions in the family.
+        """
+        q, one = _received(ROLES["posterior"].arrays, message, self.prior), self.prior.one()
+        own = one
+        if answer.header.get("kind") == "update":
+            delta = unflatten(answer.arrays, self._factor, "The answer")
+            own = (_received(ROLES["factor"].arrays, message, self._factor) * delta).natural
+        try:
+            largest, mine = _largest_ratios(self.prior, q, own)
+        except InputError:
+            return 0.0, 0.0
+        return float(largest), 0.0 if own is one else float(mine)
+
     def _task(self, message: Message) -> Task:
         """The inverse of `update_message`, as far as an answer depends on it."""
         like = {"posterior": self.prior, "factor": self._factor, "hyper": self._hyper}
         scalars = {name: message.header[role.header] for name, role in ROLES.items() if role.header}
         trees = {name: _received(role.arrays, message, like[name]) for name, role in ROLES.items() if role.arrays}
         return Task(name=self.name, prior=self.prior, updates=0, sent=0.0, **scalars, **trees)
+
+
+@Compiled
+def _largest_ratios(prior: Family, q: Family, own: Family) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    return q.precision_range(prior)[1], (prior * own).precision_range(prior)[1]
 
 
 def _received(prefix: str, message: Message, like: Any) -> Any:

@@ -362,16 +362,17 @@ def positive(values: Numbers, name: str) -> Float[Array, "..."]:
     array = floating(values, name)
     if isinstance(array, jax.core.Tracer):
         return array
-    allowed = jnp.isfinite(array) & (array > 0)
+    given = np.asarray(array)  # in NumPy, which compiles nothing
+    allowed = np.isfinite(given) & (given > 0)
     if not allowed.all():
-        raise SettingsError(f"The {name} must be finite and above 0, not {array[~allowed][0]:g}.")
+        raise SettingsError(f"The {name} must be finite and above 0, not {given[~allowed][0]:g}.")
     return array
 
 
 def finite(values: Numbers, name: str) -> Float[Array, "..."]:
     """The values as an array; raises a `SettingsError` where one is not finite."""
     array = floating(values, name)
-    if not isinstance(array, jax.core.Tracer) and not jnp.isfinite(array).all():
+    if not isinstance(array, jax.core.Tracer) and not np.isfinite(np.asarray(array)).all():
         raise SettingsError(f"The {name} must be finite: give numbers.")
     return array
 

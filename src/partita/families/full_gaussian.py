@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Key, Real
 
 from partita.errors import SettingsError
@@ -51,7 +52,7 @@ class FullGaussian(Gaussian):
         if square.shape != 2 * vector.shape:
             raise SettingsError(f"A mean of {vector.size} numbers and a covariance of {square.shape} do not match.")
         factor = jnp.linalg.cholesky(square.astype(vector.dtype))
-        if not isinstance(factor, jax.core.Tracer) and not jnp.isfinite(factor).all():
+        if not isinstance(factor, jax.core.Tracer) and not np.isfinite(np.asarray(factor)).all():
             raise SettingsError("The covariance must be positive definite: add a little to its diagonal.")
         precision = _inverse(factor)
         return cls(precision @ vector, precision, layout)

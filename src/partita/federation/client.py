@@ -14,12 +14,14 @@ from partita.engines.endpoint import ClientEndpoint
 from partita.errors import FederationError, InputError
 from partita.federation.beginning import beginning
 from partita.federation.config import Federation
+from partita.federation.disclosure import Limits, released
 from partita.federation.link import Letter, Link, UnreachableError
 from partita.federation.scheme import PRIVATE_ERROR, Own, Scheme
 from partita.io.wire import Message
 
 __all__ = ["Client", "attend", "usable"]
 
+_LIMITS = Limits()
 _LOG = logging.getLogger("partita")
 _CONFIG_MISMATCH = (
     "Its federation.toml differs from the server's in columns, model, method, prior or seed: copy the server's."
@@ -30,16 +32,19 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0
 """Seconds before a server that cannot be reached is tried again: at first, and in the end."""
 
 
-def usable(path: Path, federation: Federation) -> Own:
-    """A client's rows; an `InputError` unless they fit what the federation fits."""
-    return beginning(federation).read(path, path.stem)
+def usable(path: Path, federation: Federation, limits: Limits) -> Own:
+    """A client's rows; an `InputError` unless they fit what the federation fits, and may be told of."""
+    begun = beginning(federation)
+    own = begun.read(path, path.stem)
+    released(begun, own, limits)
+    return own
 
 
 class Client:
     """Answers the stages of round 0 with summaries of its columns, and then tasks."""
 
-    def __init__(self, name: str, federation: Federation, path: Path) -> None:
-        self.name, self.federation, self.path = name, federation, path
+    def __init__(self, name: str, federation: Federation, path: Path, limits: Limits = _LIMITS) -> None:
+        self.name, self.federation, self.path, self.limits = name, federation, path, limits
         self._sites: dict[str, ClientEndpoint] = {}
         self._foreseen: Callable[[], Scheme] | None = None
         """What is agreed on, or will be as far as this client's own rows tell, where nothing is prepared for it yet."""
@@ -61,7 +66,7 @@ class Client:
             agreed: Any = message.header.get("agreed", {})
             if message.header.get("kind") == "hello":
                 own, scheme = self._own, self._beginning.restored(agreed)
-                answer = scheme.answer(own)
+                answer = released(scheme, own, self.limits)
                 told = {"rows": own.size, "incomplete": own.incomplete, "answer": answer}
                 self._foreseen = lambda: scheme if scheme.complete else scheme.taken([answer])
                 return Message({**about, "kind": "hello", **told}, {})
@@ -83,7 +88,16 @@ class Client:
 
     def check(self) -> None:
         """Reads the file; an `InputError` unless it can be used."""
-        _ = self._own
+        released(self._beginning, self._own, self.limits)
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return self._own.size
+
+    def tightness(self, message: Message, answer: Message) -> tuple[float, float]:
+        """Of a task and its answer: see `ClientEndpoint.tightness`."""
+        return self._site(message.header.get("agreed", {})).tightness(message, answer)
 
     @functools.cached_property
     def _beginning(self) -> Scheme:
@@ -96,7 +110,9 @@ class Client:
     def _site(self, agreed: Any) -> ClientEndpoint:
         key = repr(agreed)
         if key not in self._sites:
-            self._sites = {key: self._endpoint(self._beginning.restored(agreed))}
+            scheme = self._beginning.restored(agreed)
+            released(scheme, self._own, self.limits)  # of one that comes late, nothing of its columns was told before
+            self._sites = {key: self._endpoint(scheme)}
         return self._sites[key]
 
     def _endpoint(self, scheme: Scheme) -> ClientEndpoint:

@@ -34,9 +34,11 @@ __all__ = [
     "Run",
     "Server",
     "host_and_port",
+    "host_of",
     "load",
     "loopback",
     "read",
+    "shared_folder",
 ]
 
 CONFIG_FILE = "federation.toml"
@@ -48,6 +50,8 @@ _FAMILIES: Mapping[str, type[Gaussian]] = {
 }
 NAME = re.compile(r"\w(?:[\w.-]*\w)?")
 """Valid client names; they are also names of folders and keys."""
+_FOLDER = "folder:"
+"""What the address of a mailbox begins with."""
 _HOST = re.compile(r"(?=.{1,64}$)[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
 """Valid host names; a certificate's common name has at most 64 characters."""
 
@@ -199,8 +203,10 @@ def _mistakes(federation: Federation, source: str) -> Iterator[str]:
     if not names or len(set(names)) < len(names) or not all(names):
         yield f"needs at least one client, and unique names, not {list(names)}"
     for name in names:
-        if not NAME.fullmatch(name):
-            yield f"has a client named {name!r}: use letters, digits, '-', '_' and '.' inside"
+        if not NAME.fullmatch(name) or name.casefold().endswith(".pub"):
+            yield f"has a client named {name!r}: use letters, digits, '-', '_' and '.' inside, and no ending .pub"
+    if len({name.casefold() for name in names}) < len(names):
+        yield f"has clients whose names differ in capitals only, which some disks do not tell apart: {list(names)}"
     for table, key in ((method, "name"), (solver, "kind")):
         if not isinstance(table.get(key), str):
             yield f"has a method or a solver without {key!r}: add it, as a text"
@@ -214,7 +220,7 @@ def _mistakes(federation: Federation, source: str) -> Iterator[str]:
             yield f"has an invalid run.{name}: it must be a number above 0"
     if not 0 <= federation.admission.moments < math.inf:
         yield "has an invalid admission.moments: it must be a number, 0 or more"
-    host_and_port(federation.server.address)
+    host_of(federation.server.address)
 
 
 def _data_mistakes(federation: Federation, source: str) -> Iterator[str]:
@@ -242,6 +248,21 @@ def _data_mistakes(federation: Federation, source: str) -> Iterator[str]:
     fits = solver["kind"] not in ("newton", "conjugate") and federation.prior.family == "mean-field"
     if isinstance(federation.built_model(1), Template) and not fits:
         yield 'has a network, which needs a solver of kind "adam" and a "mean-field" prior'
+
+
+def shared_folder(address: str) -> Path | None:
+    """The folder that is the way to the server, if the address names one; the address of a port has none."""
+    if not address.startswith(_FOLDER):
+        return None
+    path = Path(address.removeprefix(_FOLDER))
+    if not path.is_absolute():
+        raise FederationError(f"The address {address!r} names no whole path: write it as folder:/mnt/share.")
+    return path
+
+
+def host_of(address: str) -> str:
+    """The host that the server's certificate names; an `InputError` where the address cannot be one."""
+    return host_and_port(address)[0] if shared_folder(address) is None else "localhost"
 
 
 def host_and_port(address: str) -> tuple[str, int]:

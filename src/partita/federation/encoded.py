@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from jaxtyping import Float
 
+from partita.data.columns import Moments
 from partita.data.labels import Labels, agreed
 from partita.data.plausible import check_sums, crowding, outlying
 from partita.data.preprocess import Encoding, Summary, encoding, federated, merge, summarise
@@ -70,6 +71,10 @@ class Encoded(Scheme):
 
     def answer(self, own: Own) -> Answer:
         return summarise(own.rows).to_dict()
+
+    def numbers(self, own: Own) -> Mapping[str, Float[np.ndarray, " n"]]:
+        kept = {name: values for name, values in own.rows.columns.items() if values.dtype.kind == Moments.dtype.kind}
+        return kept if own.rows.labels is None else kept | {self._data.response: own.rows.y}
 
     def check(self, answer: Answer, rows: int) -> None:
         summary = Summary.from_dict(answer)

@@ -2,18 +2,18 @@
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from partita.errors import DataError, FederationError
 from partita.federation import certificates
-from partita.federation.config import CONFIG_FILE, host_and_port, load, read
-from partita.io import atomic
+from partita.federation.config import CONFIG_FILE, host_of, read
+from partita.federation.credentials import issue_credentials
+from partita.io import atomic, private
 from partita.tables.reading import columns_of, frame_of
 from partita.tables.spec import Settings
 
-__all__ = ["initialise", "issue_credentials"]
+__all__ = ["initialise"]
 
 _TOML = """# A federation of partita. Server and clients have the same file.
 name = {name}
@@ -62,18 +62,31 @@ def initialise(
     """Writes the folder of a federation that fits a formula; example files must have the columns that it names."""
     if (folder / CONFIG_FILE).exists():
         raise FederationError(f"{folder / CONFIG_FILE} already exists: choose another folder, or edit it.")
-    host, _ = host_and_port(address)
+    host = host_of(address)
     for path in examples:
         _check_example(path, settings)
     about = {"name": folder.resolve().name, "clients": list(clients), **dataclasses.asdict(settings)}
     there = {"schedule": schedule, "address": address}
-    values = {key: json.dumps(value) for key, value in (about | there).items()}
+    values = {key: _toml(value) for key, value in (about | there).items()}
     text = _TOML.format(**values, further=_further(settings))
-    read(text.encode(), CONFIG_FILE)
+    read(_encoded(text), CONFIG_FILE)
+    private.folder(folder)
     certificates.make_authority(folder, host)
     atomic.write_text(folder / CONFIG_FILE, text)  # last, since a folder that has it is not made again
     made = ("ca.crt", "server.pem", "server.key", "keys")
     return [folder / CONFIG_FILE, *(folder / name for name in made), *issue_credentials(folder)]
+
+
+def _toml(value: object) -> str:
+    """A value as TOML has it: as JSON, but for texts beyond the basic plane and the one character that JSON leaves."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise FederationError("A name or the formula has characters that are no text: write them in UTF-8.") from None
 
 
 def _further(settings: Settings) -> str:
@@ -81,7 +94,7 @@ def _further(settings: Settings) -> str:
     others = [field for field in dataclasses.fields(settings) if f"{{{field.name}}}" not in _TOML]
     said = {field.name: getattr(settings, field.name) for field in others}
     given = {field.name: said[field.name] for field in others if said[field.name] != field.default}
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in given.items())
+    return "".join(f"{name} = {_toml(value)}\n" for name, value in given.items())
 
 
 def _check_example(path: Path, settings: Settings) -> None:
@@ -90,26 +103,3 @@ def _check_example(path: Path, settings: Settings) -> None:
         columns_of(frame_of(path), settings.columns)
     except DataError as error:
         raise FederationError(f"The example {path.name} does not fit the formula: {error}") from None
-
-
-def issue_credentials(folder: Path) -> list[Path]:
-    """Writes every client's folder from the current federation.toml; new clients get new keys.
-
-    Where federation.toml was written by hand, the server's certificate is made too.
-    """
-    federation = load(folder)
-    if not (folder / "server.key").exists():
-        certificates.make_authority(folder, host_and_port(federation.server.address)[0])
-    written = []
-    for name in federation.clients:
-        handed = folder / "clients" / name
-        handed.mkdir(parents=True, exist_ok=True)
-        shutil.copy(folder / CONFIG_FILE, handed / CONFIG_FILE)
-        if not (folder / "keys" / name).exists():
-            certificates.make_key(folder / "keys", name)
-        shutil.copy(folder / "ca.crt", handed / "ca.crt")
-        atomic.write_text(
-            handed / "keys" / name, (folder / "keys" / name).read_text(encoding="utf-8"), certificates.PRIVATE
-        )
-        written.append(handed)
-    return written

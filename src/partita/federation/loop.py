@@ -3,9 +3,9 @@
 import collections
 import time
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from partita.engines.remote import Delivery, Transport
-from partita.federation.client import Client
 from partita.io.wire import Message, pack, unpack
 
 __all__ = ["Loop", "Sent"]
@@ -25,10 +25,17 @@ class Sent:
         self.bytes[kind] = self.bytes.get(kind, 0) + size
 
 
+class _Answering(Protocol):
+    """What answers a client's messages."""
+
+    def handle(self, message: Message) -> Message:
+        """The answer to a message."""
+
+
 class Loop(Transport):
     """Every message is packed, answered at once, and read as if it had come over a network."""
 
-    def __init__(self, clients: Mapping[str, Client]) -> None:
+    def __init__(self, clients: Mapping[str, _Answering]) -> None:
         self.clients, self.sent = dict(clients), {name: Sent() for name in clients}
         self._come: collections.deque[Delivery] = collections.deque()
         self._began, self._skipped = time.monotonic(), 0.0

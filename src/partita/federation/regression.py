@@ -70,6 +70,9 @@ class Regression(Scheme):
             self.table(own)
         return self.agreement.answer(own.rows)
 
+    def numbers(self, own: Own) -> Mapping[str, Float[np.ndarray, " n"]]:
+        return self.agreement.numbers(own.rows)
+
     def check(self, answer: Answer, rows: int) -> None:
         self.agreement.check(answer, rows)
 

@@ -25,6 +25,7 @@ from partita.server.stopping import Status
 from partita.storage.ledger import read
 from partita.storage.records import opened
 from partita.tables.fit import Fit
+from partita.tables.forest import literal
 
 __all__ = ["account", "draw", "fitted", "shown", "summary"]
 
@@ -68,7 +69,7 @@ def _loaded(folder: Path) -> _Loaded:
     path = folder / LEDGER_FILE
     if not path.exists():
         raise FederationError(f"There is no {path}, which holds the posterior: use the server's folder.")
-    with contextlib.closing(opened(f"file:{path.resolve()}?mode=ro", uri=True, timeout=10.0)) as db:
+    with contextlib.closing(opened(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=10.0)) as db:
         state, history = read(db, like, str(path))
     status = Status(about["status"])
     result = Result(posterior_of(model, state), status, str(about["message"]), history, state)
@@ -102,7 +103,7 @@ def draw(folder: Path, rows: list[dict[str, Any]]) -> Path:
     for place, row in enumerate(reversed(rows)):
         intervals.plot([row["low"], row["high"]], [place, place], color="C0")
         intervals.plot(row["mean"], place, "o", color="C0")
-    intervals.set_yticks(range(len(rows)), [str(row["name"]) for row in reversed(rows)])
+    intervals.set_yticks(range(len(rows)), [literal(str(row["name"])) for row in reversed(rows)])
     intervals.axvline(0, color="grey", linewidth=0.5)
     intervals.set_xlabel("mean, low to high")
     known = [

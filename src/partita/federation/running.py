@@ -1,6 +1,7 @@
 """A server and a client as programs, each of one process."""
 
 import contextlib
+import dataclasses
 import logging
 import logging.handlers
 import sys
@@ -8,20 +9,22 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 
 from partita.errors import FederationError, InputError
-from partita.federation.client import Client, attend
-from partita.federation.config import Federation
-from partita.federation.links import dial, listen
+from partita.federation.client import attend
+from partita.federation.config import Federation, host_of
+from partita.federation.guarded import Guarded, Owner, guarded
+from partita.federation.links import dial, listen, reader
 from partita.federation.serve import LEDGER_FILE, SERVER_LOCK, serve
 from partita.federation.status import read_status
 from partita.federation.waiting import waiting
 from partita.io.lock import hold
 from partita.storage.ledger import Ledger
 
-__all__ = ["run_client", "run_server"]
+__all__ = ["Way", "run_client", "run_letter", "run_server"]
 
 _LOOK, _SHARE = 5.0, 20.0
 """Seconds between two looks at what the server waits for, and how many times longer than a look they are."""
@@ -42,8 +45,7 @@ def run_server(folder: Path, federation: Federation) -> str:
             ) from None
         stack.enter_context(_logged(folder / "server.log"))
         ledger = Ledger(folder / LEDGER_FILE)
-        enrolled = list((ledger.said("roster") or {}).get("rows", {}))
-        link = stack.enter_context(listen(folder, federation, enrolled))
+        link = stack.enter_context(listen(folder, federation, ledger))
         ledger.say("ended", None)
         stack.enter_context(_narrated(folder, federation))
         try:
@@ -58,15 +60,52 @@ def run_server(folder: Path, federation: Federation) -> str:
             raise
 
 
+class Way(NamedTuple):
+    """How a client reaches its server, where that is not as federation.toml says."""
+
+    address: str | None = None
+    proxy: str | None = None
+    authority: Path | None = None
+    """A certificate of the site's own."""
+
+    def through(self, federation: Federation) -> Federation:
+        """The federation with the address by which it is reached."""
+        if self.address is None:
+            return federation
+        host_of(self.address)
+        return dataclasses.replace(federation, server=dataclasses.replace(federation.server, address=self.address))
+
+
+_DIRECT, _DEFAULTS = Way(), Owner()
+
+
 def run_client(
-    folder: Path,
-    federation: Federation,
-    name: str,
-    data: Path,
-    proxy: str | None = None,
-    authority: Path | None = None,
+    folder: Path, federation: Federation, name: str, data: Path, owner: Owner = _DEFAULTS, way: Way = _DIRECT
 ) -> None:
     """Runs a client until it is interrupted, in this process alone."""
+    with (
+        _client(folder, federation, name, data, owner) as client,
+        dial(folder, federation, name, way.proxy, way.authority) as link,
+    ):
+        say = logging.getLogger("partita").warning
+        attend(client.handle, link, lambda line: say("%s: %s", name, line), client.client.prepare)
+
+
+def run_letter(
+    folder: Path, federation: Federation, name: str, data: Path, owner: Owner, letter: Path, answers: Path
+) -> str:
+    """Answers one letter that was brought by hand; a sentence on where the answer is."""
+    from partita.federation.mailbox.client import answer_by_hand
+    from partita.federation.mailbox.office import ANSWERS
+
+    with _client(folder, federation, name, data, owner) as client:
+        written = answer_by_hand(reader(folder, name), client.handle, letter, answers)
+    return f"{written} is the answer: take it to {ANSWERS}/{name} in the server's folder, under the same name."
+
+
+@contextlib.contextmanager
+def _client(folder: Path, federation: Federation, name: str, data: Path, owner: Owner) -> Iterator[Guarded]:
+    """The client of this name, of which there is one in a folder at a time."""
     if name not in federation.clients:
         raise FederationError(
             f"{name!r} is not among the clients of {federation.name}: {', '.join(federation.clients)}."
@@ -80,10 +119,9 @@ def run_client(
                 f"The client {name} is running already in {folder}: stop that one first, or give each its own folder."
             ) from None
         stack.enter_context(_logged(folder / f"client-{name}.log"))
-        client = Client(name, federation, data)
-        link = stack.enter_context(dial(folder, federation, name, proxy, authority))
-        say = logging.getLogger("partita").warning
-        attend(client.handle, link, lambda line: say("%s: %s", name, line), client.prepare)
+        if owner.anew:
+            (folder / f"letters-{name}.json").unlink(missing_ok=True)
+        yield guarded(folder, federation, name, data, owner)
 
 
 @contextlib.contextmanager

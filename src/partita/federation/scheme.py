@@ -62,6 +62,10 @@ class Scheme(abc.ABC):
         """What a client sends next; an `InputError` where its rows do not fit what was agreed on."""
 
     @abc.abstractmethod
+    def numbers(self, own: Own) -> Mapping[str, Float[np.ndarray, " n"]]:
+        """The columns of numbers whose sums a client sends next; once the scheme is complete, those of its design."""
+
+    @abc.abstractmethod
     def check(self, answer: Answer, rows: int) -> None:
         """Raises an `InputError` unless a client with so many rows can have this answer, and take part with it."""
 

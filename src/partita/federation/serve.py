@@ -89,6 +89,6 @@ def _write_result(folder: Path, result: Result, members: Sequence[Attendance], s
         "message": result.message,
         "clients": [dataclasses.asdict(member) for member in members],
         "agreed": scheme.to_dict(),
-        "history": result.history.rows,
+        "history": list(result.history.rows),
     }
     atomic.write_text(folder / "result.json", json.dumps(about, indent=2))

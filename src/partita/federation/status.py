@@ -79,7 +79,10 @@ def read_status(folder: Path, name: str, clients: tuple[str, ...]) -> Federation
     path = folder / LEDGER_FILE
     if not path.exists():
         raise FederationError(f"There is no {path} yet: start the run with `partita server {folder}`.")
-    with contextlib.closing(opened(f"file:{path.resolve()}?mode=ro", uri=True, timeout=10.0)) as db, snapshot(db, path):
+    with (
+        contextlib.closing(opened(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=10.0)) as db,
+        snapshot(db, path),
+    ):
         about = {key: json.loads(value) for key, value in records(db, path, "about", "key")}
         begun = exists(db, "clients")
         if begun:

@@ -21,6 +21,7 @@ from partita.inputs import check_flag, check_kind, check_number
 from partita.local.context import Cavity, Context
 from partita.local.objective import Problem
 from partita.local.solvers import Outcome, Solver
+from partita.local.solvers.base import Solution
 from partita.models import Model
 from partita.numerics.compiled import Compiled, Scalar, Whole
 from partita.numerics.trees import all_finite
@@ -31,9 +32,13 @@ __all__ = [
     "Info",
     "Recipe",
     "Reply",
+    "VisitSpec",
     "answer",
     "assign",
+    "client_key",
     "client_update",
+    "formed",
+    "posed",
     "prepare_update",
     "scalar",
 ]
@@ -101,7 +106,7 @@ class Info(eqx.Module):
 
     def written(self) -> dict[str, Any]:
         """The scalars by name, as JSON holds them."""
-        return {name: np.asarray(value).item() for name, value in vars(jax.device_get(self)).items()}
+        return {name: np.asarray(value).item() for name, value in vars(self).items()}
 
     @classmethod
     def read(cls, written: Any, finite: bool) -> Self:
@@ -127,7 +132,13 @@ class Reply(eqx.Module):
     gradient: Mapping[str, Float[Array | np.ndarray, "..."]] = eqx.field(default_factory=dict)
 
 
-class _VisitSpec(eqx.Module):
+@jax.jit
+def client_key(seed: Whole, client: Whole, version: Whole) -> Key[Array, ""]:
+    """A client's random key, a function of seed, client and factor version, so that a retry uses the same key."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), client), version)
+
+
+class VisitSpec(eqx.Module):
     """The numbers of one visit, computed from the method and the task."""
 
     context: Factor
@@ -173,7 +184,7 @@ def prepare_update(
 
 
 @Compiled
-def assign(recipe: Recipe, prior: Family, q: Family, factor: Factor, share: Scalar, hyper: Hyper) -> _VisitSpec:
+def assign(recipe: Recipe, prior: Family, q: Family, factor: Factor, share: Scalar, hyper: Hyper) -> VisitSpec:
     """Computes context, weight, baseline and start of a visit."""
     prior = prior_given(prior, hyper)
     context, start, dtype = recipe.context, recipe.start, jax.tree.leaves(q)[0].dtype
@@ -184,26 +195,36 @@ def assign(recipe: Recipe, prior: Family, q: Family, factor: Factor, share: Scal
         untouched = jnp.all(jnp.array([jnp.all(a == b) for a, b in pairs])) | recipe.restart
         start = jax.tree.map(lambda a, b: jnp.where(untouched, a.astype(b.dtype), b), start, q)
     weight, region = context.weight(fraction) / recipe.temperature, jnp.asarray(recipe.trust_region, dtype)
-    return _VisitSpec(context(*given), weight, context.baseline(*given), start, region)
+    return VisitSpec(context(*given), weight, context.baseline(*given), start, region)
 
 
 @Compiled
 def answer(
-    model: Model, solver: Solver, assignment: _VisitSpec, q: Family, shard: Shard, key: Key[Array, ""], hyper: Hyper
+    model: Model, solver: Solver, assignment: VisitSpec, q: Family, shard: Shard, key: Key[Array, ""], hyper: Hyper
 ) -> Reply:
     """Solves the client's problem and forms its reply.
 
     The answer may be improper if only its direction is used (`NaturalGradient`); its log scale is then 0.
     """
-    start = q if assignment.start is None else assignment.start
+    problem, (solve_key, _) = posed(model, assignment, q, shard, hyper), jax.random.split(key)
+    return formed(model, solver.solve(problem, solve_key), assignment, q, shard, key, hyper)
+
+
+def posed(model: Model, assignment: VisitSpec, q: Family, shard: Shard, hyper: Hyper) -> Problem:
+    """The client's problem."""
+    start, at = q if assignment.start is None else assignment.start, model_given(model, hyper)
+    return Problem(at, shard, assignment.context, assignment.weight, start, assignment.trust_region)
+
+
+def formed(
+    model: Model, solution: Solution, assignment: VisitSpec, q: Family, shard: Shard, key: Key[Array, ""], hyper: Hyper
+) -> Reply:
+    """The reply with a solution of the client's problem."""
+    at, (_, ell_key) = model_given(model, hyper), jax.random.split(key)
 
     def ell(hyper: Hyper) -> Float[Array, ""]:
         return model_given(model, hyper).ell(q, shard.data, shard.weights, ell_key)
 
-    at = model_given(model, hyper)
-    problem = Problem(at, shard, assignment.context, assignment.weight, start, assignment.trust_region)
-    solve_key, ell_key = jax.random.split(key)
-    solution = solver.solve(problem, solve_key)
     proper = solution.q.is_proper()
     scaled = Factor.of(solution.q) / assignment.baseline
     delta = Factor(scaled.natural, jnp.where(proper, scaled.log_scale + solution.log_mass, 0))

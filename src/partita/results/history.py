@@ -1,5 +1,6 @@
 """The history of a run: one row per server step."""
 
+import copy
 import importlib
 import json
 import math
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from partita.errors import InputError, unknown
+from partita.results.columns import Rows
 
 __all__ = ["History", "with_error"]
 
@@ -25,21 +27,30 @@ class History:
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]] = ()) -> None:
-        self.rows: list[dict[str, Any]] = [dict(row) for row in rows]
+        self.rows = Rows()
+        """The rows, each a dict that is made when it is asked for: a step takes a few hundred bytes."""
+        for row in rows:
+            self.append(row)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Adds a row."""
-        self.rows.append(dict(row))
+        self.rows.append(row)
+
+    def latest(self, column: str) -> Any:
+        """The last value in a column, NaN if there is none."""
+        return next((value for _, value in self.rows.entries(column)), math.nan)
 
     @property
     def columns(self) -> list[str]:
         """The names of the columns, in the order in which they first appeared."""
-        return list(dict.fromkeys(name for row in self.rows for name in row))
+        return list(self.rows.columns)
 
     def __getitem__(self, column: str) -> np.ndarray:
         if column not in self.columns:
             raise unknown("column", column, self.columns)
-        values = [row.get(column, np.nan) for row in self.rows]
+        values = [math.nan] * len(self)
+        for place, value in self.rows.entries(column):
+            values[place] = copy.copy(value)
         if any(isinstance(value, list | dict) for value in values):
             array = np.empty(len(values), object)
             array[:] = values
@@ -49,7 +60,7 @@ class History:
     def to_pandas(self) -> Any:
         """The table as a pandas data frame, indexed by step."""
         pandas = _library("pandas")
-        return pandas.DataFrame(self.rows, columns=self.columns).set_index("step")
+        return pandas.DataFrame(list(self.rows), columns=self.columns).set_index("step")
 
     def to_polars(self) -> Any:
         """The table as a polars data frame; entries by client, such as `refused`, are JSON text."""
@@ -69,9 +80,9 @@ class History:
     def last(self, column: str) -> dict[str, Any]:
         """For a column of per-client entries, the entry of each client's last answer, if any."""
         found: dict[str, Any] = {}
-        for row in reversed(self.rows):
-            for name in row["clients"]:
-                found.setdefault(name, row[column].get(name))
+        for (_, clients), (_, entries) in zip(self.rows.entries("clients"), self.rows.entries(column), strict=True):
+            for name in clients:
+                found.setdefault(name, entries.get(name))
         return {name: value for name, value in found.items() if value is not None}
 
     @property
@@ -88,7 +99,7 @@ class History:
             who = names[0] if len(names) == 1 else f"{len(names)} clients"
             found.append(f"The last solve of {who} did not converge: {reason}")
         refused = self.last_refused
-        if any(name not in refused for row in self.rows for name in row["clients"]):
+        if any(name not in refused for _, clients in self.rows.entries("clients") for name in clients):
             found += [f"The last answer of {name} was refused: it {reason}." for name, reason in refused.items()]
         return found
 
@@ -96,15 +107,17 @@ class History:
     def last_refused(self) -> dict[str, str]:
         """The clients whose last answer was refused, or divided out again, with the reason."""
         found: dict[str, str] = {}
-        for row in reversed(self.rows):
-            for name in (*row["clients"], *row["refused"]):
-                found.setdefault(name, row["refused"].get(name, ""))
+        for (_, clients), (_, refused) in zip(self.rows.entries("clients"), self.rows.entries("refused"), strict=True):
+            for name in (*clients, *refused):
+                found.setdefault(name, refused.get(name, ""))
         return {name: reason for name, reason in found.items() if reason}
 
     @property
     def refusals(self) -> list[tuple[int, str, str]]:
         """Every refused answer: step, client and reason."""
-        return [(row["step"], name, reason) for row in self.rows for name, reason in row["refused"].items()]
+        rows = [place for place, refused in self.rows.entries("refused") if refused]
+        found = [self.rows[place] for place in reversed(rows)]
+        return [(row["step"], name, reason) for row in found for name, reason in row["refused"].items()]
 
 
 def with_error(value: float, error: float, form: str = ".6g") -> str:

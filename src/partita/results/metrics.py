@@ -7,6 +7,7 @@ from jaxtyping import ArrayLike, Float, Int, Real
 
 from partita.errors import SettingsError
 from partita.families import Family, MeanFieldGaussian
+from partita.families.capabilities import IndependentGaussian
 from partita.inputs import check_number, check_whole, real_array
 
 __all__ = [
@@ -70,9 +71,10 @@ def pruned(q: Family, prior: Family, threshold: float = 0.1) -> int:
     check_number("threshold", threshold)
     members = []
     for member in (q, prior):
-        if not isinstance(member, MeanFieldGaussian):
+        if not isinstance(member, IndependentGaussian):
             raise SettingsError(
-                f"Pruned parameters are defined for MeanFieldGaussian, not for {type(member).__name__}."
+                "Pruned parameters are defined for independent Gaussians, as MeanFieldGaussian, "
+                f"not for {type(member).__name__}."
             )
         members.append(MeanFieldGaussian(ravel_pytree(member.precision_mean)[0], ravel_pytree(member.precision)[0]))
     if len(members[0].precision) != len(members[1].precision):

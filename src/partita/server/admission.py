@@ -82,8 +82,8 @@ class Admission(NamedTuple):
         """
         if not self.compares or not judged:
             return None
-        pairs = {k: (factor, before.factors[k]) for k, factor in after.factors.items()}
-        changes = {k: new.natural / old.natural for k, (new, old) in pairs.items() if new is not old}
+        moved = after.factors.differing(before.factors)
+        changes = {k: after.factors[k].natural / before.factors[k].natural for k in moved}
         one = before.posterior.one()
         *others, everybody = products_of_others([*changes.values(), one])
         beside = dict(zip(changes, others, strict=True))

@@ -2,10 +2,9 @@
 
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Key
 
 from partita.data.shard import Partition
 from partita.engines.base import Engine
@@ -14,10 +13,11 @@ from partita.expectations import Estimate
 from partita.families import Family
 from partita.hyper.values import Hyper
 from partita.models import Model
+from partita.server.aggregation.base import divergence
 from partita.server.method import Method
 from partita.server.state import State
 
-__all__ = ["Evaluation", "divergence", "evaluated", "free_energy", "global_free_energy", "partition_free_energy"]
+__all__ = ["Evaluation", "evaluated", "free_energy", "global_free_energy", "partition_free_energy"]
 
 _EVALUATION = 2**31
 """What the key of evaluations is made with: no client has this number, so that no solver has these draws."""
@@ -72,9 +72,3 @@ def partition_free_energy(model: Model, partition: Partition, prior: Family, q: 
 
 def _evaluation_key(seed: int) -> Key[Array, ""]:
     return jax.random.fold_in(jax.random.key(seed), _EVALUATION)
-
-
-@eqx.filter_jit
-def divergence(q: Family, prior: Family) -> Float[Array, ""]:
-    """KL(q ‖ prior)."""
-    return q.kl(prior)

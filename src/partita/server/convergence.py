@@ -12,7 +12,7 @@ from partita.families import Family
 from partita.numerics.compiled import Compiled
 from partita.server.state import State
 
-__all__ = ["DISTANCE_LEFT", "distance_left", "measured", "unmeasured"]
+__all__ = ["DISTANCE_LEFT", "distance_left", "measured", "rounds_left", "unmeasured"]
 
 DISTANCE_LEFT = 0.009
 """How many standard deviations a run that has converged may be from its fixed point by its own estimate.
@@ -55,12 +55,23 @@ def distance_left(state: State) -> float:
     eps = jnp.finfo(jax.tree.leaves(state.posterior)[0].dtype).eps
     if len(moved) and moved[-1] <= math.sqrt(eps):
         return 0.0
+    rate = _rate(moved)
+    return math.inf if rate is None else float(moved[-1] * rate / (1 - rate))
+
+
+def rounds_left(state: State) -> float:
+    """About how many more rounds a run needs at its present rate; infinite where its movements do not shrink."""
+    rate, left = _rate(np.asarray(state.movements)), distance_left(state)
+    if rate is None or rate >= _SLOWEST:
+        return math.inf
+    return math.ceil(math.log(max(left / DISTANCE_LEFT, 1.0)) / -math.log(rate)) if rate > 0 else 0
+
+
+def _rate(moved: Float[np.ndarray, " r"]) -> float | None:
+    """By what factor movements shrink in a round; None before that is known."""
     spans = [(moved[-2 * span : -span].sum(), moved[-span:].sum(), span) for span in (1, 2, 4, 8)]
     rates = [(after / before) ** (1 / span) for before, after, span in spans if 2 * span <= len(moved) and before > 0]
-    if not rates or not np.isfinite(moved).all():
-        return math.inf
-    rate = min(max(rates), _SLOWEST)
-    return float(moved[-1] * rate / (1 - rate))
+    return min(max(rates), _SLOWEST) if rates and np.isfinite(moved).all() else None
 
 
 @Compiled

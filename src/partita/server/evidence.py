@@ -21,7 +21,7 @@ def with_masses(before: Iterate, after: Iterate, deltas: Mapping[int, Factor]) -
     changed = {
         k: _with_mass(before.posterior, before.factors[k], delta, after.factors[k]) for k, delta in deltas.items()
     }
-    return after._replace(factors={**after.factors, **changed})
+    return after._replace(factors=after.factors.replaced(changed))
 
 
 @Compiled

@@ -1,7 +1,6 @@
 """Step ④, where hyperparameters are learned: ε moves along the gradient that clients have reported."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from partita.hyper.learning import Learning, LearningView, gain
 from partita.hyper.values import Hyper
 from partita.models import Model
 from partita.numerics.compiled import Compiled
+from partita.numerics.stack import Stack
 from partita.server.bound import free_energy
 from partita.server.method import Method
 from partita.server.state import State
@@ -86,10 +86,13 @@ def unmoved(learning: Learning, state: State) -> str:
     return f"Hyperparameters still have their initial values ({', '.join(learning.names)}): {reason}."
 
 
-def _product(prior: Family, factors: Sequence[Factor]) -> Family:
-    """p(θ | ε) · Π t_m; in NumPy, where an addition of short arrays is a hundred times as fast as in eager JAX."""
-    naturals = [factor.natural for factor in factors]
-    return jax.tree.map(lambda *leaves: jnp.asarray(sum(map(np.asarray, leaves))), prior, *naturals)
+def _product(prior: Family, factors: Stack[Factor]) -> Family:
+    """p(θ | ε) · Π t_m."""
+
+    def product(own: Array, theirs: np.ndarray) -> Array:
+        return jnp.asarray(np.concatenate([np.asarray(own)[None], theirs]).sum(0), own.dtype)
+
+    return jax.tree.map(product, prior, factors.parts().natural)
 
 
 @Compiled

@@ -48,6 +48,7 @@ def join(state: State, name: str, aggregation: Aggregation) -> State:
         for field, first in unanswered_columns(1, {"gradients": state.gradients}).items()
     }
     added = state.with_iterate(aggregation.added(state.iterate))
+    columns["last_turn"][-1] = state.turn
     return dataclasses.replace(added, names=(*state.names, name), **columns)
 
 

@@ -15,7 +15,8 @@ from partita.local.solvers import Outcome
 from partita.models import Model
 from partita.results.history import History
 from partita.results.posterior import Posterior
-from partita.server.bound import Evaluation, divergence, evaluated
+from partita.server.aggregation.base import divergence
+from partita.server.bound import Evaluation, evaluated
 from partita.server.convergence import distance_left
 from partita.server.mean_field import known_check
 from partita.server.method import Method

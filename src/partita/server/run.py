@@ -9,6 +9,7 @@ from jaxtyping import PyTree
 
 from partita.data.shard import Partition
 from partita.engines import Engine, LocalEngine
+from partita.engines.base import Tasks
 from partita.errors import SettingsError
 from partita.families import Family
 from partita.io.wire import equal
@@ -72,7 +73,7 @@ class Result:
         return self._last("log_evidence") if settled else float("nan")
 
     def _last(self, name: str) -> float:
-        return next((row[name] for row in reversed(self.history.rows) if name in row), float("nan"))
+        return float(self.history.latest(name))
 
     def __repr__(self) -> str:
         clients = int(self.state.active.sum())
@@ -148,6 +149,7 @@ def run(
     recipe = method.recipe(model)
     engine.check(recipe, prior)
     engine.bind(recipe, prior)
+    engine.submit_again()
 
     fresh = init(prior, engine.names, seed, method.aggregation)
     if method.learning is not None:
@@ -161,7 +163,10 @@ def run(
     state = requests.apply(state, method.aggregation)
 
     with engine.running(), monitor.watch(method, model, engine, budget, history) as watch:
-        stopping = Stopping(budget, tolerance, watch.free_energy(state), history, method.aggregation.guarded)
+        aggregation = method.aggregation
+        stopping = Stopping(
+            budget, tolerance, watch.free_energy(state), history, aggregation.guarded, aggregation.tuned
+        )
         while (ending := stopping.ending(state)) is None:
             state = _with_newcomers(state, engine.names, method.aggregation)
             state, event = step(method, model, engine, state, rules, store, requests, tolerance)
@@ -210,7 +215,7 @@ def continued(state: State, fresh: State, method: Method) -> State:
     memory = method.aggregation.continued(state.iterate) if same else resumed(state.iterate, heard, state.inactive)
     columns = unanswered_columns(len(state.names), {"gradients": fresh.gradients})
     unknown = {name: columns[name] for name in ("residual", "outcome")}
-    going_on = dataclasses.replace(state, memory=memory, **unknown, in_flight=(), arrived=(), refused={})
+    going_on = dataclasses.replace(state, memory=memory, **unknown, in_flight=Tasks(), arrived=(), refused={})
     going_on = dataclasses.replace(going_on, origin=fresh.origin, round_began=state.answers)
     if set(state.hyper) != set(fresh.hyper):
         going_on = dataclasses.replace(going_on, hyper=fresh.hyper, gradients=columns["gradients"])
@@ -236,6 +241,8 @@ def _alike(first: PyTree, second: PyTree) -> bool:
 
 def _with_newcomers(state: State, names: Sequence[str], aggregation: Aggregation) -> State:
     """The state that clients of these names have joined, unless they are known already."""
+    if state.names == tuple(names):
+        return state
     known = set(state.names)
     for name in names:
         state = state if name in known else join(state, name, aggregation)

@@ -9,6 +9,7 @@ from partita.families import Family
 from partita.families.factor import Factor
 from partita.io.wire import equal
 from partita.numerics.compiled import Compiled
+from partita.numerics.stack import Stack
 from partita.server.state import State
 
 __all__ = ["same_member", "settling"]
@@ -23,7 +24,7 @@ def settling(state: State, prior: Family) -> State:
     if state.posterior.gap is None or not same_member(state.prior.returned, prior):
         return state
     q = state.posterior
-    factors = tuple(_within(q, factor) for factor in state.factors)
+    factors = Stack.joined(_within(q, state.factors.stacked()))
     return dataclasses.replace(state, prior=prior, posterior=q.returned, round_start=q.returned, factors=factors)
 
 
@@ -34,8 +35,13 @@ def same_member(first: Family, second: Family) -> bool:
 
 
 @Compiled
-def _within(q: Family, factor: Factor) -> Factor:
-    """A factor in the family of what is returned of q, with the same expected logarithm there."""
-    natural = q.within(factor.natural)
-    lost = q.nearest().cross(factor.natural) - q.returned.cross(natural)
-    return Factor(natural, factor.log_scale + lost)
+def _within(q: Family, factors: Factor) -> Factor:
+    """Stacked factors in the family of what is returned of q, each with the same expected logarithm there."""
+    near, returned = q.nearest(), q.returned
+
+    def one(factor: Factor) -> Factor:
+        natural = q.within(factor.natural)
+        lost = near.cross(factor.natural) - returned.cross(natural)
+        return Factor(natural, factor.log_scale + lost)
+
+    return jax.vmap(one)(factors)

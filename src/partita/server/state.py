@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int, PyTree
 
-from partita.engines.base import Task
+from partita.engines.base import Task, Tasks
 from partita.errors import DamagedFileError, SettingsError
 from partita.families import Family
 from partita.families.factor import Factor
@@ -23,6 +23,7 @@ from partita.hyper.values import Hyper, begin, compiled_prior_given, likelihood_
 from partita.io.digest import digest
 from partita.local.client import Reply
 from partita.models import Model
+from partita.numerics.stack import Stack
 from partita.server.aggregation import Aggregation, Damped, Iterate
 from partita.server.refusal import Refusal, refusals, written
 
@@ -108,14 +109,14 @@ class State:
     prior: Family = tree()
     """The prior as given by the user; if its scale is learned, the current prior p(θ | ε) is `current_prior`."""
     posterior: Family = tree()
-    factors: tuple[Factor, ...] = apart()
-    """t_m of every client. Stored once where several are one object, as before anybody has answered."""
+    factors: Stack[Factor] = apart()
+    """t_m of every client."""
     versions: Int[np.ndarray, " m"] = per_client(0)
     """How many of each client's answers made its factor; with client and seed it gives the client's random key."""
     residual: Float[np.ndarray, " m"] = per_client(np.inf)
     """KL(q_k ‖ q) at each client's last answer."""
-    age: Int[np.ndarray, " m"] = per_client(0)
-    """How many turns ago each client last answered."""
+    last_turn: Int[np.ndarray, " m"] = per_client(0)
+    """The turn after each client's last answer."""
     ell: Float[np.ndarray, " m"] = per_client(-np.inf)
     """Each client's expected log-likelihood under the last posterior it was sent."""
     ell_variance: Float[np.ndarray, " m"] = per_client(0.0)
@@ -126,7 +127,7 @@ class State:
     """Which clients take no part any more."""
     rows: Int[np.ndarray, " m"] = per_client(0)
     """A digest of each client's rows; 0 where they cannot be seen from here."""
-    in_flight: tuple[Task, ...] = apart(default=())
+    in_flight: Tasks = apart(default=Tasks())
     """Tasks that are not answered yet."""
     arrived: tuple[tuple[Task, Reply], ...] = apart(default=())
     """Answers that wait for others, to be aggregated together."""
@@ -169,6 +170,11 @@ class State:
         return ~self.inactive
 
     @property
+    def age(self) -> Int[np.ndarray, " m"]:
+        """How many turns ago each client last answered."""
+        return self.turn - self.last_turn
+
+    @property
     def inactive_names(self) -> tuple[str, ...]:
         """The names of inactive clients."""
         return tuple(self.names[k] for k in np.flatnonzero(self.inactive))
@@ -181,7 +187,7 @@ class State:
     @property
     def iterate(self) -> Iterate:
         """The part of the state that the aggregation updates."""
-        return Iterate(self.posterior, dict(enumerate(self.factors)), self.memory)
+        return Iterate(self.posterior, self.factors, self.memory)
 
     @property
     def worst_residual(self) -> float:
@@ -194,9 +200,8 @@ class State:
 
     def with_iterate(self, iterate: Iterate) -> "State":
         """The state with another iterate; a new posterior counts as an update."""
-        factors = tuple(iterate.factors[k] for k in range(len(iterate.factors)))
         changed = iterate.posterior is not self.posterior
-        held = {"posterior": iterate.posterior, "factors": factors, "memory": iterate.memory}
+        held = {"posterior": iterate.posterior, "factors": iterate.factors, "memory": iterate.memory}
         return dataclasses.replace(self, **held, updates=self.updates + changed)
 
     def changed(self, client: int, **values: Any) -> "State":
@@ -215,7 +220,7 @@ class State:
 
     def without_tasks(self, which: Callable[[Task], bool]) -> "State":
         """The state in which no such task is in flight, and no answer to one waits."""
-        in_flight = tuple(task for task in self.in_flight if not which(task))
+        in_flight = self.in_flight.without([task.client for task in self.in_flight if which(task)])
         arrived = tuple((task, reply) for task, reply in self.arrived if not which(task))
         return dataclasses.replace(self, in_flight=in_flight, arrived=arrived)
 
@@ -290,7 +295,7 @@ def init(prior: Family, clients: int | Sequence[str], seed: int = 0, aggregation
         prior=prior,
         posterior=iterate.posterior,
         round_start=iterate.posterior,
-        factors=tuple(iterate.factors[k] for k in range(len(names))),
+        factors=iterate.factors,
         seed=seed,
         keeps_product=aggregation.keeps_product,
         memory=iterate.memory,

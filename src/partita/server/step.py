@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import jax
@@ -33,6 +34,10 @@ __all__ = ["LEFT_OUT", "Event", "aggregate", "collect", "dispatch", "ended", "re
 
 _POLL_SECONDS = 5.0
 """How often the server looks for requests from outside while it waits for clients."""
+_TOGETHER_SECONDS = 0.1
+"""For how long answers that wait for others are taken in at least before they are kept."""
+_SHARE = 10.0
+"""And how many times as long as the last writing took, so that most of the time goes into answers."""
 _BOUNDS_AFTER_ROUNDS = 5
 """After how many rounds of answers bounds are applied though some clients have never answered."""
 LEFT_OUT = Refusal(Reason.LEFT_OUT, "was left out with those that were refused")
@@ -93,15 +98,28 @@ def dispatch(method: Method, state: State, away: Bool[np.ndarray, " m"]) -> Stat
     if method.schedule.answers_per_step is None and (state.in_flight or state.arrived):
         return state
     clients = len(state.factors)
-    asked = [*state.in_flight, *(task for task, _ in state.arrived)]
-    busy = away | state.inactive | np.isin(np.arange(clients), [task.client for task in asked])
+    busy = away | state.inactive
+    busy[state.in_flight.clients()] = True
+    busy[[task.client for task, _ in state.arrived]] = True
     for turn in range(state.turn, state.turn + 2 * clients):
         selected = method.schedule.select(ScheduleView(turn, state.residual, state.age, busy, state.seed))
         selected = [k for k in selected if not busy[k]]
         if selected:
             break
-    tasks = [state.task(k, f"{turn}.{k}") for k in selected]
-    return dataclasses.replace(state, turn=turn if selected else state.turn, in_flight=(*state.in_flight, *tasks))
+    tasks = [state.task(k, _id(turn, k)) for k in selected]
+    return dataclasses.replace(state, turn=turn if selected else state.turn, in_flight=state.in_flight.added(tasks))
+
+
+def _id(turn: int, client: int) -> str:
+    """A task's id."""
+    return f"{turn}.{client}"
+
+
+def _under_way(state: State, id: str) -> Task | None:
+    """The task in flight with this id, if there is one: the id says whose it is."""
+    client = id.rpartition(".")[2]
+    task = state.in_flight.of(int(client)) if client.isdecimal() else None
+    return task if task is not None and task.id == id else None
 
 
 def collect(
@@ -117,83 +135,104 @@ def collect(
     Waits until as many have answered as the schedule awaits; or, where the quorum is met, until the others have failed
     or exceeded the deadline. Those are left out, with the reason. Without a quorum they are asked again. Returned last
     is whether the step can go on: when the time is up, or there is a request, answers and tasks are left for the
-    next step. An answer that waits for others is kept at once; the last one is kept with what the step makes of it.
+    next step. Answers that wait for others are kept as they come, those that come fast together; the
+    last ones are kept with what the step makes of them.
     """
     unanswered = dict[int, str]()
     awaited = min(method.schedule.answers_per_step or np.inf, len(state.in_flight) + len(state.arrived))
     needed = int(rules.quorum * awaited)
-    retry_at = -np.inf
+    retry_at, pause = -np.inf, _TOGETHER_SECONDS
 
     def leave_out(tasks: Sequence[Task], reason: str) -> State:
         """The state without these tasks, if the quorum can be met without them."""
         if len(state.arrived) + len(state.in_flight) - len(tasks) < needed:
             return state
         unanswered.update({task.client: reason for task in tasks})
-        ids = {task.id for task in tasks}
-        return state.without_tasks(lambda task: task.id in ids)
+        return dataclasses.replace(state, in_flight=state.in_flight.without([task.client for task in tasks]))
 
     while state.in_flight and len(state.arrived) < awaited and engine.now() < rules.until and not interrupted():
-        late = [task for task in state.in_flight if engine.now() >= engine.sent_at(task.id) + rules.deadline]
+        timed = state.in_flight if rules.deadline < np.inf else ()
+        late = [task for task in timed if engine.now() >= engine.sent_at(task.id) + rules.deadline]
         for task in late:
             engine.cancel(task.id)
         if late:
+            engine.submit_again()
             state, retry_at = leave_out(late, "did not answer in time"), engine.now()
             continue
         if engine.now() >= retry_at:
-            for task in state.in_flight:
-                engine.submit(task)
+            engine.submit_all(state.in_flight)
             retry_at = np.inf
-        due = min(engine.sent_at(task.id) for task in state.in_flight) + rules.deadline
+        due = min((engine.sent_at(task.id) for task in timed), default=np.inf) + rules.deadline
         received = engine.next(min(due, retry_at, rules.until, engine.now() + _POLL_SECONDS) - engine.now())
         if isinstance(received, Answer):
-            state = receive(state, received)
+            state = receive(state, _together(engine, received, awaited - len(state.arrived), pause))
             if state.in_flight and len(state.arrived) < awaited:
+                began = time.perf_counter()
                 keep(state)
+                pause = max(_TOGETHER_SECONDS, _SHARE * (time.perf_counter() - began))
         elif isinstance(received, Failure):
-            failed = [task for task in state.in_flight if task.id == received.task]
-            state = leave_out(failed, received.reason)
-            if received.final and any(task.id == received.task for task in state.in_flight):
-                raise SettingsError(f"{failed[0].name} {received.reason}")
+            engine.submit_again()
+            failed = _under_way(state, received.task)
+            if failed is not None:
+                state = leave_out([failed], received.reason)
+                if received.final and state.in_flight.of(failed.client) is not None:
+                    raise SettingsError(f"{failed.name} {received.reason}")
             retry_at = min(retry_at, engine.now() + rules.pause)
     if not state.arrived and not state.in_flight:
         engine.next(min(rules.pause, max(rules.until - engine.now(), 0.0)))
     return state, unanswered, not state.in_flight or len(state.arrived) >= awaited
 
 
-def receive(state: State, answer: Answer) -> State:
-    """The state with an answer that has arrived.
+def _together(engine: Engine, first: Answer, most: float, seconds: float) -> list[Answer]:
+    """An answer with those that come within some time after it, so that they are kept by one writing."""
+    answers, until = [first], time.perf_counter() + seconds
+    while len(answers) < most and engine.ready and time.perf_counter() < until:
+        answer = engine.next(0.0)
+        if not isinstance(answer, Answer):
+            break
+        answers.append(answer)
+    return answers
+
+
+def receive(state: State, answers: Sequence[Answer]) -> State:
+    """The state with answers that have arrived.
 
     One to a task that is not under way, or to another version of the client's factor, is repeated or stale, and is
     ignored.
     """
-    tasks = [task for task in state.in_flight if task.id == answer.task and task.version == state.versions[task.client]]
-    if not tasks:
+    arrived = dict[int, tuple[Task, Reply]]()
+    for answer in answers:
+        task = _under_way(state, answer.task)
+        if task is not None and task.version == state.versions[task.client] and task.client not in arrived:
+            arrived[task.client] = task, answer.reply
+    if not arrived:
         return state
     return dataclasses.replace(
-        state.without_tasks(lambda task: task.id == answer.task),
-        arrived=(*state.arrived, *((task, answer.reply) for task in tasks)),
-        clock=max(state.clock, answer.time),
+        state,
+        in_flight=state.in_flight.without(arrived),
+        arrived=(*state.arrived, *arrived.values()),
+        clock=max(state.clock, *(answer.time for answer in answers if _under_way(state, answer.task) is not None)),
     )
 
 
 def aggregate(method: Method, engine: Engine, state: State, admission: Admission) -> tuple[State, Event]:
     """③ Server: multiply the changes into posterior and factors, damped. A refused answer changes nothing."""
-    replies = {
-        task.client: Reply(reply.delta, *jax.device_get((reply.info, reply.gradient))) for task, reply in state.arrived
-    }
+    said = jax.device_get([(reply.info, reply.gradient) for _, reply in state.arrived])
+    replies = {task.client: Reply(reply.delta, *own) for (task, reply), own in zip(state.arrived, said, strict=True)}
     invalid = admission.refusals([(task, replies[task.client]) for task, _ in state.arrived])
     deltas = {k: replies[k].delta for k in sorted(replies) if k not in invalid}
     if state.keeps_product:
         deltas |= {
             task.client: _rebased(deltas[task.client], task.factor, state.factors[task.client])
             for task, _ in state.arrived
-            if task.client in deltas and task.factor is not state.factors[task.client]
+            if task.client in deltas and _moved(state, task)
         }
 
-    held = set(np.flatnonzero(state.versions).tolist()) if state.keeps_product else set()
-    # factors aggregated before the bounds applied are checked as soon as the bounds apply
-    judged = held & deltas.keys() if _bounds_apply(state, ()) else held
-    bounds = admission if _bounds_apply(state, replies) else Admission()
+    bounds, held, judged = Admission(), set[int](), set[int]()
+    if admission.compares and _bounds_apply(state, replies):
+        held = set(np.flatnonzero(state.versions).tolist()) if state.keeps_product else set()
+        # factors aggregated before the bounds applied are checked as soon as the bounds apply
+        bounds, judged = admission, held & deltas.keys() if _bounds_apply(state, ()) else held
     climbed = _climbed(method, engine, state, replies)
     admitted = admit(method.aggregation, bounds, state.iterate, deltas, judged, held, climbed)
     refusals = invalid | admitted.refusals | admitted.taken.refusals
@@ -215,7 +254,7 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
     own = {k: refusal for k, refusal in refusals.items() if k in replies}
     new = dataclasses.replace(
         new,
-        in_flight=tuple(task for task in state.in_flight if task.client not in admitted.divided),
+        in_flight=state.in_flight.without(admitted.divided),
         arrived=(),
         turn=state.turn + 1,
         answers=state.answers + len(replies),
@@ -232,6 +271,11 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
 def _number(ell: float) -> float:
     """What a client expects; −∞ if it is no number."""
     return -np.inf if np.isnan(ell) else ell
+
+
+def _moved(state: State, task: Task) -> bool:
+    """Whether the client's factor is another one than when the task was sent."""
+    return task.updates != state.updates and not equal(task.factor, state.factors[task.client])
 
 
 @Compiled
@@ -272,23 +316,25 @@ def _recorded(
 ) -> State:
     """The state with what the clients' answers say of each of them."""
     divided, common = list(admitted.divided), admitted.taken.residual
-    known = {name: getattr(state, name) for name in ("versions", "residual", "age", "outcome", "gradients")}
+    known = {name: getattr(state, name) for name in ("versions", "residual", "last_turn", "outcome", "gradients")}
     known |= {"ell": state.ell, "ell_variance": state.ell_variance}
     columns = jax.tree.map(np.copy, known)
-    for k, reply in replies.items():
-        own = float(reply.info.residual) if common is None else common
-        columns["residual"][k] = own if k in accepted and int(reply.info.outcome) not in RESIDUAL_UNDEFINED else np.inf
-        columns["outcome"][k] = int(reply.info.outcome)
-        if np.isfinite(reply.info.ell):
-            columns["ell"][k], columns["ell_variance"][k] = reply.info.ell, reply.info.ell_variance
-        for name, column in columns["gradients"].items() if k in accepted else ():
-            column[k] = reply.gradient[name]
-    columns["age"] += 1
-    columns["age"][list(replies)] = 0
+    clients, infos = list(replies), [reply.info for reply in replies.values()]
+    outcomes = np.array([int(info.outcome) for info in infos], int)
+    residual = np.array([float(info.residual) for info in infos]) if common is None else np.full(len(infos), common)
+    usable = np.isin(clients, list(accepted)) & ~np.isin(outcomes, RESIDUAL_UNDEFINED)
+    columns["residual"][clients] = np.where(usable, residual, np.inf)
+    columns["outcome"][clients] = outcomes
+    told = [(k, info) for k, info in zip(clients, infos, strict=True) if np.isfinite(info.ell)]
+    columns["ell"][[k for k, _ in told]] = [info.ell for _, info in told]
+    columns["ell_variance"][[k for k, _ in told]] = [info.ell_variance for _, info in told]
+    for name, column in columns["gradients"].items():
+        for k in accepted:
+            column[k] = replies[k].gradient[name]
+        column[divided] = np.nan
+    columns["last_turn"][clients] = state.turn + 1
     columns["versions"][[*accepted, *divided]] += 1
     columns["residual"][[*divided, *stale]] = np.inf
-    for column in columns["gradients"].values():
-        column[divided] = np.nan
     return dataclasses.replace(state, **columns)
 
 
@@ -297,7 +343,8 @@ def _bounds_apply(state: State, replies: Collection[int]) -> bool:
 
     Some may never do: then more than half of them, and several rounds of answers, suffice.
     """
-    active = set(np.flatnonzero(state.active).tolist())
-    heard = active & {*np.flatnonzero(state.versions).tolist(), *replies}
+    known = state.versions > 0
+    known[list(replies)] = True
+    active, heard = int(state.active.sum()), int((known & state.active).sum())
     many = state.answers + len(replies) >= _BOUNDS_AFTER_ROUNDS * len(state.names)
-    return heard == active or (many and 2 * len(heard) > len(active))
+    return heard == active or (many and 2 * heard > active)

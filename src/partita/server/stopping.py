@@ -10,7 +10,7 @@ from partita.errors import SettingsError
 from partita.local.solvers import Outcome
 from partita.results.history import History
 from partita.server.bound import Evaluation
-from partita.server.convergence import DISTANCE_LEFT, distance_left
+from partita.server.convergence import DISTANCE_LEFT, distance_left, rounds_left
 from partita.server.method import Method
 from partita.server.refusal import Reason
 from partita.server.state import State
@@ -74,6 +74,12 @@ class Budget(NamedTuple):
 _ERRORS = 3.0
 """By how many standard errors a sampled free energy must fall to have fallen."""
 
+_PATIENCE = 10.0
+"""How many times the rounds it has had a run is told to go on for; beyond, larger steps are the remedy."""
+_LATELY = 50
+"""How many of the last rows tell whether the free energy still climbs."""
+_CALMER = 3.0
+"""By how much steps are lowered that do not shrink."""
 _REFUSED: Mapping[Reason, Ending] = {
     Reason.NOT_FINITE: Ending(Status.DIVERGED, "Check that client's rows and the model."),
     Reason.IMPROPER: Ending(Status.IMPROPER, "Use more damping, or backtracking."),
@@ -100,10 +106,16 @@ class Stopping:
     """
 
     def __init__(
-        self, budget: Budget, tolerance: float | None, first: Evaluation, history: History, guarded: bool = False
+        self,
+        budget: Budget,
+        tolerance: float | None,
+        first: Evaluation,
+        history: History,
+        guarded: bool = False,
+        tuned: tuple[str, float] | None = None,
     ) -> None:
         self.budget, self.tolerance, self.first, self.history = budget, tolerance, first.value, history
-        self.guarded = guarded
+        self.guarded, self.tuned = guarded, tuned
         self.low_since = np.inf
         """The round since which the free energy has been below the floor."""
         self.latest = self.best = first
@@ -178,8 +190,24 @@ class Stopping:
         nats = "nats (or half the squared hyperparameter gradient)" if state.hyper else "nats"
         spent = f"The budget is spent; the residual is {worst:.3g} {nats}."
         left = distance_left(state)
-        far = f" At its present rate about {left:.2g} standard deviations are left: allow more rounds."
+        far = f" At its present rate about {left:.2g} standard deviations are left: {self._more(state)}."
         return Ending(Status.BUDGET_SPENT, spent + far if DISTANCE_LEFT < left < np.inf else spent)
+
+    def _more(self, state: State) -> str:
+        """What to change where the budget is spent, and by how much."""
+        needed, had = rounds_left(state), state.answers / len(state.names)
+        if needed <= _PATIENCE * had:
+            return f"allow about {needed:,.0f} more rounds"
+        if self.tuned is None:
+            return "allow many more rounds"
+        name, value = self.tuned
+        told = [row.get("free_energy", row.get("reported_free_energy")) for row in self.history.rows[-_LATELY:]]
+        known = np.array([value for value in told if value is not None])
+        climbs = len(known) > 1 and known[-1] - known[0] > np.abs(np.diff(known)).sum() / 2
+        if name != "damping" and climbs:
+            raised = value * min(needed / had, _PATIENCE)
+            return f"the free energy still climbs, so raise {name} from {value:.2g} to about {raised:.1g}"
+        return f"steps do not shrink, so lower {name} from {value:.2g} to about {value / _CALMER:.1g}"
 
 
 def _nearest(state: State, gap: float) -> str:

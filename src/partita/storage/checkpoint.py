@@ -5,12 +5,16 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from partita.engines.base import STORED
+from partita.engines.base import STORED, Tasks
+from partita.families.factor import Factor
 from partita.inputs import check_path, check_whole
 from partita.io.archive import read, understood, write
 from partita.io.wire import equal, flatten, unflatten
+from partita.numerics.stack import Chunk, Stack
 from partita.results.history import History
 from partita.server.origin import check_composition
 from partita.server.state import State, layout, restored, stored_trees, stored_values
@@ -19,7 +23,7 @@ from partita.storage.fitting import check_format, check_run
 
 __all__ = ["Checkpoint", "load", "save"]
 
-_FORMAT = layout(8)
+_FORMAT = layout(9)
 _KIND = "checkpoint file"
 
 
@@ -47,17 +51,25 @@ def save(path: str | os.PathLike[str], state: State, history: History) -> None:
 
     Objects shared by clients and tasks, such as an initial factor, are written once.
     """
-    factors, held = _distinct([*state.factors, *(task.factor for task in state.in_flight)])
+    parts = state.factors.chunks
+    alike = [part.member for part in parts if part.member is not None]
+    factors, held = _distinct([*alike, *(task.factor for task in state.in_flight)])
     posteriors, sent = _distinct([task.posterior for task in state.in_flight])
-    arrays = flatten(stored_trees(state))
-    arrays |= flatten({"factor": factors, "sent": posteriors, "sent_hyper": [task.hyper for task in state.in_flight]})
+    hyper = [task.hyper for task in state.in_flight]
+    stacks = {"factor": factors, "sent": posteriors, "sent_hyper": hyper}
+    arrays = flatten(
+        stored_trees(state) | {name: Stack.of(members) for name, members in stacks.items() if jax.tree.leaves(members)}
+    )
+    own = [part.arrays for part in parts if part.member is None]
+    arrays |= {f"factors {leaf}": np.concatenate(column) for leaf, column in enumerate(zip(*own, strict=True))}
     about = {
         "format": _FORMAT,
         "state": stored_values(state),
+        "parts": [[len(part), part.member is not None] for part in parts],
         "held": held,
         "sent": sent,
         "in_flight": [{name: getattr(task, name) for name in STORED} for task in state.in_flight],
-        "history": history.rows,
+        "history": list(history.rows),
     }
     write(path, arrays, about)
 
@@ -81,23 +93,40 @@ def _state(
     check_composition(values["origin"], like.origin, path)
     trees = unflatten(arrays, stored_trees(like), str(path))
     check_run(path, _KIND, equal(trees["prior"], like.prior), "with another prior")
-    held, sent, tasks = about["held"], about["sent"], about["in_flight"]
-    if max(*held, *sent, 0) >= len(arrays):
-        raise ValueError("it claims more arrays than it has")
-    lists = {
-        "factor": [like.factors[0]] * (max(held) + 1),
-        "sent": [like.posterior] * (max(sent, default=-1) + 1),
-        "sent_hyper": [like.hyper] * len(tasks),
+    held, sent, tasks, parts = about["held"], about["sent"], about["in_flight"], about["parts"]
+    one, alike = Factor.one(like.prior), sum(bool(alike) for _, alike in parts)
+    counts = {"factor": max(held, default=-1) + 1, "sent": max(sent, default=-1) + 1, "sent_hyper": len(tasks)}
+    right = sum(length for length, _ in parts) == len(like.names) and len(held) == alike + len(tasks)
+    if not right or not {*held} <= {*range(len(held))} or not {*sent} <= {*range(len(tasks))}:
+        raise ValueError("it has the factors of other clients")
+    members = {"factor": one, "sent": like.posterior, "sent_hyper": like.hyper}
+    shared: dict[str, list[Any]] = {
+        name: list(unflatten(arrays, {name: Stack.repeated(members[name], count)}, str(path))[name])
+        for name, count in counts.items()
+        if count and jax.tree.leaves(members[name])
     }
-    shared = unflatten(arrays, lists, str(path))
-    factors, clients = [shared["factor"][place] for place in held], len(like.names)
-    state = restored(like, trees, values, factors=tuple(factors[:clients]))
-    sent_with = zip(tasks, sent, factors[clients:], shared["sent_hyper"], strict=True)
+    factors = [shared["factor"][place] for place in held]
+    rows = sum(length for length, alike in parts if not alike)
+    needed = [((rows, *leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(one)] if rows else []
+    leaves = [arrays[f"factors {leaf}"] for leaf in range(len(needed))]
+    if [(leaf.shape, leaf.dtype) for leaf in leaves] != needed:
+        raise ValueError("its factors have another shape")
+    begun, first, chunks = 0, iter(factors[:alike]), []
+    for length, alike_one in parts:
+        if alike_one:
+            chunks.append(Chunk.alike(next(first), length))
+        else:
+            chunks.append(Chunk([leaf[begun : begun + length] for leaf in leaves]))
+            begun += length
+    for name in ("sent", "sent_hyper"):
+        shared[name] = jax.tree.map(jnp.asarray, shared.get(name, [like.hyper] * len(tasks)))
+    state = restored(like, trees, values, factors=Stack(chunks, jax.tree.structure(one)))
+    sent_with = zip(tasks, sent, factors[alike:], shared["sent_hyper"], strict=True)
     in_flight = [
         state.task(**task, posterior=shared["sent"][place], factor=factor, hyper=hyper)
         for task, place, factor, hyper in sent_with
     ]
-    return dataclasses.replace(state, in_flight=tuple(in_flight)), History(about["history"])
+    return dataclasses.replace(state, in_flight=Tasks(in_flight)), History(about["history"])
 
 
 def _distinct(members: Sequence[Any]) -> tuple[list[Any], list[int]]:

@@ -7,7 +7,6 @@ Every record has a checksum (`storage/records.py`).
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import sqlite3
 import time
@@ -16,23 +15,27 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from partita.engines.base import STORED, EventLog, Task
+from partita.engines.base import STORED, EventLog, Tasks
 from partita.errors import InputError, unknown
 from partita.families.factor import Factor
 from partita.hyper.values import likelihood_hyper, prior_given
 from partita.inputs import check_flag, check_path
 from partita.io.archive import understood
-from partita.io.wire import MAX_TEXT_LENGTH, Message, equal, flatten, pack, sanitise, unflatten, unpack
+from partita.io.wire import MAX_TEXT_LENGTH, equal, flatten, sanitise, unflatten, unpack
 from partita.local.client import Info, Reply
+from partita.numerics.stack import Stack
 from partita.results.history import History
 from partita.server.aggregation import Aggregation
 from partita.server.membership import CHANGES
 from partita.server.origin import check_composition
 from partita.server.state import State, columns_of, layout, restored, stored_trees, stored_values, unanswered_columns
 from partita.server.store import Requests, Store
+from partita.storage.chunks import COLUMNS, filled, is_stack, read_chunks, stack_of, stacks_in, whole, write_chunks
 from partita.storage.fitting import check_format, check_run
+from partita.storage.open_tasks import OpenTasks, packed
 from partita.storage.records import (
     append,
     create,
@@ -43,13 +46,12 @@ from partita.storage.records import (
     records,
     schema,
     snapshot,
-    sum_of,
     translated,
 )
 
 __all__ = ["Ledger", "read"]
 
-_FORMAT = layout(8)
+_FORMAT = layout(9)
 _SQL = {"f": "REAL", "i": "INTEGER", "b": "INTEGER", "U": "TEXT"}
 """How SQLite calls kinds of scalars."""
 _APART = ("prior", "posterior")
@@ -57,9 +59,14 @@ _APART = ("prior", "posterior")
 
 
 def _trees(state: State) -> dict[str, Any]:
-    """The fields that are written as a whole, when they change."""
+    """The fields that are written when they change: their stacks by chunks, all else as a whole."""
     others = {*_APART, *columns_of(state)}
     return {name: tree for name, tree in stored_trees(state).items() if name not in others}
+
+
+def _stacks(state: State) -> dict[str, Stack[Any]]:
+    """What has an entry a client, by the names of its chunks."""
+    return {"factors": state.factors} | stacks_in(_trees(state))
 
 
 def _declared(kinds: Mapping[str, Any]) -> str:
@@ -73,7 +80,7 @@ def _tables(state: State) -> dict[str, str]:
     return {
         "arrays": "key TEXT PRIMARY KEY, value BLOB NOT NULL",
         "clients": f"k INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, {columns}",
-        "factors": "k INTEGER PRIMARY KEY, factor BLOB NOT NULL",
+        "chunks": COLUMNS,
         "posteriors": "updates INTEGER PRIMARY KEY, posterior BLOB NOT NULL",
         "tasks": f"place INTEGER NOT NULL, {_declared(STORED)}, factor BLOB, info TEXT, reply BLOB, PRIMARY KEY (id)",
     }
@@ -88,6 +95,8 @@ _ALWAYS = {
 """Tables that there are before a run has begun, with their columns."""
 
 
+_MOST_NOTES = 1000
+"""How many events of one kind are noted of a client, beside its answers."""
 _CACHE = 131_072
 """SQLite's page cache in KiB."""
 
@@ -100,9 +109,12 @@ class Ledger(Store, Requests, EventLog):
         check_flag("setting durable", durable)
         self.path = Path(path)
         self._kept: State | None = None
-        self._first: tuple[Factor, ...] = ()
-        """The initial factors, which are not written: thousands of clients may share one."""
+        self._first: Mapping[str, Stack[Any]] = {}
+        """The initial stacks, whose chunks are not written: thousands of clients may share one factor."""
+        self._tasks = OpenTasks()
         self._rows = self._traffic = 0
+        self._noted: dict[tuple[str, str], int] = {}
+        """How many events of each kind were noted of each client."""
         self._counted: dict[str, Any] = {}
         """The counters last written."""
         self._db = opened(str(self.path), timeout=60.0)
@@ -125,11 +137,11 @@ class Ledger(Store, Requests, EventLog):
 
     def load(self, fresh: State) -> tuple[State, History]:
         # a run that goes on from another's state begins with factors that are answers
-        self._first = fresh.factors if fresh.answers == 0 else ()
+        self._first = _stacks(fresh) if fresh.answers == 0 else {}
         with self._transaction() as db:
             if not exists(db, "arrays"):
                 self._differences(db, fresh)
-                insert(db, "arrays", [("prior", _packed(fresh.prior))])
+                insert(db, "arrays", [("prior", packed(fresh.prior))])
                 self._kept = fresh
                 return fresh, History()
         state, history = read(self._db, fresh, str(self.path))
@@ -155,8 +167,16 @@ class Ledger(Store, Requests, EventLog):
         self._kept, self._rows = state, len(history)
 
     def note(self, name: str, event: str, text: str = "") -> None:
-        with self._transaction() as db:
-            self._note(db, name, event, text)
+        """Of one kind and client so many are written and no more, since who sends them may send any number."""
+        counted = "SELECT count(*) FROM events WHERE name = ? AND event = ?"
+        if (name, event) not in self._noted:
+            with translated(self.path):
+                (self._noted[name, event],) = self._db.execute(counted, [name, event]).fetchone()
+        self._noted[name, event] += 1
+        if self._noted[name, event] <= _MOST_NOTES:
+            last = " (the last that is noted)" if self._noted[name, event] == _MOST_NOTES else ""
+            with self._transaction() as db:
+                self._note(db, name, event, text + last)
 
     def count_bytes(self, size: int) -> None:
         """Saved with the next state: after a crash, traffic since the last saved state is not counted."""
@@ -208,6 +228,7 @@ class Ledger(Store, Requests, EventLog):
                 if self._db.in_transaction:  # a full disk may have ended it
                     self._db.execute("ROLLBACK")
                 self._counted.clear()
+                self._tasks.forget()
                 raise
 
     def _write_tables(self, db: sqlite3.Connection, tables: Mapping[str, str]) -> None:
@@ -228,16 +249,12 @@ class Ledger(Store, Requests, EventLog):
         if kept is None:
             self._write_tables(db, _tables(state))
         self._clients(db, state)
-        held = () if kept is None else kept.factors
-        for k, factor in enumerate(state.factors):
-            if not any(factor is known for known in (*held[k : k + 1], *self._first[k : k + 1])):
-                _put(db, k, _packed(factor))
+        write_chunks(db, _stacks(state), {} if kept is None else _stacks(kept), self._first)
         before = {} if kept is None else _trees(kept)
         for name, tree in _trees(state).items():
             if name not in before or before[name] is not tree:
-                insert(db, "arrays", [(name, _packed(tree))])
-        self._tasks(db, state)
-        self._posteriors(db, state)
+                insert(db, "arrays", [(name, packed(whole(tree)))])
+        self._tasks.write(db, state)
         values = {name: value for name, value in stored_values(state).items() if name != "names"}  # `clients` has them
         for key, value in (("state", values), ("traffic", self._traffic)):
             if self._counted.get(key) != value:
@@ -255,52 +272,6 @@ class Ledger(Store, Requests, EventLog):
         names = [state.names[k] for k in np.flatnonzero(changed)]
         rows = zip(np.flatnonzero(changed).tolist(), names, *numbers, strict=True)
         insert(db, "clients", rows)
-
-    def _tasks(self, db: sqlite3.Connection, state: State) -> None:
-        """Writes changes of tasks; a task whose factor is still the client's current one has no copy of it."""
-        before = {} if self._kept is None else _tasks(self._kept)
-        now = _tasks(state)
-        for id in before.keys() - now.keys():
-            db.execute("DELETE FROM tasks WHERE id = ?", [id])
-        for place, (id, (task, reply)) in enumerate(now.items()):
-            written = id in before and (before[id][1] is None) == (reply is None)
-            if not written or self._apart(self._kept, task) != self._apart(state, task):
-                factor = _packed(task.factor) if self._apart(state, task) else None
-                info = None if reply is None else json.dumps(reply.info.written())
-                answer = None if reply is None else _packed((reply.delta, reply.gradient))
-                insert(db, "tasks", [(place, *(getattr(task, name) for name in STORED), factor, info, answer)])
-
-    @staticmethod
-    def _apart(state: State | None, task: Task) -> bool:
-        """Whether a task has another factor than its client, which is then written with it."""
-        return state is not None and task.factor is not state.factors[task.client]
-
-    def _posteriors(self, db: sqlite3.Connection, state: State) -> None:
-        """Writes the posteriors of open tasks, and the current one unless it is prior times factors."""
-        used = {task.updates: (task.posterior, task.hyper) for task, _ in _tasks(state).values()}
-        used[state.updates] = state.posterior, state.hyper
-        if state.keeps_product:
-            del used[state.updates]
-        there = {updates for (updates,) in db.execute("SELECT updates FROM posteriors")}
-        for updates in used.keys() - there:
-            insert(db, "posteriors", [(updates, _packed(used[updates]))])
-        db.executemany("DELETE FROM posteriors WHERE updates = ?", [[updates] for updates in there - used.keys()])
-
-
-def _put(db: sqlite3.Connection, k: int, factor: bytes) -> None:
-    """Writes a client's factor in place of the previous one, which avoids freeing and reallocating pages."""
-    if db.execute("SELECT length(factor) FROM factors WHERE k = ?", [k]).fetchone() == (len(factor),):
-        with db.blobopen("factors", "factor", k) as blob:
-            blob.write(factor)
-        db.execute("UPDATE factors SET checksum = ? WHERE k = ?", [sum_of("factors", (k, factor)), k])
-    else:
-        insert(db, "factors", [(k, factor)])
-
-
-def _tasks(state: State) -> dict[str, tuple[Task, Reply | None]]:
-    """Open tasks by id, with their replies if they have arrived; tasks in flight come first."""
-    waiting: dict[str, tuple[Task, Reply | None]] = {task.id: (task, None) for task in state.in_flight}
-    return waiting | {task.id: (task, reply) for task, reply in state.arrived}
 
 
 def _about(db: sqlite3.Connection, source: str) -> dict[str, Any]:
@@ -329,7 +300,7 @@ def _read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Hist
     blobs = dict(records(db, source, "posteriors", "updates"))
     members = records(db, source, "clients", "k")
     known, selected = [row[1] for row in members], [row[2:] for row in members]
-    factors = dict(records(db, source, "factors", "k"))
+    written = read_chunks(db, source)
     tasks = [row[1:] for row in records(db, source, "tasks", "place, rowid")]
     rows = [json.loads(row) for _, row in records(db, source, "history", "place")]
 
@@ -350,13 +321,13 @@ def _read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Hist
     unanswered = unanswered_columns(len(known), _trees(like))
     fitting = _trees(like) | {name: column for name, column in unanswered.items() if name not in columns}
     fitting["memory"] = _resized(like.memory, len(like.names), len(known))
-    trees = {name: loaded(arrays[name], tree) for name, tree in fitting.items()}
-    one = Factor.one(prior)
-    first = (*like.factors, *[one] * len(known))[: len(known)]
-    held = tuple(loaded(factors[k], one) if k in factors else begun for k, begun in enumerate(first))
+    stacks = {name: stack_of(written.get(name, {}), stack, len(known)) for name, stack in _stacks(like).items()}
+    plain = {name: loaded(arrays[name], whole(tree)) for name, tree in fitting.items()}
+    trees = filled(plain, fitting, stacks)
+    one, held = Factor.one(prior), stacks["factors"]
     posteriors = {updates: loaded(blob, (prior, like.hyper)) for updates, blob in blobs.items()}
     if values["updates"] not in posteriors:
-        product = math.prod((factor.natural for factor in held), start=prior_given(prior, trees["hyper"]))
+        product = prior_given(prior, trees["hyper"]) * jax.tree.map(jnp.asarray, held.summed().natural)
         posteriors[values["updates"]] = product, trees["hyper"]
     trees |= {"prior": prior, "posterior": posteriors[values["updates"]][0]}
     state = restored(like, trees | columns, values, factors=held)
@@ -371,7 +342,7 @@ def _read(db: sqlite3.Connection, like: State, source: str) -> tuple[State, Hist
         else:
             delta, gradient = loaded(reply, (one, likelihood_hyper(like.hyper)))
             arrived.append((task, Reply(delta, Info.read(json.loads(info), True), gradient)))
-    return dataclasses.replace(state, in_flight=tuple(in_flight), arrived=tuple(arrived)), History(rows)
+    return dataclasses.replace(state, in_flight=Tasks(in_flight), arrived=tuple(arrived)), History(rows)
 
 
 def _resized(memory: Any, clients: int, stored: int) -> Any:
@@ -381,8 +352,4 @@ def _resized(memory: Any, clients: int, stored: int) -> Any:
         own = isinstance(leaf, np.ndarray) and leaf.ndim > 0 and len(leaf) == clients
         return np.zeros((stored, *leaf.shape[1:]), leaf.dtype) if own else leaf
 
-    return jax.tree.map(resized, memory)
-
-
-def _packed(tree: Any) -> bytes:
-    return pack(Message({}, flatten(tree)))
+    return jax.tree.map(resized, memory, is_leaf=is_stack)

@@ -13,14 +13,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float
 
 from partita.data.columns import Column, Counts, Moments
 from partita.data.plausible import MOST_LEVELS, check_sums, crowding, outlying
 from partita.data.preprocess import Summary, merge
 from partita.errors import DataError, SettingsError
-from partita.tables.design import Design, Spline, absent, categories, numbers
-from partita.tables.episodes import TIMES, Episodes, RowSplit, split_from_dict
+from partita.tables import bins
+from partita.tables.design import Design, absent, categories, numbers
+from partita.tables.episodes import Episodes, RowSplit, split_from_dict
 from partita.tables.formula import Factor
 from partita.tables.likelihoods import Likelihood
 from partita.tables.reading import Columns, Site
@@ -29,8 +30,6 @@ __all__ = ["Agreement", "Answer", "agreed"]
 
 Answer = Mapping[str, Any]
 """What a site sends: lists, texts and numbers."""
-_BINS = np.linspace(-4, 4, 81)
-"""Edges of the bins in which values are counted to place knots, in standard deviations from the mean."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +57,10 @@ class Agreement:
     def answer(self, site: Site) -> Answer:
         """What a site sends next."""
         return next((stage.answer(self, site) for stage in self._waiting()), {})
+
+    def numbers(self, site: Site) -> dict[str, Float[np.ndarray, " n"]]:
+        """The columns whose moments a site sends next or, once all is agreed on, those of its design."""
+        return (self._waiting() or [_SCALES])[0].numbers(self, site)
 
     def check(self, answer: Answer, rows: int) -> None:
         """Raises unless this may be what a site with so many rows sends next."""
@@ -151,6 +154,10 @@ class _Stage(abc.ABC):
     def answer(self, known: Agreement, site: Site) -> Answer:
         """What a site sends."""
 
+    def numbers(self, known: Agreement, site: Site) -> dict[str, Float[np.ndarray, " n"]]:
+        """The columns whose moments are in a site's answer."""
+        return {}
+
     @abc.abstractmethod
     def check(self, known: Agreement, answer: Answer, rows: int) -> None:
         """Raises unless a site with so many rows may send this."""
@@ -170,10 +177,10 @@ class _Intervals(_Stage):
         return {"times": self._rows(known).counts(site).tolist()}
 
     def check(self, known: Agreement, answer: Answer, rows: int) -> None:
-        _check_binned("times", _counts(answer, "times", len(TIMES) - 1), rows, rows)
+        bins.check_binned("times", bins.counts_of(answer, "times", bins.TIMES), rows, rows)
 
     def taken(self, known: Agreement, answers: Sequence[Answer]) -> Agreement:
-        counts = np.sum([_counts(answer, "times", len(TIMES) - 1) for answer in answers], axis=0)
+        counts = np.sum([bins.counts_of(answer, "times", bins.TIMES) for answer in answers], axis=0)
         return Agreement.of(self._rows(known).at_quartiles(counts), known.design.indicated, known.counted)
 
     @staticmethod
@@ -195,6 +202,11 @@ class _Factors(_Stage):
         response, *others = self._all(known)
         found = {response.text: _counted(response, columns) if known.counted else _summarised(response, columns)}
         return Summary(found | {factor.text: _summarised(factor, columns) for factor in others}).to_dict()
+
+    def numbers(self, known: Agreement, site: Site) -> dict[str, Float[np.ndarray, " n"]]:
+        columns = known.rows.split(site)[0].columns
+        asked = [factor for factor in self._all(known)[known.counted :] if factor.function != "missing"]
+        return {factor.text: numbers(factor, columns) for factor in asked if not _is_counted(factor, columns)}
 
     def check(self, known: Agreement, answer: Answer, rows: int) -> None:
         found = _merged([answer], [factor.text for factor in self._all(known)])
@@ -230,18 +242,22 @@ class _Knots(_Stage):
 
     def answer(self, known: Agreement, site: Site) -> Answer:
         design, columns = known.design, known.rows.split(site)[0].columns
-        return {factor.text: _binned(factor, design.moments(factor), columns).tolist() for factor in _splines(design)}
+        return {
+            factor.text: bins.binned(factor, design.moments(factor), columns).tolist() for factor in _splines(design)
+        }
 
     def check(self, known: Agreement, answer: Answer, rows: int) -> None:
         least = 0 if known.design.indicated else rows
         for factor in _splines(known.design):
-            _check_binned(factor.text, _counts(answer, factor.text, len(_BINS) - 1), least, known.rows.most(rows))
+            bins.check_binned(
+                factor.text, bins.counts_of(answer, factor.text, bins.KNOTS), least, known.rows.most(rows)
+            )
 
     def taken(self, known: Agreement, answers: Sequence[Answer]) -> Agreement:
         splines = {}
         for factor in _splines(known.design):
-            counts = np.sum([_counts(answer, factor.text, len(_BINS) - 1) for answer in answers], axis=0)
-            splines[factor.text] = _spline(factor, known.design.moments(factor), counts)
+            counts = np.sum([bins.counts_of(answer, factor.text, bins.KNOTS) for answer in answers], axis=0)
+            splines[factor.text] = bins.spline(factor, known.design.moments(factor), counts)
         return dataclasses.replace(known, design=dataclasses.replace(known.design, splines=splines))
 
 
@@ -254,9 +270,17 @@ class _Scales(_Stage):
         return not known.design.names
 
     def answer(self, known: Agreement, site: Site) -> Answer:
+        columns = self._columns(known, site)
+        return Summary({name: Moments.summarise(name, column) for name, column in columns.items()}).to_dict()
+
+    def numbers(self, known: Agreement, site: Site) -> dict[str, Float[np.ndarray, " n"]]:
+        marked = {factor.text for factor in known.design.marked}
+        return {name: column for name, column in self._columns(known, site).items() if name not in marked}
+
+    @staticmethod
+    def _columns(known: Agreement, site: Site) -> dict[str, Float[np.ndarray, " n"]]:
         design = known.design.named()
-        columns = zip(design.names, design.matrix(known.rows.split(site)[0]).T, strict=True)
-        return Summary({name: Moments.summarise(name, column) for name, column in columns}).to_dict()
+        return dict(zip(design.names, design.matrix(known.rows.split(site)[0]).T, strict=True))
 
     def check(self, known: Agreement, answer: Answer, rows: int) -> None:
         found = _merged([answer], known.design.named().names)
@@ -270,7 +294,8 @@ class _Scales(_Stage):
         return dataclasses.replace(known, design=design.scaled([each for each in found if isinstance(each, Moments)]))
 
 
-_STAGES: tuple[_Stage, ...] = (_Intervals(), _Factors(), _Knots(), _Scales())
+_SCALES = _Scales()
+_STAGES: tuple[_Stage, ...] = (_Intervals(), _Factors(), _Knots(), _SCALES)
 """In their order."""
 
 
@@ -307,11 +332,16 @@ def _summarised(factor: Factor, columns: Columns) -> Column:
     """What a site sends of a factor: counts of levels where it is a category, else moments."""
     if factor.function == "missing":
         return Moments.summarise(factor.text, absent(factor, columns))
-    name = factor.columns[0] if factor.columns else factor.text
-    is_text = columns[name].dtype.kind == Counts.dtype.kind and len(factor.columns) == 1
-    if factor.function == "C" or (is_text and not factor.function and factor.text == name):
+    if _is_counted(factor, columns):
         return _counted(factor, columns)
     return Moments.summarise(factor.text, numbers(factor, columns))
+
+
+def _is_counted(factor: Factor, columns: Columns) -> bool:
+    """Whether a factor is a category."""
+    name = factor.columns[0] if factor.columns else factor.text
+    is_text = columns[name].dtype.kind == Counts.dtype.kind and len(factor.columns) == 1
+    return factor.function == "C" or (is_text and not factor.function and factor.text == name)
 
 
 def _counted(factor: Factor, columns: Columns) -> Counts:
@@ -335,45 +365,3 @@ def _check(factor: Factor, about: Column) -> None:
 
 def _splines(design: Design) -> list[Factor]:
     return [factor for factor in design.formula.factors if factor.function == "bs"]
-
-
-def _binned(factor: Factor, about: Moments, columns: Columns) -> Int[np.ndarray, " b"]:
-    """How many of a site's values lie in each bin."""
-    scores = (numbers(factor, columns) - about.mean) / (about.sd or 1.0)
-    return np.histogram(np.clip(scores[~np.isnan(scores)], _BINS[0], np.nextafter(_BINS[-1], 0)), _BINS)[0]
-
-
-def _counts(answer: Answer, name: str, bins: int) -> Int[np.ndarray, " b"]:
-    """A site's counts in bins, as it has sent them."""
-    contents: Any = answer.get(name) if isinstance(answer, Mapping) else None
-    plain = isinstance(contents, list) and all(type(count) is int and 0 <= count < 2**53 for count in contents)
-    if not plain or len(contents) != bins or not any(contents):
-        raise DataError("A site has sent something else than counts in bins: it needs the same version of partita.")
-    return np.array(contents)
-
-
-def _check_binned(name: str, counts: Int[np.ndarray, " b"], least: int, most: int) -> None:
-    """Raises where counts in bins are of more or fewer values than a site has."""
-    if not least <= counts.sum() <= most:
-        raise DataError(f"A site has counted {counts.sum():,} values of {name!r}, where it has {least:,} rows.")
-
-
-def _spline(factor: Factor, about: Moments, counts: Int[np.ndarray, " b"]) -> Spline:
-    """Knots at quantiles, which are told from counts to within a tenth of a standard deviation; or those given."""
-    edges = about.mean + (about.sd or 1.0) * _BINS
-    used = np.flatnonzero(counts)
-    low, high = float(edges[used[0]]), float(edges[used[-1] + 1])
-    degree, df, knots = (
-        factor.options.get(name, default) for name, default in (("degree", 3), ("df", None), ("knots", None))
-    )
-    if (df is None) == (knots is None) or not isinstance(degree, int) or degree < 1:
-        raise SettingsError(f"Write {factor.text} with df or knots, as bs({factor.columns[0]}, df=4).")
-    if knots is None:
-        if not isinstance(df, int) or not degree <= df <= 50:
-            raise SettingsError(f"{factor.text} needs df from {degree} to 50.")
-        cumulative = np.concatenate([[0], np.cumsum(counts)]) / counts.sum()
-        knots = np.interp(np.linspace(0, 1, df - degree + 2)[1:-1], cumulative, edges)
-    inner = tuple(float(knot) for knot in np.ravel(knots))
-    if any(not low < knot < high for knot in inner) or list(inner) != sorted(set(inner)):
-        raise SettingsError(f"The knots of {factor.text} must rise, and lie inside the column's values.")
-    return Spline(inner, low, high)

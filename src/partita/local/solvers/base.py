@@ -18,6 +18,7 @@ from partita.numerics.compiled import Scalar, Whole
 from partita.numerics.trees import where
 
 __all__ = [
+    "Climb",
     "LineSearchResult",
     "Outcome",
     "Progress",
@@ -88,6 +89,10 @@ class Progress(NamedTuple):
     memory: Any = None
 
 
+Climb: TypeAlias = tuple[Progress, Int[Array, ""]]
+"""Where a solver is, after how many steps."""
+
+
 class Solver(eqx.Module):
     """A way to maximise a `Problem`.
 
@@ -130,14 +135,26 @@ class Solver(eqx.Module):
 
     def solve(self, problem: Problem, key: Key[Array, ""]) -> Solution:
         """Steps until an outcome or `max_steps`."""
+        return self.end(problem, self.advance(problem, self.begin(problem, key), self.max_steps, key), key)
 
-        def go_on(carry: tuple[Progress, Int[Array, ""]]) -> Bool[Array, ""]:
-            return (carry[0].outcome == Outcome.RUNNING) & (carry[1] < self.max_steps)
+    def begin(self, problem: Problem, key: Key[Array, ""]) -> Climb:
+        """Before the first step."""
+        return self.init(problem, key), jnp.asarray(0)
 
-        def body(carry: tuple[Progress, Int[Array, ""]]) -> tuple[Progress, Int[Array, ""]]:
+    def advance(self, problem: Problem, climb: Climb, until: Whole, key: Key[Array, ""]) -> Climb:
+        """Steps until an outcome, or until there have been so many."""
+
+        def go_on(carry: Climb) -> Bool[Array, ""]:
+            return (carry[0].outcome == Outcome.RUNNING) & (carry[1] < until)
+
+        def body(carry: Climb) -> Climb:
             return self.step(problem, *carry, key), carry[1] + 1
 
-        progress, steps = jax.lax.while_loop(go_on, body, (self.init(problem, key), jnp.asarray(0)))
+        return jax.lax.while_loop(go_on, body, climb)
+
+    def end(self, problem: Problem, climb: Climb, key: Key[Array, ""]) -> Solution:
+        """The solution after the last step."""
+        progress, steps = climb
         progress = self.finish(problem, progress, key)
         outcome = jnp.where(progress.outcome == Outcome.RUNNING, Outcome.STEP_LIMIT, progress.outcome)
         solution = self.solution(progress, steps, outcome)

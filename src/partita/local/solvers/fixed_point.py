@@ -1,14 +1,18 @@
 """The natural-gradient fixed point, damped (`eq:fixed-point-bi-damp`), and its one exact step for conjugate models."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
 
+from partita.errors import SettingsError
 from partita.families import Family
 from partita.inputs import check_flag, check_number, check_whole
+from partita.local.batches import with_random_rows
 from partita.local.objective import Problem
 from partita.local.solvers.base import Outcome, Progress, Solver, after, line_search, running, unmoved
 from partita.numerics.compiled import Scalar
+from partita.numerics.rates import Damping, rate_at
 from partita.numerics.trees import where
 
 __all__ = ["Conjugate", "FixedPoint", "NaturalGradient", "damped"]
@@ -24,59 +28,98 @@ class FixedPoint(Solver):
 
     Backtracks (halves ρ within a step) if the free energy would fall. With `backtrack=False` every step is accepted:
     the paper's plain iteration, a single step of which makes synchronous PVI global VI (`prop:local-global-fp`).
+
+    With `batch_size` every step is on rows drawn at random, which stand for all (`eq:stoch-global`), and with fresh
+    draws where the expectation is sampled; `fresh` draws anew without batches. Neither leaves a free energy to compare,
+    so both need `backtrack=False`, and end near an optimum or, with `RobbinsMonro` for the damping, at it.
     """
 
-    damping: float = 1.0
+    damping: Damping = 1.0
     max_steps: int = 100
     tolerance: float | None = 1e-10
     """Stops when a step would move q by less than this undamped, in nats of KL."""
     backtrack: bool = eqx.field(static=True, default=True)
     halvings: int = eqx.field(static=True, default=20)
+    batch_size: int | None = eqx.field(static=True, default=None)
+    """How many rows of every step are drawn, with replacement; None for all rows."""
+    fresh: bool = eqx.field(static=True, default=False)
+    """Whether every step draws anew where the expectation is sampled; otherwise one set of draws serves a visit."""
 
     def __check_init__(self) -> None:
-        check_number("damping of a fixed point", self.damping, lambda damping: 0 < damping < 2, "above 0 and below 2")
+        first = rate_at(self.damping, 0)
+        check_number("damping of a fixed point", first, lambda damping: 0 < damping < 2, "above 0 and below 2")
         check_flag("setting backtrack", self.backtrack)
+        check_flag("setting fresh", self.fresh)
         check_whole("number of halvings", self.halvings)
+        if self.batch_size is not None:
+            check_whole("batch size", self.batch_size)
+        if self.backtrack and self.noisy:
+            raise SettingsError("Steps on other rows or draws have free energies that differ: use backtrack=False.")
+
+    @property
+    def noisy(self) -> bool:
+        """Whether steps differ in their rows or draws."""
+        return self.fresh or self.batch_size is not None
 
     def can_free(self, problem: Problem) -> bool:
         return True
 
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
-        return self.towards(problem.target(progress.q, key), problem, progress, key)
+        return self.towards(self.target(problem, progress.q, index, key), problem, progress, index, key)
 
-    def towards(self, target: Family, problem: Problem, progress: Progress, key: Key[Array, ""]) -> Progress:
+    def target(self, problem: Problem, q: Family, index: Int[Array, ""], key: Key[Array, ""]) -> Family:
+        """Where an undamped step leads, by the rows and draws of this step."""
+        key = jax.random.fold_in(key, index) if self.noisy else key
+        return with_random_rows(problem, self.batch_size, key).target(q, key)
+
+    def towards(
+        self, target: Family, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]
+    ) -> Progress:
         """A damped step to a target."""
         q, value, _, _ = progress
+        damping = rate_at(self.damping, index)
 
         def candidate(trial: Int[Array, ""]) -> Family:
-            return damped(q, target, self.damping * 0.5**trial)
+            return damped(q, target, damping * 0.5**trial)
 
         if self.backtrack:
             found = line_search(problem, q, value, candidate, self.halvings, key)
             moved = found.q.distance(q)
-            whole = moved / (self.damping * 0.5 ** (found.trials - 1)) ** 2
+            whole = moved / (damping * 0.5 ** (found.trials - 1)) ** 2
         else:
             new = problem.restrict(candidate(jnp.asarray(0)))
-            found = unmoved(new, problem.free_energy(new, key))._replace(rose=jnp.asarray(True))
+            new_value = value if self.noisy else problem.free_energy(new, key)
+            found = unmoved(new, new_value)._replace(rose=jnp.asarray(True))
             moved = new.kl(q)
-            whole = moved / self.damping**2
+            whole = moved / damping**2
         return Progress(found.q, found.free_energy, after(found, moved, whole, self.tolerance))
+
+    def finish(self, problem: Problem, progress: Progress, key: Key[Array, ""]) -> Progress:
+        return progress._replace(free_energy=problem.free_energy(progress.q, key)) if self.noisy else progress
 
 
 class NaturalGradient(Solver):
     """Answers with one undamped fixed-point change, for a server-side optimiser.
 
     With cavity contexts the changes sum to ∇_μ F (`prop:local-global-fp`). Only that direction is used: the answer may
-    be improper, and the reported free energy is that of the posterior sent.
+    be improper, and the reported free energy is that of the posterior sent, on the rows that were seen. Every visit
+    has draws of its own.
     """
 
     max_steps: int = 1
+    batch_size: int | None = eqx.field(static=True, default=None)
+    """How many rows of a visit are drawn, with replacement; None for all rows."""
+
+    def __check_init__(self) -> None:
+        if self.batch_size is not None:
+            check_whole("batch size", self.batch_size)
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         return Progress(problem.start, problem.negative_divergence(problem.start), running())
 
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
-        ell, factor = progress.q.value_and_natural_gradient(lambda q: problem.ell(q, key))
+        seen = with_random_rows(problem, self.batch_size, key)
+        ell, factor = progress.q.value_and_natural_gradient(lambda q: seen.ell(q, key))
         value = ell + problem.negative_divergence(progress.q)
         return Progress(problem.context.natural * factor, value, jnp.asarray(int(Outcome.CONVERGED)))
 

@@ -55,8 +55,8 @@ class ModeFixedPoint(FixedPoint):
         return Progress(start, value, running(), jnp.asarray(jnp.inf, values.dtype))
 
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
-        q, target = progress.q, problem.target(progress.q, key)
-        moved, value, outcome, _ = self.towards(target, problem, progress, key)
+        q, target = progress.q, self.target(problem, progress.q, index, key)
+        moved, value, outcome, _ = self.towards(target, problem, progress, index, key)
         return Progress(moved, value, outcome, length(q, target))
 
     def ahead(self, problem: Problem, progress: Progress, key: Key[Array, ""]) -> Float[Array, ""]:

@@ -1,7 +1,7 @@
 """The product rule with a damping ρ that follows the free energy which clients report with their answers."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -11,20 +11,11 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.inputs import check_fraction
+from partita.io.wire import equal
 from partita.numerics.compiled import Compiled
-from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, refused
-from partita.server.aggregation.stacked import (
-    array,
-    beside,
-    expected,
-    placed,
-    plus,
-    rows,
-    stacked,
-    statistics,
-    summed,
-    taken,
-)
+from partita.numerics.stack import Stack, stacked
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, divergence, refused
+from partita.server.aggregation.stacked import array, beside, expected, plus, statistics, summed, taken
 from partita.server.refusal import Reason
 
 __all__ = ["Adaptive"]
@@ -90,16 +81,14 @@ class Adaptive(Aggregation):
 
     def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
         memory: _Memory = iterate.memory
-        clients, everybody = sorted(deltas), range(len(iterate.factors))
-        held = stacked(iterate.factors[k] for k in everybody)
-        changes = stacked(deltas[k] for k in clients)
-        reports = memory.reports.heard(clients, plus(taken(held, clients), changes), free_energy).without(
-            free_energy.inactive, held
-        )
-        value, error = reports.free_energy(iterate.posterior, free_energy)
+        clients, held, everybody = sorted(deltas), iterate.factors, len(iterate.factors)
+        own, changes = held.taken(clients), stacked(deltas[k] for k in clients)
+        reports, lag = memory.reports.heard(clients, plus(own, changes), free_energy)
+        reports = reports.without(free_energy.inactive, held)
+        value, error = reports.free_energy(iterate.posterior, free_energy, lag)
         # another sum is climbed once a client is heard for the first time, or has left
-        other = not np.array_equal(np.isnan(reports.constants), np.isnan(memory.reports.constants))
-        answers, whole = len(free_energy.reported), len(everybody) - int(free_energy.inactive.sum())
+        other = not reports.of_the_same(memory.reports)
+        answers, whole = len(free_energy.reported), everybody - int(free_energy.inactive.sum())
         fallen = not other and value + error < memory.verified.at_least
         below = int(memory.below) + answers if fallen else 0
         if below >= whole:
@@ -113,7 +102,7 @@ class Adaptive(Aggregation):
                 ceiling = min(ceiling * _RECOVERY ** (answers / whole), self.largest)
                 damping = min(damping * _GROWTH ** (answers / whole), ceiling)
             if not other and len(clients) == whole:
-                carried = taken(plus(held, verified.factors, -1.0), clients)
+                carried = plus(own, verified.factors.taken(clients), -1.0)
                 left = float(np.clip(_left(iterate.posterior, verified.change, change), 0, 1))
                 rising, momentum = rising + 1, left * rising / (rising + 3)
             # a posterior that was only asked for again has not risen
@@ -121,8 +110,7 @@ class Adaptive(Aggregation):
             at_least = value - error if other else max(value - error, float(verified.at_least))
             verified = _Verified(array(iterate.posterior), held, reports, change, np.asarray(at_least))
         kept = _Memory(verified, reports, *map(np.asarray, (damping, ceiling, below, rising, returns)))
-        dampings = np.where(_untouched(held)[clients], self._first(iterate), damping)
-        own = taken(held, clients)
+        dampings = np.where(_untouched(own), self._first(iterate), damping)
         return _stepped(iterate._replace(memory=kept), deltas, clients, own, changes, dampings, carried, momentum)
 
     def _returned(self, memory: "_Memory", deltas: Mapping[int, Factor]) -> Aggregated:
@@ -130,17 +118,17 @@ class Adaptive(Aggregation):
         failed, verified, returns = float(memory.damping), memory.verified, int(memory.returns) + 1
         numbers = (failed / 2, _CEILING * failed, 0, 0, returns)
         kept = _Memory(verified, verified.reports, *map(np.asarray, numbers))
-        everybody = range(len(verified.reports.constants))
-        back = Iterate(verified.posterior, rows(everybody, verified.factors), kept)
+        back = Iterate(verified.posterior, verified.factors, kept)
         if returns > _RETURNS:
             sentence = f"would lower the free energy even with damping {failed:.2g}"
             return refused(back, deltas, Reason.LOWER_FREE_ENERGY, sentence)
         if returns % _ASK_AGAIN == 0:
             unknown = verified._replace(at_least=np.asarray(-np.inf))
             return Aggregated(back._replace(memory=kept._replace(verified=unknown)), failed / 2, 0, {}, returned=True)
-        changes = plus(verified.reports.answers, verified.factors, -1.0)
+        everybody, held = range(len(verified.factors)), verified.factors.stacked()
+        changes = plus(verified.reports.answers(held), held, -1.0)
         dampings = np.full(len(everybody), failed / 2)
-        stepped = _stepped(back, deltas, everybody, verified.factors, changes, dampings, None, 0.0)
+        stepped = _stepped(back, deltas, everybody, held, changes, dampings, None, 0.0)
         return stepped._replace(returned=True)
 
     def final(self, iterate: Iterate, free_energy: FreeEnergy | None) -> Iterate:
@@ -148,12 +136,10 @@ class Adaptive(Aggregation):
         verified: _Verified = iterate.memory.verified
         if np.isneginf(verified.at_least):
             return iterate
-        if free_energy is not None:
-            comparable = not np.isnan(verified.reports.constants[~free_energy.inactive]).any()
-            if comparable and free_energy(iterate.posterior) >= verified.at_least:
-                return iterate
-        factors = rows(range(len(iterate.factors)), verified.factors)
-        return iterate._replace(posterior=verified.posterior, factors=factors)
+        known = free_energy is not None and verified.reports.known()[~free_energy.inactive].all()
+        if free_energy is not None and known and free_energy(iterate.posterior) >= verified.at_least:
+            return iterate
+        return iterate._replace(posterior=verified.posterior, factors=verified.factors)
 
     def added(self, iterate: Iterate) -> Iterate:
         added = super().added(iterate)
@@ -178,15 +164,9 @@ class Adaptive(Aggregation):
 
     def _begun(self, iterate: Iterate) -> "_Memory":
         """The memory before the first answers from an iterate on."""
-        clients = len(iterate.factors)
-        held, unknown, none = (
-            stacked(iterate.factors[k] for k in range(clients)),
-            np.full(clients, np.nan),
-            np.zeros(clients),
-        )
-        reports = _Reports(held, unknown, none, none, none.astype(bool))
+        reports = _Reports.none(iterate.factors)
         posterior = array(iterate.posterior)
-        verified = _Verified(posterior, held, reports, posterior.one(), np.asarray(-np.inf))
+        verified = _Verified(posterior, iterate.factors, reports, posterior.one(), np.asarray(-np.inf))
         damping = min(self._first(iterate), self.largest)
         return _Memory(verified, reports, *map(np.asarray, (damping, self.largest, 0, 0, 0)))
 
@@ -195,69 +175,140 @@ class Adaptive(Aggregation):
         return self.first if len(iterate.factors) > 1 else 1.0
 
 
-class _Reports(NamedTuple):
-    """What clients have said: the last undamped factors, and what they expect of their rows.
+class _Report(NamedTuple):
+    """What a client has said, of which sums over all clients are needed.
 
     ell_k(q) ≈ c_k + E_q[log τ_k], where τ_k is the client's last undamped factor, and c_k such that it is exact at the
     posterior that the client was sent. A temperature multiplies the second term.
     """
 
-    answers: Factor
-    """τ_k, an entry a client; the factor held of a client that has not answered."""
-    constants: Float[np.ndarray, " m"]
-    """c_k; NaN for a client that has not answered."""
-    variances: Float[np.ndarray, " m"]
+    answer: Factor
+    """τ_k; the factor held of a client that has left; 1 for one that has not answered."""
+    constant: Float[np.ndarray, "..."]
+    """c_k."""
+    size: Float[np.ndarray, "..."]
+    """|c_k|."""
+    variance: Float[np.ndarray, "..."]
     """The square of the standard error of what the client expects."""
-    errors: Float[np.ndarray, " m"]
-    """By how much its last report differs from what the one before had let expect; infinite for a first report."""
-    stale: Bool[np.ndarray, " m"]
-    """Whether the posterior has changed since it was sent to the client."""
+    error: Float[np.ndarray, "..."]
+    """By how much its last report differs from what the one before had let expect; 0 for a first report."""
+    first: Float[np.ndarray, "..."]
+    """1 for a first report, whose error is infinite."""
+    known: Float[np.ndarray, "..."]
+    """1 for a client that has answered, and has not left."""
+    gone: Float[np.ndarray, "..."]
+    """1 for one that has left."""
 
-    def heard(self, clients: Sequence[int], answers: Factor, free_energy: FreeEnergy) -> "_Reports":
-        """The same after these undamped factors of some clients."""
+    @classmethod
+    def of(cls, answer: Factor, **numbers: Float[np.ndarray, " n"] | float) -> Self:
+        """Reports of some clients, stacked; numbers that are not given are 0."""
+        shape = answer.log_scale.shape
+        return cls(answer, *(np.broadcast_to(np.asarray(numbers.get(name, 0.0)), shape) for name in cls._fields[1:]))
+
+
+class _Reports(NamedTuple):
+    """What all clients have said."""
+
+    rows: Stack[_Report]
+
+    @classmethod
+    def none(cls, factors: Stack[Factor]) -> Self:
+        """Before anybody has said anything."""
+        one = jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), factors.taken([0]))
+        return cls(Stack.repeated(_Report.of(one), len(factors)))
+
+    def heard(self, clients: Sequence[int], answers: Factor, free_energy: FreeEnergy) -> tuple["_Reports", float]:
+        """The same after these undamped factors of some clients; and the sum of the errors of all that are stale."""
         said = [free_energy.reported[k] for k in clients]
-        sent = {id(report.posterior): statistics(report.posterior) for report in said}
+        distinct = {id(report.posterior): report.posterior for report in said}
+        sent = {each: statistics(posterior) for each, posterior in distinct.items()}
+        before, groups = self.rows.taken(clients), [id(report.posterior) for report in said]
         earlier, now = np.empty(len(clients)), np.empty(len(clients))
-        for place, (k, report) in enumerate(zip(clients, said, strict=True)):
-            earlier[place] = expected(taken(self.answers, k), sent[id(report.posterior)])
-            now[place] = expected(taken(answers, place), sent[id(report.posterior)])
+        for each, expects in sent.items():
+            own = [place for place, group in enumerate(groups) if group == each]
+            earlier[own] = expected(taken(before.answer, own), expects)
+            now[own] = expected(taken(answers, own), expects)
         ell = np.array([report.ell for report in said])
-        constants, variances, errors = (column.copy() for column in (self.constants, self.variances, self.errors))
-        errors[clients] = [
-            abs(value - before) if np.isfinite(before) else np.inf
-            for value, before in zip(ell, constants[clients] + free_energy.temperature * earlier, strict=True)
-        ]
-        constants[clients], stale = ell - free_energy.temperature * now, np.ones_like(self.stale)
-        variances[clients], stale[clients] = zip(*((each.variance, not each.current) for each in said), strict=True)
-        return _Reports(placed(self.answers, clients, answers), constants, variances, errors, stale)
+        variance = np.array([report.variance for report in said], float)
+        current = np.array([report.current for report in said])
+        temperature = free_energy.temperature
+        with np.errstate(invalid="ignore"):
+            errors = np.abs(ell - (before.constant + temperature * earlier))
+        first = (before.known == 0) | ~np.isfinite(errors)
+        constant = ell - temperature * now
+        report = _Report.of(
+            answers,
+            constant=constant,
+            size=np.abs(constant),
+            variance=variance,
+            error=np.where(first, 0.0, errors),
+            first=first.astype(float),
+            known=1.0,
+        )
+        rows = self.rows.placed(clients, report)
+        return _Reports(rows), _stale(rows, report, current)
 
-    def without(self, inactive: Bool[np.ndarray, " m"], factors: Factor) -> "_Reports":
+    def without(self, inactive: Bool[np.ndarray, " m"], factors: Stack[Factor]) -> "_Reports":
         """The same where clients have left: the factors that are held of them stand in for their rows."""
-        if not inactive.any():
+        sums = self.rows.summed()
+        if not inactive.any() and not sums.gone:
             return self
-        gone = np.flatnonzero(inactive).tolist()
-        answers = placed(self.answers, gone, taken(factors, gone))
-        return self._replace(answers=answers, constants=np.where(inactive, np.nan, self.constants))
+        gone = np.asarray(self.rows.stacked().gone) > 0
+        back, absent = np.flatnonzero(gone & ~inactive).tolist(), np.flatnonzero(inactive).tolist()
+        rows = self.rows
+        if back:
+            nothing = jax.tree.map(np.zeros_like, rows.taken(back).answer)
+            rows = rows.placed(back, _Report.of(nothing))
+        if absent:
+            there, held = rows.taken(absent), factors.taken(absent)
+            if not gone[absent].all() or not equal(there.answer, held):
+                rows = rows.placed(absent, _Report.of(held, gone=1.0))
+        return _Reports(rows)
 
-    def free_energy(self, q: Family, free_energy: FreeEnergy) -> tuple[float, float]:
+    def known(self) -> Bool[np.ndarray, " m"]:
+        """Which clients' rows are known to the free energy."""
+        return np.asarray(self.rows.stacked().known) > 0
+
+    def of_the_same(self, others: "_Reports") -> bool:
+        """Whether the free energies are those of the same clients."""
+        mine, theirs = self.rows.summed(), others.rows.summed()
+        if mine.known != theirs.known or mine.gone != theirs.gone:
+            return False
+        return not mine.gone or np.array_equal(self.known(), others.known())
+
+    def answers(self, held: Factor) -> Factor:
+        """τ_k of all clients, stacked; the factor held of one that has not answered."""
+        rows = self.rows.stacked()
+        said = rows.known + rows.gone
+        return jax.tree.map(lambda own, other: np.where(beside(said, own) > 0, own, other), rows.answer, held)
+
+    def free_energy(self, q: Family, free_energy: FreeEnergy, lag: float = 0.0) -> tuple[float, float]:
         """F(q) by the last reports, and by how much it may be off: by rounding, by noise, and by what is stale."""
-        known = ~np.isnan(self.constants)
-        said = float(expected(self.answers, statistics(q))[known | free_energy.inactive].sum())
-        apart = float(_divergence(q, free_energy.prior))
-        value = self.constants[known].sum() + free_energy.temperature * (said - apart)
+        sums = self.rows.summed()
+        said = float(expected(sums.answer, statistics(q)))
+        apart = float(divergence(q, free_energy.prior))
+        value = sums.constant + free_energy.temperature * (said - apart)
         eps = float(jnp.finfo(jax.tree.leaves(q)[0].dtype).eps)
-        rounding = _ROUNDING * eps * (1 + np.abs(self.constants[known]).sum() + abs(said) + apart)
-        noise = _ERRORS * np.sqrt(self.variances[known].sum() / 2)
-        lag = self.errors[known & self.stale].sum()
+        rounding = _ROUNDING * eps * (1 + sums.size + abs(said) + apart)
+        noise = _ERRORS * np.sqrt(sums.variance / 2)
         return (float(value), float(max(rounding, noise) + lag)) if np.isfinite(value) else (-np.inf, 0.0)
+
+
+def _stale(rows: Stack[_Report], answered: _Report, current: Bool[np.ndarray, " n"]) -> float:
+    """The sum of the errors of all reports on posteriors before the present one."""
+    total, fresh = rows.summed(), np.flatnonzero(current)
+    if len(fresh) == total.known:
+        return 0.0
+    left = float(total.error - answered.error[fresh].sum())
+    return np.inf if total.first > answered.first[fresh].sum() else max(left, 0.0)
 
 
 class _Verified(NamedTuple):
     """The last posterior whose free energy is known not to have fallen."""
 
     posterior: Family
-    factors: Factor
-    """t_k, an entry a client."""
+    factors: Stack[Factor]
+    """t_k of every client."""
     reports: _Reports
     change: Family
     """The product of the changes that were answered to it."""
@@ -266,7 +317,7 @@ class _Verified(NamedTuple):
 
 
 class _Memory(NamedTuple):
-    """The memory of `Adaptive`. What has an entry a client is a NumPy array, and nothing else is one with sides."""
+    """The memory of `Adaptive`."""
 
     verified: _Verified
     reports: _Reports
@@ -302,7 +353,7 @@ def _stepped(
             step = plus(step, carried, momentum)
         posterior = iterate.posterior * summed(step)
         if _proper(posterior):
-            factors = {**iterate.factors, **rows(clients, plus(held, step))}
+            factors = iterate.factors.placed(clients, plus(held, step))
             return Aggregated(iterate._replace(posterior=posterior, factors=factors), float(part.min()), 0, {})
     sentence = f"would make the posterior improper even with damping {part.min():.2g}"
     return refused(iterate, deltas, Reason.IMPROPER, sentence)
@@ -326,8 +377,3 @@ def _left(q: Family, before: Family, now: Family) -> Float[Array, ""]:
     pairs = [zip(jax.tree.leaves(image), jax.tree.leaves(change), strict=True) for change in (now, before)]
     again, whole = (jnp.stack([jnp.vdot(*pair) for pair in each]).sum() for each in pairs)
     return jnp.where(whole > 0, again / whole, 0)
-
-
-@Compiled
-def _divergence(q: Family, prior: Family) -> Float[Array, ""]:
-    return q.kl(prior)

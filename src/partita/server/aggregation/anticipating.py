@@ -10,7 +10,8 @@ from jaxtyping import Bool, PyTree
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.inputs import check_kind
-from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, multiplied
+from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate
+from partita.server.aggregation.estimates import Estimate, GeometricMean
 from partita.server.aggregation.product import Damped
 
 __all__ = ["Anticipating"]
@@ -35,14 +36,18 @@ class _Estimates(NamedTuple):
 class Anticipating(Aggregation):
     """Wraps an aggregation and, during the first pass, imputes missing factors from those already received.
 
-    A missing factor is set to the geometric mean of the received ones (`sec:stochastic-approx`, last paragraph), so
-    that the posterior is about as concentrated as after the first pass. A client's first answer replaces its estimate.
+    A missing factor is by default set to the geometric mean of the received ones (`sec:stochastic-approx`, last
+    paragraph), so that the posterior is about as concentrated as after the first pass. A client's first answer replaces
+    its estimate.
     """
 
     aggregation: Aggregation = Damped()
+    estimate: Estimate = GeometricMean()
+    """What stands in for missing factors."""
 
     def __check_init__(self) -> None:
         check_kind("aggregation", self.aggregation, Aggregation, "use one such as Damped()")
+        check_kind("estimate", self.estimate, Estimate, "use one such as GeometricMean()")
 
     @property
     def keeps_product(self) -> bool:
@@ -59,15 +64,16 @@ class Anticipating(Aggregation):
     def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
         taken = self.aggregation.update(self._inner(iterate), deltas, free_energy)
         estimates = iterate.memory.marked([k for k in deltas if k not in taken.refusals], heard=True)
-        posterior, factors = taken.iterate.posterior, dict(taken.iterate.factors)
+        posterior, factors = taken.iterate.posterior, taken.iterate.factors
         unheard = np.flatnonzero(~estimates.heard & ~estimates.absent).tolist()
-        known = [factors[k] for k in np.flatnonzero(estimates.heard).tolist()]
-        if known and unheard:
-            estimate = multiplied(known) ** (1 / len(known))
-            moved = math.prod((estimate.natural / factors[k].natural for k in unheard), start=posterior)
+        if unheard and estimates.heard.any():
+            known = {k: factors[k] for k in np.flatnonzero(estimates.heard).tolist()}
+            latest = max((k for k in deltas if k in known), default=next(iter(known)))
+            estimated = self.estimate(known, latest, unheard)
+            moved = math.prod((new.natural / factors[k].natural for k, new in estimated.items()), start=posterior)
             if moved.is_proper():
                 posterior = moved
-                factors |= dict.fromkeys(unheard, estimate)
+                factors = factors.replaced(estimated)
         after = Iterate(posterior, factors, taken.iterate.memory)
         return taken._replace(iterate=self._outer(after, estimates))
 
@@ -89,11 +95,12 @@ class Anticipating(Aggregation):
         rest = iterate.posterior / iterate.factors[client].natural
         if not rest.is_proper():
             return iterate
-        factors = {**iterate.factors, client: Factor.one(rest)}
+        factors = iterate.factors.replaced({client: Factor.one(rest)})
         return Iterate(rest, factors, iterate.memory.marked([client], heard=False))
 
     def check(self, clients: int, answers: int, power: float | None) -> None:
         self.aggregation.check(clients, answers, power)
+        self.estimate.check(clients)
 
     def log_evidence(self, prior: Family, iterate: Iterate) -> float | None:
         return self.aggregation.log_evidence(prior, self._inner(iterate))

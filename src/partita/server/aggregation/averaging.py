@@ -13,6 +13,7 @@ from partita.families.base import check_start
 from partita.families.factor import Factor
 from partita.inputs import check_choice, check_finite_number, check_fraction
 from partita.numerics.compiled import Compiled, Scalar, Whole
+from partita.numerics.stack import Stack
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, begin, multiplied, refused
 from partita.server.refusal import Reason
 
@@ -45,18 +46,22 @@ class Averaging(Aggregation):
         check_choice("mean", self.over, ("all", "answered"))
         check_start(self.start)
 
+    @property
+    def tuned(self) -> tuple[str, float]:
+        return "step", self.step
+
     def init(self, prior: Family, clients: int) -> Iterate:
         posterior, part = begin(prior, self.start, clients)
-        answers = dict.fromkeys(range(clients), posterior)
-        return Iterate(posterior, dict.fromkeys(range(clients), part), _Averages(answers, posterior, posterior))
+        answers = Stack.repeated(posterior, clients)
+        return Iterate(posterior, Stack.repeated(part, clients), _Averages(answers, posterior, posterior))
 
     def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
-        factors, (answers, mean, product) = dict(iterate.factors), iterate.memory
-        answers, clients = dict(answers), len(factors)
+        (held, mean, product), clients = iterate.memory, len(iterate.factors)
+        answers, factors = dict[int, Family](), dict[int, Factor]()
         mixing = 1 / (1 + self.penalty * clients) if self.mixing is None else self.mixing
         residuals = []
         for client, delta in deltas.items():
-            before = (answers[client], factors[client], mean, product)
+            before = (held[client], iterate.factors[client], mean, product)
             after = _respond(iterate.posterior, delta, self.step * self.penalty, clients, *before)
             answers[client], factors[client], mean, product, away = after
             residuals.append(away)
@@ -68,7 +73,8 @@ class Averaging(Aggregation):
             sentence = f"would make the posterior improper with mixing {mixing:.2g}"
             return refused(iterate, deltas, Reason.IMPROPER, sentence)
         residual = float(np.max([moved, *residuals]))
-        return Aggregated(Iterate(posterior, factors, _Averages(answers, mean, product)), 1.0, 0, {}, residual)
+        memory = _Averages(held.replaced(answers), mean, product)
+        return Aggregated(Iterate(posterior, iterate.factors.replaced(factors), memory), 1.0, 0, {}, residual)
 
     def log_evidence(self, prior: Family, iterate: Iterate) -> None:
         """None: clients maximise a bound, and q = p · Π t_m does not hold before convergence."""
@@ -80,7 +86,7 @@ class Averaging(Aggregation):
 class _Averages(NamedTuple):
     """The memory of `Averaging`: every client's last answer, their mean, and the product p · Π t_m."""
 
-    answers: Mapping[int, Family]
+    answers: Stack[Family]
     mean: Family
     product: Family
 

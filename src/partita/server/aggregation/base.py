@@ -13,9 +13,21 @@ from jaxtyping import Array, Bool, Float, PyTree
 from partita.errors import SettingsError
 from partita.families import Family
 from partita.families.factor import Factor
+from partita.numerics.stack import Stack
 from partita.server.refusal import Reason, Refusal
 
-__all__ = ["Aggregated", "Aggregation", "FreeEnergy", "Iterate", "Report", "begin", "log_mass", "multiplied", "refused"]
+__all__ = [
+    "Aggregated",
+    "Aggregation",
+    "FreeEnergy",
+    "Iterate",
+    "Report",
+    "begin",
+    "divergence",
+    "log_mass",
+    "multiplied",
+    "refused",
+]
 
 T = TypeVar("T", Family, Factor)
 
@@ -24,7 +36,7 @@ class Iterate(NamedTuple):
     """Where the algorithm is: the posterior, every client's factor, and the aggregation's own memory."""
 
     posterior: Family
-    factors: Mapping[int, Factor]
+    factors: Stack[Factor]
     memory: PyTree = None
 
 
@@ -90,9 +102,14 @@ class Aggregation(eqx.Module):
         """Whether `log_evidence` has settled where q has, so that it may be told of a run that has converged."""
         return True
 
+    @property
+    def tuned(self) -> tuple[str, float] | None:
+        """The setting that its steps are proportional to, by name and value; None where a user chooses none."""
+        return None
+
     def init(self, prior: Family, clients: int) -> Iterate:
         """The iterate before the first answer: t_m = 1 for every client and q = p."""
-        return Iterate(prior, dict.fromkeys(range(clients), Factor.one(prior)))
+        return Iterate(prior, Stack.repeated(Factor.one(prior), clients))
 
     @abc.abstractmethod
     def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
@@ -108,8 +125,7 @@ class Aggregation(eqx.Module):
         """The iterate with one more client, whose factor is 1."""
         if not self.keeps_product:
             raise SettingsError(f"{type(self).__name__} does not support new clients: start a new run with the client.")
-        factors = {**iterate.factors, len(iterate.factors): Factor.one(iterate.posterior)}
-        return iterate._replace(factors=factors)
+        return iterate._replace(factors=iterate.factors.appended(Factor.one(iterate.posterior)))
 
     def divided(self, iterate: Iterate, client: int) -> Iterate:
         """The iterate with a client's factor divided out of the posterior."""
@@ -119,7 +135,7 @@ class Aggregation(eqx.Module):
                 "keep the client's factor instead."
             )
         rest = iterate.posterior / iterate.factors[client].natural
-        return iterate._replace(posterior=rest, factors={**iterate.factors, client: Factor.one(rest)})
+        return iterate._replace(posterior=rest, factors=iterate.factors.replaced({client: Factor.one(rest)}))
 
     def resumed(self, iterate: Iterate, heard: Bool[np.ndarray, " m"], absent: Bool[np.ndarray, " m"]) -> PyTree:
         """The memory with which it goes on from another aggregation's iterate; both keep the product.
@@ -159,7 +175,7 @@ class Aggregation(eqx.Module):
         With power EP's factors it is an estimate of log p(y).
         """
         gained = float(log_mass(iterate.posterior) - log_mass(prior))
-        return gained + sum(float(factor.log_scale) for factor in iterate.factors.values())
+        return gained + sum(iterate.factors.parts().log_scale.tolist())
 
 
 def refused(iterate: Iterate, clients: Iterable[int], reason: Reason, sentence: str, trials: int = 0) -> Aggregated:
@@ -176,6 +192,12 @@ def begin(prior: Family, start: Family | None, clients: int) -> tuple[Family, Fa
     """The initial posterior (the prior without a start) and each client's initial factor, (start/prior)^(1/M)."""
     posterior = prior if start is None else start.fitting(prior, "start")
     return posterior, (Factor.of(posterior) / Factor.of(prior)) ** (1 / clients)
+
+
+@eqx.filter_jit
+def divergence(q: Family, prior: Family) -> Float[Array, ""]:
+    """KL(q ‖ prior)."""
+    return q.kl(prior)
 
 
 @eqx.filter_jit

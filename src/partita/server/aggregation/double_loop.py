@@ -31,6 +31,7 @@ from partita.families.factor import Factor
 from partita.local.objective import log_partition
 from partita.local.solvers.power import check_power
 from partita.numerics.compiled import Compiled, Scalar, Whole
+from partita.numerics.stack import Stack
 from partita.numerics.trees import where
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, refused
 from partita.server.refusal import Reason, Refusal
@@ -86,7 +87,7 @@ class MomentLoop(Aggregation):
 
         With Monte Carlo moments it is as noisy as the factors, and biased low by about 1/samples per client.
         """
-        return float(evidence(prior, list(iterate.factors.values())))
+        return float(evidence(prior, list(iterate.factors)))
 
 
 class DoubleLoop(MomentLoop):
@@ -106,15 +107,15 @@ class DoubleLoop(MomentLoop):
         return super().init(prior, clients)._replace(memory=Search(prior, still, still, 0 * one, one))
 
     def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
-        clients = sorted(iterate.factors)
+        clients = range(len(iterate.factors))
         if len(deltas) < len(clients):
             return refused(iterate, deltas, Reason.INCOMPLETE_ROUND, "needs all other clients' answers of this round")
-        trial, changes = [iterate.factors[k] for k in clients], [deltas[k] for k in clients]
+        trial, changes = list(iterate.factors), [deltas[k] for k in clients]
         found = search(self.alpha, iterate.posterior, trial, changes, iterate.memory)
         posterior, factors, memory, residual, proper = found
         if not proper.all():
             return refused(iterate, [k for k in clients if not proper[k]], *NO_MOMENTS)
-        after = Iterate(posterior, dict(zip(clients, factors, strict=True)), memory)
+        after = Iterate(posterior, Stack.of(factors), memory)
         return Aggregated(after, min(float(iterate.memory.step), 1.0), 0, {}, float(residual))
 
     def check(self, clients: int, answers: int, power: float | None) -> None:

@@ -14,6 +14,7 @@ from partita.families.base import check_start
 from partita.families.factor import Factor
 from partita.inputs import check_finite_number, check_number, check_optimiser
 from partita.numerics.compiled import Compiled, Scalar
+from partita.numerics.stack import Stack
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, begin, multiplied, refused
 from partita.server.aggregation.server_optimiser import IMPROPER, optimiser_step
 from partita.server.refusal import Reason
@@ -51,11 +52,15 @@ class Incremental(Aggregation):
         check_number("gain", self.gain, lambda gain: 0 <= gain <= 1, "from 0 to 1")
         check_start(self.start)
 
+    @property
+    def tuned(self) -> tuple[str, float]:
+        return "learning_rate", self.learning_rate
+
     def init(self, prior: Family, clients: int) -> Iterate:
         posterior, _ = begin(prior, self.start, clients)
         optimiser = self.optimiser(self.learning_rate).init(posterior.unconstrained())
         memory = _Tracked(optimiser, prior, prior.one(), np.zeros(clients, bool))
-        return Iterate(posterior, dict.fromkeys(range(clients), Factor.one(prior)), memory)
+        return Iterate(posterior, Stack.repeated(Factor.one(prior), clients), memory)
 
     def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
         clients, heard = len(iterate.factors), iterate.memory.heard.copy()
@@ -68,7 +73,7 @@ class Incremental(Aggregation):
         if not proper:
             return refused(iterate, deltas, Reason.IMPROPER_STEP, IMPROPER)
         memory = _Tracked(optimiser, iterate.memory.prior, evidence, heard)
-        after = Iterate(moved, {**iterate.factors, **dict(zip(deltas, factors, strict=True))}, memory)
+        after = Iterate(moved, iterate.factors.replaced(dict(zip(deltas, factors, strict=True))), memory)
         return Aggregated(after, 1.0, 0, {}, float(residual) if heard.all() else np.inf)
 
     def log_evidence(self, prior: Family, iterate: Iterate) -> None:

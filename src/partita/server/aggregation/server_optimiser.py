@@ -13,6 +13,7 @@ from partita.families.base import check_start
 from partita.families.factor import Factor
 from partita.inputs import check_finite_number, check_optimiser
 from partita.numerics.compiled import Compiled
+from partita.numerics.stack import Stack
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, begin, multiplied, refused
 from partita.server.refusal import Reason
 
@@ -25,7 +26,8 @@ class ServerOptimiser(Aggregation):
     """Uses the sum of the changes as the gradient ∇_μ F of an optimiser step in unconstrained coordinates.
 
     If all clients answer with `NaturalGradient`, this equals the optimiser on pooled rows, for any number of clients.
-    The step is divided equally among the factors of the clients that answered, so that q = p · Π t_m holds.
+    The step is divided equally among the factors of the clients that answered, so that q = p · Π t_m holds. Factors
+    that are one stay one: where all clients answer there is one set of natural parameters, as global VI needs.
     """
 
     optimiser: Callable[..., optax.GradientTransformation] = eqx.field(static=True, default=optax.adam)
@@ -38,17 +40,27 @@ class ServerOptimiser(Aggregation):
         check_finite_number("learning rate", self.learning_rate, above=0)
         check_start(self.start)
 
+    @property
+    def tuned(self) -> tuple[str, float]:
+        return "learning_rate", self.learning_rate
+
     def init(self, prior: Family, clients: int) -> Iterate:
         posterior, part = begin(prior, self.start, clients)
         memory = self.optimiser(self.learning_rate).init(posterior.unconstrained())
-        return Iterate(posterior, dict.fromkeys(range(clients), part), memory)
+        return Iterate(posterior, Stack.repeated(part, clients), memory)
 
     def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
-        changes, factors = list(deltas.values()), [iterate.factors[k] for k in deltas]
-        moved, factors, memory, proper, residual = _ascend(self, iterate.posterior, factors, changes, iterate.memory)
+        everybody = {k: iterate.factors[k] for k in deltas}
+        held = {id(factor): factor for factor in everybody.values()}
+        given = (list(held.values()), list(deltas.values()), iterate.memory)
+        moved, factors, memory, proper, residual = _ascend(self, iterate.posterior, *given)
         if not proper:
             return refused(iterate, deltas, Reason.IMPROPER_STEP, IMPROPER)
-        changed = {**iterate.factors, **dict(zip(deltas, factors, strict=True))}
+        after = dict(zip(held, factors, strict=True))
+        if len(held) == 1 and len(deltas) == len(iterate.factors):
+            changed = Stack.repeated(factors[0], len(deltas))
+        else:
+            changed = iterate.factors.replaced({k: after[id(given)] for k, given in everybody.items()})
         return Aggregated(Iterate(moved, changed, memory), 1.0, 0, {}, float(residual))
 
     def log_evidence(self, prior: Family, iterate: Iterate) -> None:

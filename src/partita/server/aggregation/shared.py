@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax.numpy as jnp
+from jaxtyping import Array, Int
 
 from partita.families import Family
 from partita.families.factor import Factor
+from partita.numerics.rates import Damping, rate_at
+from partita.numerics.stack import Stack
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, log_mass, multiplied
 from partita.server.aggregation.product import attempt, check_damping
 
@@ -16,10 +19,11 @@ __all__ = ["Common", "Shared"]
 class Shared(Aggregation):
     """q ← q · Π Δ_k^(ρ/B) over the B clients that answered, and t = (q/p)^(1/M); `Shared(None)` is ρ = 1/M.
 
+    ρ may fall with every update. With one natural-gradient step a visit it is mini-batch global VI (`eq:stoch-global`).
     An answer represents all clients (`Prior(rescaled=True)`). The clients' own factors stay 1; t is in the memory.
     """
 
-    damping: float | None = None
+    damping: Damping | None = None
 
     def __check_init__(self) -> None:
         check_damping(self.damping)
@@ -30,19 +34,21 @@ class Shared(Aggregation):
         return False
 
     def init(self, prior: Family, clients: int) -> Iterate:
-        return super().init(prior, clients)._replace(memory=Common(prior, Factor.one(prior)))
+        return super().init(prior, clients)._replace(memory=Common(prior, Factor.one(prior), jnp.zeros((), int)))
 
     def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
-        posterior, factors, (prior, factor) = iterate
-        damping = 1 / len(factors) if self.damping is None else self.damping
+        posterior, factors, (prior, factor, updates) = iterate
+        damping = 1 / len(factors) if self.damping is None else float(rate_at(self.damping, int(updates)))
         # a client does not know the scale of t, so its answer contains all of log Z rather than the change
         known = Factor(posterior.one(), jnp.asarray(self.log_evidence(prior, iterate), factor.log_scale.dtype))
-        before = Iterate(posterior, dict.fromkeys(deltas, Factor.one(posterior)))
-        taken = attempt(before, {k: delta / known for k, delta in deltas.items()}, damping / len(deltas))
-        change = multiplied(taken.iterate.factors.values())
+        before = Iterate(posterior, Stack.repeated(Factor.one(posterior), len(deltas)))
+        told = {place: deltas[k] / known for place, k in enumerate(deltas)}
+        taken = attempt(before, told, damping / len(deltas))
+        change = multiplied(taken.iterate.factors)
+        refusals = {k: taken.refusals[place] for place, k in enumerate(deltas) if place in taken.refusals}
         factor = factor * change ** (1 / len(factors))
-        after = Iterate(taken.iterate.posterior, factors, Common(prior, factor))
-        return taken._replace(iterate=after, damping=damping if taken.damping else 0.0)
+        after = Iterate(taken.iterate.posterior, factors, Common(prior, factor, updates + (taken.damping > 0)))
+        return taken._replace(iterate=after, damping=damping if taken.damping else 0.0, refusals=refusals)
 
     def log_evidence(self, prior: Family, iterate: Iterate) -> float:
         """log ∫ p(θ) t(θ)^M dθ: what power EP's estimate tends to with homogeneous clients.
@@ -58,7 +64,8 @@ class Shared(Aggregation):
 
 
 class Common(NamedTuple):
-    """The memory of `Shared`: the prior, and t with its scale."""
+    """The memory of `Shared`: the prior, t with its scale, and how many updates there were."""
 
     prior: Family
     factor: Factor
+    updates: Int[Array, ""]

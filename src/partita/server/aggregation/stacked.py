@@ -3,7 +3,7 @@
 Natural parameters add, so that what an aggregation does with all factors at once is arithmetic of a few large arrays.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,36 +14,12 @@ from partita.families import Family
 from partita.families.factor import Factor
 from partita.numerics.compiled import Compiled
 
-__all__ = ["array", "beside", "expected", "placed", "plus", "rows", "stacked", "statistics", "summed", "taken"]
-
-
-def stacked(members: Iterable[Factor]) -> Factor:
-    """Factors of some clients as one, whose NumPy arrays have an entry a client."""
-    leaves, trees = zip(*map(jax.tree.flatten, members), strict=True)
-    columns = zip(*leaves, strict=True)
-    return jax.tree.unflatten(trees[0], [np.stack([np.asarray(leaf) for leaf in column]) for column in columns])
-
-
-def rows(clients: Iterable[int], stacked: Factor) -> dict[int, Factor]:
-    """The factor of each client."""
-    leaves, tree = jax.tree.flatten(stacked)
-    return {k: jax.tree.unflatten(tree, [leaf[row, ...] for leaf in leaves]) for row, k in enumerate(clients)}
+__all__ = ["array", "beside", "expected", "plus", "statistics", "summed", "taken"]
 
 
 def taken(stacked: Factor, clients: int | Sequence[int]) -> Factor:
     """The factor of a client, or those of some."""
     return jax.tree.map(lambda leaf: leaf[clients], stacked)
-
-
-def placed(stacked: Factor, clients: Sequence[int], members: Factor) -> Factor:
-    """The same with other factors of some clients."""
-
-    def placed(leaf: np.ndarray, new: np.ndarray) -> np.ndarray:
-        leaf = leaf.copy()
-        leaf[clients] = new
-        return leaf
-
-    return jax.tree.map(placed, stacked, members)
 
 
 def plus(first: Factor, second: Factor, times: float = 1.0) -> Factor:

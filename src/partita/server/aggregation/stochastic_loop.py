@@ -10,6 +10,7 @@ from partita.families import Family, inner
 from partita.families.factor import Factor
 from partita.inputs import check_fraction
 from partita.numerics.compiled import Compiled
+from partita.numerics.stack import Stack
 from partita.server.aggregation import double_loop as loop
 from partita.server.aggregation.base import Aggregated, FreeEnergy, Iterate
 from partita.server.aggregation.double_loop import NO_MOMENTS, MomentLoop
@@ -39,7 +40,7 @@ class StochasticLoop(MomentLoop):
         return super().init(prior, clients)._replace(memory=prior)
 
     def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
-        everybody = [iterate.factors[k] for k in sorted(iterate.factors)]
+        everybody = list(iterate.factors)
         posterior, factors, residual, proper = follow(
             self, iterate.posterior, everybody, list(deltas.values()), jnp.array(list(deltas)), iterate.memory
         )
@@ -47,7 +48,7 @@ class StochasticLoop(MomentLoop):
         refusals = {k: NO_MOMENTS for k in deltas if not usable[k]}
         if len(refusals) == len(deltas):
             return Aggregated(iterate, 0.0, 0, refusals)
-        after = Iterate(posterior, dict(enumerate(factors)), iterate.memory)
+        after = Iterate(posterior, Stack.of(factors), iterate.memory)
         return Aggregated(after, float(self.step), 0, refusals, float(residual))
 
     def remembered(self, memory: Family, change: Family) -> Family:

@@ -1,0 +1,74 @@
+"""A client with its owner's guard: it answers only what was agreed to, and nothing leaves without a line in the log."""
+
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+from partita.engines.endpoint import ELL, ESTIMATE
+from partita.errors import InputError
+from partita.federation.client import Client
+from partita.federation.config import Federation
+from partita.federation.disclosure import Limits
+from partita.federation.guard import Guard
+from partita.federation.scheme import PRIVATE_ERROR
+from partita.federation.sent import SentLog
+from partita.io.wire import Message
+
+__all__ = ["Guarded", "Owner", "guarded", "log_of"]
+
+_LOG = logging.getLogger("partita")
+
+
+class Guarded:
+    """Answers messages as its client does, as far as the guard lets it."""
+
+    def __init__(self, client: Client, guard: Guard, log: SentLog) -> None:
+        self.client, self.guard, self.log = client, guard, log
+
+    def handle(self, message: Message) -> Message:
+        """The answer to a message, which may leave, or an error message that contains no data."""
+        try:
+            answer = self._released(message)
+            self.log.add(answer)
+        except InputError as error:
+            _LOG.warning("%s: %s", self.client.name, error)
+            about = {"name": self.client.name, "task": str(message.header.get("task", ""))}
+            return Message({**about, "kind": "error", "reason": error.public or PRIVATE_ERROR}, {})
+        return answer
+
+    def _released(self, message: Message) -> Message:
+        """The client's answer; raises where the guard refuses."""
+        if message.header.get("digest") == self.client.federation.digest:
+            self.guard.check(message)
+        answer = self.client.handle(message)
+        kind = answer.header.get("kind")
+        if kind == "hello":
+            self.guard.release(message, 0.0, 0.0)
+        elif kind in ("update", ELL, ESTIMATE):
+            precision, own = self.client.tightness(message, answer)
+            self.guard.release(message, precision, max(own, self.client.rows))
+        return answer
+
+
+class Owner(NamedTuple):
+    """What a client's owner has decided."""
+
+    limits: Limits = Limits()
+    visits: int | None = None
+    """How many tasks of a run it answers; as many as are agreed on where this is None."""
+    log: Path | None = None
+    """Where it is said what has left; beside the data where this is None."""
+    anew: bool = False
+    """Whether a new run begins, and what was answered before is forgotten."""
+
+
+def guarded(folder: Path, federation: Federation, name: str, data: Path, owner: Owner) -> Guarded:
+    """The client of this name in its folder, with account of its answers there, and a log beside its data."""
+    guard = Guard(federation, folder / f"answered-{name}.json", owner.visits, owner.anew)
+    log = SentLog(owner.log or log_of(data, name), f"{federation.name} at {federation.server.address}")
+    return Guarded(Client(name, federation, data, owner.limits), guard, log)
+
+
+def log_of(data: Path, name: str) -> Path:
+    """Where the log is, unless its owner says another place: beside the data."""
+    return data.with_name(f"{data.name}.sent-by-{name}.log")
