@@ -141,13 +141,15 @@ def over_flower(size, repeats):
         (folder / config.CONFIG_FILE).write_text(federation_text(size, free_port()))
         issue_credentials(folder)
         rows.write_text("x,y\n" + "".join(f"{x},{y}\n" for x, y in ROWS))
-        command = [sys.executable, "-m", "partita", "client", str(folder), "--name", "client", "--data", str(rows)]
+        command = [sys.executable, "-m", "partita", "client", str(folder / "clients" / "client"), "--name", "client"]
+        command += ["--data", str(rows), "--least-rows", "1", "--least-cell", "1", "--visits", "10000"]
         log = stack.enter_context((folder / "client.txt").open("w"))
         client = stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
         stack.callback(client.terminate)
         federation = config.load(folder)
-        link = stack.enter_context(listen(folder, federation, []))
-        enrolment = Enrolment(federation, link, Ledger(folder / "ledger"))
+        ledger = Ledger(folder / "ledger")
+        link = stack.enter_context(listen(folder, federation, ledger))
+        enrolment = Enrolment(federation, link, ledger)
         scheme = enrolment.assemble()
         model, method, prior = scheme.model(), scheme.method(), scheme.prior()
         engine = RemoteEngine(Attended(enrolment, newcomers=False), enrolment.rows)
