@@ -32,7 +32,7 @@ def begun(folder):
 def test_a_process_takes_what_others_have_compiled(tmp_path):
     folder = tmp_path / "programs"
     both = [begun(folder), begun(folder)]
-    assert [process.communicate(timeout=300)[0].strip() for process in both] == ["False", "False"]
+    assert "False" in [process.communicate(timeout=300)[0].strip() for process in both], "one of them is the first"
     kept = sorted(path.name for path in folder.glob("*-cache"))
     assert kept
     assert begun(folder).communicate(timeout=300)[0].strip() == "True"

@@ -14,6 +14,7 @@ from partita.errors import DamagedFileError, DataError
 from partita.federation import config
 from partita.federation.beginning import agreed, beginning
 from partita.federation.client import Client
+from partita.federation.disclosure import Limits
 from partita.federation.enrolment import Enrolment
 from partita.federation.loop import Loop
 from partita.federation.serve import LEDGER_FILE, serve
@@ -140,7 +141,7 @@ QUICK = ("more present than rows", "a far mean of the design", "levels of nobody
 @pytest.mark.parametrize("lie", [lie if lie in QUICK else pytest.param(lie, marks=pytest.mark.slow) for lie in LIES])
 def test_a_lie_of_round_0_is_noted_and_the_others_agree_as_without_the_liar(lie, tmp_path):
     about, paths, (changes, told) = federation(), files(tmp_path), LIES[lie]
-    link = Loop({name: Client(name, about, path) for name, path in paths.items()})
+    link = Loop({name: Client(name, about, path, Limits(1, 1)) for name, path in paths.items()})
     link.clients["south"] = Liar(link.clients["south"], changes)
     reception = Enrolment(about, link, Ledger(tmp_path / LEDGER_FILE))
     found = reception.assemble().to_dict()
@@ -155,7 +156,7 @@ def test_a_lie_of_round_0_is_noted_and_the_others_agree_as_without_the_liar(lie,
 
 def test_a_lie_about_what_is_missing_is_noted(tmp_path):
     about, paths = federation("mean"), files(tmp_path, empty={1, 4})
-    link = Loop({name: Client(name, about, path) for name, path in paths.items()})
+    link = Loop({name: Client(name, about, path, Limits(1, 1)) for name, path in paths.items()})
     link.clients["south"] = Liar(link.clients["south"], of("missing(age)", mean=lambda it: -7.0))
     reception = Enrolment(about, link, Ledger(tmp_path / LEDGER_FILE))
     assert reception.assemble().to_dict() == alone(about, paths, NAMES[:3])
@@ -166,7 +167,7 @@ def test_a_liar_leaves_the_posterior_as_it_is_without_it(tmp_path):
     about, paths = federation(formula="pressure"), files(tmp_path)
     runs = {}
     for run, names in (("with", NAMES), ("without", NAMES[:3])):
-        link = Loop({name: Client(name, about, paths[name]) for name in names})
+        link = Loop({name: Client(name, about, paths[name], Limits(1, 1)) for name in names})
         if run == "with":
             link.clients["south"] = Liar(link.clients["south"], LIES["a far mean"][0])
         (tmp_path / run).mkdir()
@@ -181,7 +182,7 @@ def test_a_lie_about_columns_without_a_formula_is_noted(tmp_path):
     paths = files(tmp_path)
     lies = {"31 rows": of("age", present=lambda it: 31), "sds": of("age", mean=lambda it: -1e9, rest=lambda it: 0.0)}
     for told, lie in lies.items():
-        link = Loop({name: Client(name, about, path) for name, path in paths.items()})
+        link = Loop({name: Client(name, about, path, Limits(1, 1)) for name, path in paths.items()})
         link.clients["south"] = Liar(link.clients["south"], lie)
         folder = tmp_path / told
         folder.mkdir()
@@ -192,10 +193,12 @@ def test_a_lie_about_columns_without_a_formula_is_noted(tmp_path):
 
 def test_who_has_no_part_in_the_posterior_may_still_have_one_in_the_encoding(tmp_path):
     about, paths = federation(formula="pressure"), files(tmp_path)
-    serve(tmp_path, about, Loop({name: Client(name, about, path) for name, path in paths.items()}))
+    serve(tmp_path, about, Loop({name: Client(name, about, path, Limits(1, 1)) for name, path in paths.items()}))
     Ledger(tmp_path / LEDGER_FILE).request("south", "retire")
     more = dataclasses.replace(about, run=dataclasses.replace(about.run, rounds=40.0))
-    result = serve(tmp_path, more, Loop({name: Client(name, about, path) for name, path in paths.items()}))
+    result = serve(
+        tmp_path, more, Loop({name: Client(name, about, path, Limits(1, 1)) for name, path in paths.items()})
+    )
     assert (
         "south has no part in the posterior, but columns are still encoded by its sums of round 0 too" in result.message
     )

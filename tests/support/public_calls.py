@@ -47,7 +47,7 @@ def stream():
     return made
 
 
-def call(name, **changed):
+def call(name, /, **changed):
     """A call of what is public, valid but for the arguments that are changed."""
     function, valid = CALLS[name]
     given = {**valid, **changed}
@@ -452,8 +452,9 @@ CALLS = {
 
 REASONS = {
     "what others inherit, which cannot be made": (
-        "Aggregation Context Engine Family Model Schedule Solver expectations.Expectation expectations.Sampled "
-        "families.Gaussian families.Transformed learning.Learning models.GeneralisedLinear models.Network"
+        "Aggregation Context Engine Family Model Schedule Solver aggregation.FactorEstimate expectations.Expectation "
+        "expectations.Sampled families.Gaussian families.Transformed learning.Learning models.GeneralisedLinear "
+        "models.Network"
     ),
     "made by a run or from files, not by users": (
         "Fit History Partition Result Status aggregation.Aggregated aggregation.Iterate data.Frames data.Shard "

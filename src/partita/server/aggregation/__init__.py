@@ -5,7 +5,7 @@ from partita.server.aggregation.anticipating import Anticipating
 from partita.server.aggregation.averaging import Averaging, Mean
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, Report
 from partita.server.aggregation.double_loop import DoubleLoop
-from partita.server.aggregation.estimates import Amortised, Estimate, GeometricMean, LastFactor
+from partita.server.aggregation.estimates import Amortised, FactorEstimate, GeometricMean, LastFactor
 from partita.server.aggregation.incremental import Incremental, agile_adam
 from partita.server.aggregation.product import Backtracking, Damped, check_damping
 from partita.server.aggregation.server_optimiser import ServerOptimiser
@@ -22,7 +22,7 @@ __all__ = [
     "Backtracking",
     "Damped",
     "DoubleLoop",
-    "Estimate",
+    "FactorEstimate",
     "FreeEnergy",
     "GeometricMean",
     "Incremental",

@@ -11,7 +11,7 @@ from partita.families import Family
 from partita.families.factor import Factor
 from partita.inputs import check_kind
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate
-from partita.server.aggregation.estimates import Estimate, GeometricMean
+from partita.server.aggregation.estimates import FactorEstimate, GeometricMean
 from partita.server.aggregation.product import Damped
 
 __all__ = ["Anticipating"]
@@ -42,12 +42,12 @@ class Anticipating(Aggregation):
     """
 
     aggregation: Aggregation = Damped()
-    estimate: Estimate = GeometricMean()
+    estimate: FactorEstimate = GeometricMean()
     """What stands in for missing factors."""
 
     def __check_init__(self) -> None:
         check_kind("aggregation", self.aggregation, Aggregation, "use one such as Damped()")
-        check_kind("estimate", self.estimate, Estimate, "use one such as GeometricMean()")
+        check_kind("estimate", self.estimate, FactorEstimate, "use one such as GeometricMean()")
 
     @property
     def keeps_product(self) -> bool:

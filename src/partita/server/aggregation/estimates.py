@@ -14,10 +14,10 @@ from partita.families.factor import Factor
 from partita.inputs import check_finite_number, real_array
 from partita.server.aggregation.base import multiplied
 
-__all__ = ["Amortised", "Estimate", "GeometricMean", "LastFactor"]
+__all__ = ["Amortised", "FactorEstimate", "GeometricMean", "LastFactor"]
 
 
-class Estimate(eqx.Module):
+class FactorEstimate(eqx.Module):
     """An estimate of the factors that are not known from those that are."""
 
     @abc.abstractmethod
@@ -28,14 +28,14 @@ class Estimate(eqx.Module):
         """Raises an `InputError` if it cannot serve this many clients."""
 
 
-class GeometricMean(Estimate):
+class GeometricMean(FactorEstimate):
     """The geometric mean of the factors that are known."""
 
     def __call__(self, known: Mapping[int, Factor], latest: int, unheard: Sequence[int]) -> Mapping[int, Factor]:
         return dict.fromkeys(unheard, multiplied(known.values()) ** (1 / len(known)))
 
 
-class LastFactor(Estimate):
+class LastFactor(FactorEstimate):
     """The factor that came last: as good as the mean where clients are alike, and noisier."""
 
     def __call__(self, known: Mapping[int, Factor], latest: int, unheard: Sequence[int]) -> Mapping[int, Factor]:
@@ -46,7 +46,7 @@ def _matrix(features: ArrayLike) -> Float[np.ndarray, "m f"]:
     return np.asarray(real_array("features of clients", features))
 
 
-class Amortised(Estimate):
+class Amortised(FactorEstimate):
     """A linear inference network: natural parameters are regressed on what is known of each client, such as its size.
 
     Ridge regression on the features of the clients that have answered, around the geometric mean. Features are what
