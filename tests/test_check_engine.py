@@ -19,7 +19,9 @@ class Again(pt.LocalEngine):
 
     def submit(self, task):
         self._known.discard(task.id)
+        self._pending, before = [], self._pending
         super().submit(task)
+        self._pending = before + self._pending
 
 
 class Forgetful(pt.LocalEngine):
