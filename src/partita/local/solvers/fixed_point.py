@@ -8,7 +8,7 @@ from jaxtyping import Array, Int, Key
 from partita.errors import SettingsError
 from partita.families import Family
 from partita.inputs import check_flag, check_number, check_whole
-from partita.local.batches import with_random_rows
+from partita.local.mini_batches import with_random_rows
 from partita.local.objective import Problem
 from partita.local.solvers.base import Outcome, Progress, Solver, after, line_search, running, unmoved
 from partita.numerics.compiled import Scalar
