@@ -30,8 +30,8 @@ _FREED = 15.0
 """Seconds in which an earlier server that was killed has left its port."""
 _HEAD, _IDLE = 10.0, 60.0
 """Seconds in which a call's headers, or the beginning of a connection, have come; and until an idle one is closed."""
-_CLOSING = 0.05
-"""Seconds in which connections that were broken off are closed."""
+_CLOSING, _SWEEPS = 0.05, 10
+"""Seconds in which connections that were broken off are closed, and how often those that are left are looked for."""
 _CONNECTIONS = 4096
 """Connections at once; each needs a file descriptor."""
 
@@ -134,14 +134,13 @@ def hosted(
         began.set()
         await ended.wait()
         server.close()
-        await asyncio.sleep(0)  # connections that have just come
-        open_ones = [connection.transport for connection in state.connections]
-        for transport in (*open_ones, *getattr(loop, "_transports", {}).values()):  # also those that begin TLS
-            transport.abort()
-        for task in list(state.tasks):
-            task.cancel()
-        await asyncio.gather(*state.tasks, return_exceptions=True)
-        await asyncio.sleep(_CLOSING)
+        for _ in range(_SWEEPS):  # a connection that was accepted before may still be on its way to a transport
+            for task in list(state.tasks):
+                task.cancel()
+            open_ones = [connection.transport for connection in state.connections]
+            for transport in (*open_ones, *getattr(loop, "_transports", {}).values()):  # also those that begin TLS
+                transport.abort()
+            await asyncio.sleep(_CLOSING / _SWEEPS)
         await loop.shutdown_default_executor()
 
     def run() -> None:
