@@ -72,6 +72,12 @@ SLOW_CASES = {
         "test_a_server_killed_at_any_operation_resumes_with_the_same_result[subset]",
         "test_a_server_killed_at_any_operation_resumes_with_the_same_result[asynchronous]",
     ),
+    "tests/federation/flower/test_kills.py": (
+        "test_ten_random_kills_do_not_change_the_posterior[sequential]",
+        "test_ten_random_kills_do_not_change_the_posterior[synchronous]",
+        "test_ten_random_kills_do_not_change_the_posterior[asynchronous]",
+    ),
+    "tests/federation/test_running.py": ("test_a_server_says_whose_answer_it_waits_for",),
     "tests/federation/test_formulas.py": (
         "test_a_federation_equals_the_fit_of_one_table[piecewise_exponential]",
         "test_a_federation_equals_the_fit_of_one_table[piecewise_exponential, given cuts]",
