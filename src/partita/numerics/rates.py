@@ -19,7 +19,7 @@ class Rate(eqx.Module):
         """The rate of the step that comes after so many."""
 
 
-Damping: TypeAlias = float | Rate
+Damping: TypeAlias = Scalar | Rate
 """A number is the rate of every step."""
 
 
