@@ -29,16 +29,12 @@ jax.config.update("jax_enable_x64", True)
 gc.set_threshold(100_000, 20, 20)
 
 LONGEST = (
-    "tests/test_learning.py",
     "tests/tables/test_fit.py",
-    "tests/test_adaptive.py",
-    "tests/test_any_input.py",
-    "tests/test_methods.py",
-    "experiments/tests/test_runner.py",
+    "tests/test_learning.py",
     "tests/test_stream.py",
-    "tests/tables/test_results.py",
-    "tests/test_admission.py",
-    "tests/federation/test_faults.py",
+    "experiments/tests/test_command.py",
+    "tests/federation/test_attacks.py",
+    "tests/families/test_block_gaussian.py",
     "tests/tables/test_updates.py",
 )
 """Files that take longest, which are begun first: at the end a long one would leave a worker without work."""
