@@ -18,6 +18,7 @@ from partita.federation.disclosure import Limits, released
 from partita.federation.link import Letter, Link, UnreachableError
 from partita.federation.scheme import PRIVATE_ERROR, Own, Scheme
 from partita.io.wire import Message
+from partita.models.prior import base_of
 
 __all__ = ["Client", "attend", "failed", "usable"]
 
@@ -121,7 +122,7 @@ class Client:
     def _endpoint(self, scheme: Scheme) -> ClientEndpoint:
         parts = federate([scheme.table(self._own)], weights=[scheme.weights(self._own)], names=[self.name])
         recipe = scheme.method().recipe(scheme.model())
-        return ClientEndpoint(self.name, recipe, scheme.prior(), parts.shards[0])
+        return ClientEndpoint(self.name, recipe, base_of(scheme.prior()), parts.shards[0])
 
 
 def failed(name: str, message: Message, error: Exception) -> Message:

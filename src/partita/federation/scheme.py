@@ -13,6 +13,7 @@ from partita.data.table import OffsetTable, Table
 from partita.errors import DataError, InputError
 from partita.families import Family
 from partita.models import Model
+from partita.models.prior import OutsidePrior
 from partita.server.method import Method
 from partita.server.run import Result
 
@@ -107,8 +108,8 @@ class Scheme(abc.ABC):
         """The likelihood."""
 
     @abc.abstractmethod
-    def prior(self) -> Family:
-        """The prior, which is also the family of q."""
+    def prior(self) -> Family | OutsidePrior:
+        """The prior, a member of q's family, or one outside whose base is."""
 
     @abc.abstractmethod
     def method(self) -> Method:
