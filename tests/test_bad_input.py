@@ -108,6 +108,48 @@ MISTAKES = {
         lambda: run(rounds=1).posterior.predict(GOOD.x, how="mode"),
         "no predictive named 'mode': choose one of closed, monte_carlo",
     ),
+    "an unknown prior": (lambda: pt.prior("spike(1)", 3), "no prior named 'spike': choose one of normal, student_t"),
+    "an unknown prior of a scale": (
+        lambda: pt.prior("normal(0, normal(0, 1))", 3),
+        "no prior of a scale named 'normal'",
+    ),
+    "a prior without numbers": (lambda: pt.prior("normal", 3), "Write the prior as a law with numbers"),
+    "a prior with too few numbers": (lambda: pt.prior("student_t(3)", 3), "other numbers than student_t(freedom"),
+    "a prior with a text": (lambda: pt.prior("normal(0, sd)", 3), "'sd' is no number"),
+    "a prior's scale of 0": (
+        lambda: pt.prior("laplace(0, 0)", 3),
+        "scale of a prior must be finite and above 0, not 0",
+    ),
+    "no degrees of freedom": (
+        lambda: pt.prior("student_t(-1, 0, 1)", 3),
+        "freedom of a prior must be finite and above",
+    ),
+    "a prior of some coefficients": (lambda: pt.prior("age: normal(0, 1)", ["age", "sex"]), "says nothing of 'sex'"),
+    "a prior given twice": (lambda: pt.prior("cauchy(0, 1); cauchy(0, 2)", 3), "all other coefficients is given twice"),
+    "a prior of an unknown coefficient": (
+        lambda: pt.prior("cauchy(0, 1); age: normal(0, 1)", ["a"]),
+        "no coefficient named 'age'",
+    ),
+    "a prior without support at the start": (
+        lambda: run(prior=pt.OutsidePrior(pt.LogDensity(lambda theta, row: jnp.log(theta[0])), PRIOR)),
+        "no support where the run starts",
+    ),
+    "a prior whose density fails": (
+        lambda: run(prior=pt.OutsidePrior(pt.LogDensity(lambda theta, row: theta @ jnp.ones(7)), PRIOR)),
+        "log density fails where the run starts",
+    ),
+    "a committee whose prior is outside": (
+        lambda: run(prior=pt.prior("cauchy(0, 1)", 3), method=pt.methods.bcm_split(SOLVER)),
+        "the prior must be in q's family",
+    ),
+    "a client called prior": (
+        lambda: run(federate([GOOD], names=["prior"]), prior=pt.prior("cauchy(0, 1)", 3)),
+        "A client is called 'prior'",
+    ),
+    "a stream that keeps no factor of its prior": (
+        lambda: pt.Stream(pt.methods.sequential(), MODEL, pt.prior("cauchy(0, 1)", 3), keep=False),
+        "use keep=True",
+    ),
     "Newton without a linear predictor": (
         lambda: run(model=pt.LogDensity(lambda theta, row: -(row.y**2)), method=pt.methods.sequential()),
         "Newton needs a generalised linear model, not LogDensity",

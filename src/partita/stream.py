@@ -26,10 +26,12 @@ from partita.hyper.values import model_given
 from partita.inputs import check_flag, check_fraction, check_kind, check_path, check_seed, check_whole
 from partita.io.archive import read, understood
 from partita.models import Model
+from partita.models.prior import OutsidePrior, base_of
 from partita.numerics.stack import Stack
 from partita.results.history import History
 from partita.results.posterior import Posterior
 from partita.server.aggregation.base import divergence
+from partita.server.bound import outside_ell
 from partita.server.membership import retire
 from partita.server.method import Method
 from partita.server.monitor import Monitor, posterior_of
@@ -65,7 +67,7 @@ class Stream:
     method: Method
     """How a batch is taken in; one that keeps q = p · Π t_m, such as `methods.sequential()`."""
     model: Model
-    prior: Family
+    prior: Family | OutsidePrior
     seed: int = 0
     remember: float = 1.0
     """The power to which all factors are raised when a batch arrives; less than 1 forgets what is long ago."""
@@ -84,11 +86,15 @@ class Stream:
     def __post_init__(self) -> None:
         check_kind("method", self.method, Method, "use one such as methods.sequential()")
         check_kind("model", self.model, Model, "use one of partita.models")
-        check_kind("prior", self.prior, Family, "give one, such as a FullGaussian", name="a member of a family")
+        check_kind(
+            "prior", self.prior, Family | OutsidePrior, "give one, such as a FullGaussian", name="a member of a family"
+        )
         check_seed(self.seed)
         check_fraction("share that is remembered", self.remember)
         check_whole("number of draws", self.draws, 0)
         check_flag("setting keep", self.keep)
+        if not self.keep and isinstance(self.prior, OutsidePrior):
+            raise SettingsError("A prior outside q's family is a factor that is kept: use keep=True.")
         if not self.keep and self.method.learning is not None:
             raise SettingsError("Hyperparameters are learned from factors: use keep=True, or learn none.")
         if self.state is not None:
@@ -105,13 +111,17 @@ class Stream:
             raise SettingsError(f"{named} does not keep a factor for each batch: use a method such as sequential.")
 
     @classmethod
-    def of(cls, method: Method, model: Model, prior: Family, result: Result, partition: Partition) -> Self:
+    def of(
+        cls, method: Method, model: Model, prior: Family | OutsidePrior, result: Result, partition: Partition
+    ) -> Self:
         """The stream that goes on from a run of several clients, which came together."""
         begun = cls(method, model, prior, seed=result.state.seed, state=None)
         return begun._after(result, partition, dict.fromkeys(partition.names, (math.nan, math.nan)))
 
     @classmethod
-    def reported(cls, method: Method, model: Model, prior: Family, result: Result, rows: Mapping[str, int]) -> Self:
+    def reported(
+        cls, method: Method, model: Model, prior: Family | OutsidePrior, result: Result, rows: Mapping[str, int]
+    ) -> Self:
         """The same where rows are elsewhere: clients have reported E_q[log p(y | θ)] with their last answers.
 
         Each at its own answer, so that the free energy is exact as far as these agree.
@@ -135,7 +145,9 @@ class Stream:
     @property
     def posterior(self) -> Posterior:
         """The posterior of all batches so far."""
-        return Posterior(self.model, self.prior) if self.state is None else posterior_of(self.model, self.state)
+        return (
+            Posterior(self.model, base_of(self.prior)) if self.state is None else posterior_of(self.model, self.state)
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -155,7 +167,8 @@ class Stream:
             return math.fsum(batch.gain for batch in self.batches)
         q = self.state.posterior.nearest()
         said = [batch.level + float(self.factor(batch.name).expected_log(q)) for batch in self.batches]
-        return math.fsum(said) - float(divergence(q, self.state.current_prior))
+        outside = outside_ell(self.prior, q, self.seed)
+        return math.fsum(said) + outside - float(divergence(q, self.state.current_prior))
 
     def factor(self, name: str) -> Factor:
         """The factor of a batch."""
@@ -251,7 +264,7 @@ class Stream:
         _, about = read(path)
         with understood(path, "checkpoint file"):
             names = [str(name) for name in about["state"]["names"]]
-            like = init(self.prior, names, int(about["state"]["seed"]), self.method.aggregation)
+            like = init(base_of(self.prior), names, int(about["state"]["seed"]), self.method.aggregation)
         if self.method.learning is not None:
             like = with_learning(like, self.method.learning, self.model)
         state, history = load(path, like)
@@ -313,16 +326,16 @@ class Stream:
         self, partition: Partition, name: str, score: float, rounds: float | None, tolerance: float | None
     ) -> Self:
         """The stream after one more batch, whose prior is the posterior before it, as far as that is remembered."""
-        prior = self.prior
+        prior = base_of(self.prior)
         if self.state is not None:
-            prior = self.state.posterior**self.remember * self.prior ** (1 - self.remember)
+            prior = self.state.posterior**self.remember * prior ** (1 - self.remember)
         alone = dataclasses.replace(self, prior=prior, state=None, batches=(), result=None, keep=True, remember=1.0)
         result = alone._run(partition, rounds, tolerance)
         after = alone._after(result, partition, {name: (score, math.nan)})
         batch = after.batches[0]._replace(gain=after.free_energy, arrived=len(self.batches))
         # what is known of all batches is one factor
-        whole = Factor.of(result.state.posterior) / Factor.of(self.prior)
-        state = dataclasses.replace(result.state, prior=self.prior, factors=Stack.of([whole]))
+        whole = Factor.of(result.state.posterior) / Factor.of(base_of(self.prior))
+        state = dataclasses.replace(result.state, prior=base_of(self.prior), factors=Stack.of([whole]))
         return dataclasses.replace(self, state=state, batches=(*self.batches, batch), result=result)
 
     def _faded(self) -> Self:

@@ -104,6 +104,11 @@ CASES = {
     "gaussian, inferred noise": ("pressure ~ age + pain", {"noise": "inferred"}),
     "gaussian, known noise": ("pressure ~ age + pain", {"noise": "12.5", "weights": "age"}),
     "bernoulli": ("ill ~ age + pressure + pain", {"positive": "no"}),
+    "bernoulli, horseshoe": (
+        "ill ~ age + pressure + pain",
+        {"prior": "horseshoe(0.3); age: student_t(3, 0, 2.5); pain: normal(0, half_normal(1))"},
+    ),
+    "multinomial, inferred scales": ("pain ~ age + pressure", {"prior": "laplace(0, half_normal(1))"}),
     "probit": ("ill ~ age + pain", {}),
     "binomial": ("cured ~ age + pain", {"trials": "treated", "link": "cloglog"}),
     "binomial, labels": ("ill ~ age + pain", {"link": "probit", "positive": "no"}),

@@ -84,7 +84,10 @@ def fit(
         str | None, typer.Option(help="The column that says whose each row is; without it all rows are one site.")
     ] = None,
     prior: Annotated[
-        str, typer.Option(help="The prior of standardised coefficients, normal(mean, sd).")
+        str,
+        typer.Option(
+            help="The prior of standardised coefficients: normal, student_t, laplace, cauchy, horseshoe, r2d2."
+        ),
     ] = "normal(0, 2.5)",
     covariance: Annotated[
         str | None,

@@ -41,7 +41,10 @@ def init(
         typer.Option(help="A CSV or Parquet file in which to look for the formula's columns; repeat it for more."),
     ] = None,
     prior: Annotated[
-        str, typer.Option(help="The prior of standardised coefficients, normal(mean, sd).")
+        str,
+        typer.Option(
+            help="The prior of standardised coefficients: normal, student_t, laplace, cauchy, horseshoe, r2d2."
+        ),
     ] = "normal(0, 2.5)",
     covariance: Annotated[
         str, typer.Option(help="full, which automatic is up to 500 columns, mean-field, or mean-field-optimum.")

@@ -258,6 +258,11 @@ class Engine(abc.ABC):
         return False
 
     @property
+    def here(self) -> tuple[str, ...]:
+        """The names of clients for which the server answers itself: no message is sent, and no bound judges them."""
+        return ()
+
+    @property
     @abc.abstractmethod
     def names(self) -> tuple[str, ...]:
         """The names of all clients."""

@@ -39,6 +39,11 @@ class Estimate(NamedTuple):
         totals = np.array([np.sum(column) for column in columns]) if parts else np.zeros(1)
         return cls(totals, math.fsum(float(part.variance) for part in parts))
 
+    def beside(self, other: "Estimate") -> "Estimate":
+        """The sum with one that may be computed while this is by draws, or the other way round."""
+        totals = np.asarray(self.totals, float) + np.asarray(other.totals, float)
+        return Estimate(totals, float(self.variance) + float(other.variance))
+
     @property
     def value(self) -> Scalar:
         """The mean over draws."""

@@ -69,9 +69,10 @@ class Attendance:
 def attendance(reception: Enrolment, result: Result) -> list[Attendance]:
     """Everybody's part, in the order of federation.toml; others that took part come last."""
     state, refused, skipped = result.state, result.history.last_refused, result.history.last("skipped")
-    answers = dict.fromkeys((*reception.federation.clients, *state.names), 0)
+    told = [name for name, here in zip(state.names, state.here, strict=True) if not here]
+    answers = dict.fromkeys((*reception.federation.clients, *told), 0)
     for row in result.history:
-        for name in row["clients"]:
+        for name in answers.keys() & set(row["clients"]):
             answers[name] += name not in row["refused"]
     held = zip(state.names, (factor.natural for factor in state.factors), strict=True)
     divided = {name for name, factor in held if state.keeps_product and equal(factor, factor.one())}

@@ -15,6 +15,7 @@ from partita.families import Family
 from partita.federation.config import CONFIG_FILE, Federation
 from partita.federation.scheme import PRIVATE_ERROR, Answer, Own, Row, Scheme, Sizes, told
 from partita.models import Model
+from partita.models.prior import OutsidePrior
 from partita.server.method import Method
 from partita.server.run import Result
 from partita.tables.agreement import Agreement
@@ -42,8 +43,8 @@ class Regression(Scheme):
         return cls(federation, federation.fit.begun)
 
     @property
-    def complete(self) -> bool:
-        return self.agreement.complete
+    def left(self) -> int:
+        return self.agreement.left
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -113,7 +114,7 @@ class Regression(Scheme):
     def model(self) -> Model:
         return self._spec.model()
 
-    def prior(self) -> Family:
+    def prior(self) -> Family | OutsidePrior:
         return self._spec.prior()
 
     def method(self) -> Method:

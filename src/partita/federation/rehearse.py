@@ -10,6 +10,7 @@ from partita.federation.beginning import agreed, beginning
 from partita.federation.config import Federation
 from partita.federation.scheme import Scheme
 from partita.models import Model
+from partita.models.prior import OutsidePrior, base_of
 from partita.results.posterior_file import load_posterior
 from partita.server.bound import partition_free_energy
 from partita.server.monitor import Monitor
@@ -26,7 +27,7 @@ class Rehearsal:
     federation: Federation
     scheme: Scheme
     model: Model
-    prior: Family
+    prior: Family | OutsidePrior
     partition: Partition
 
     @classmethod
@@ -59,4 +60,4 @@ class Rehearsal:
 
     def posterior(self, folder: Path) -> Family:
         """The posterior of the real run, from its folder."""
-        return load_posterior(folder / "posterior.npz", self.prior.returned)[0]
+        return load_posterior(folder / "posterior.npz", base_of(self.prior).returned)[0]

@@ -18,6 +18,7 @@ from partita.federation.grid import MAX_PARAMETERS_SHOWN
 from partita.federation.scheme import Scheme, Sizes
 from partita.federation.serve import LEDGER_FILE
 from partita.io.settings import build
+from partita.models.prior import base_of
 from partita.server.monitor import posterior_of
 from partita.server.run import Result
 from partita.server.state import init, with_learning
@@ -63,7 +64,7 @@ def _loaded(folder: Path) -> _Loaded:
     members = _members(folder, about)
     scheme = beginning(federation).restored(about["agreed"])
     method, model = scheme.method(), scheme.model()
-    like = init(scheme.prior(), [member.name for member in members], federation.seed, method.aggregation)
+    like = init(base_of(scheme.prior()), [member.name for member in members], federation.seed, method.aggregation)
     if method.learning is not None:
         like = with_learning(like, method.learning, model)
     path = folder / LEDGER_FILE

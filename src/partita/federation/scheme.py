@@ -13,6 +13,7 @@ from partita.data.table import OffsetTable, Table
 from partita.errors import DataError, InputError
 from partita.families import Family
 from partita.models import Model
+from partita.models.prior import OutsidePrior
 from partita.server.method import Method
 from partita.server.run import Result
 
@@ -45,8 +46,13 @@ class Scheme(abc.ABC):
 
     @property
     @abc.abstractmethod
+    def left(self) -> int:
+        """How many stages are left in which something is agreed on."""
+
+    @property
     def complete(self) -> bool:
         """Whether nothing is left to agree on."""
+        return self.left == 0
 
     @property
     @abc.abstractmethod
@@ -102,8 +108,8 @@ class Scheme(abc.ABC):
         """The likelihood."""
 
     @abc.abstractmethod
-    def prior(self) -> Family:
-        """The prior, which is also the family of q."""
+    def prior(self) -> Family | OutsidePrior:
+        """The prior, a member of q's family, or one outside whose base is."""
 
     @abc.abstractmethod
     def method(self) -> Method:

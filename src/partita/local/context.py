@@ -19,6 +19,8 @@ class Context(eqx.Module):
 
     repeats: ClassVar[bool] = False
     """Whether a client's rows are counted again at every visit."""
+    takes_prior: ClassVar[bool] = False
+    """Whether it is made of the prior itself, which then must be in q's family."""
 
     @abc.abstractmethod
     def __call__(self, prior: Family, q: Family, factor: Factor, share: Float[Array, ""]) -> Factor:
@@ -55,6 +57,8 @@ class Prior(Context):
     A rescaled log-likelihood has the weight N/N_k. (`sec:experiments` prints the inverse.)
     """
 
+    takes_prior = True
+
     rescaled: bool = eqx.field(static=True, default=False)
 
     def __check_init__(self) -> None:
@@ -72,6 +76,8 @@ class SplitPrior(Context):
 
     The client's factor is q_k / p^(N_k/N), and the posterior, p times all factors, the product of all q_k.
     """
+
+    takes_prior = True
 
     def __call__(self, prior: Family, q: Family, factor: Factor, share: Float[Array, ""]) -> Factor:
         return Factor.of(prior) ** share

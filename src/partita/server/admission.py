@@ -60,12 +60,12 @@ class Admission(NamedTuple):
             else:
                 check_number(f"bound on {what}", bound, lambda number: number > 0, "above 0")
 
-    def refusals(self, arrived: Sequence[tuple[Task, Reply]]) -> dict[int, Refusal]:
-        """The clients whose answers are invalid on their own, with the refusal."""
+    def refusals(self, arrived: Sequence[tuple[Task, Reply]], trusted: Collection[int] = ()) -> dict[int, Refusal]:
+        """The clients whose answers are invalid on their own, with the refusal; no bound is for those trusted."""
         not_finite = Refusal(Reason.NOT_FINITE, "is not finite")
         refused = {task.client: not_finite for task, reply in arrived if not reply.info.finite}
         for task, reply in arrived if self.deficit < _INFINITE else ():
-            if task.client not in refused:
+            if task.client not in refused and task.client not in trusted:
                 q = task.posterior
                 least = float(ratios(q, task.factor.natural, reply.delta.natural, q.one())[0])
                 if not least >= -self.deficit:
@@ -195,17 +195,19 @@ def admit(
     judged: Collection[int],
     held: Collection[int],
     free_energy: FreeEnergy,
+    trusted: Collection[int] = (),
 ) -> Admitted:
     """Aggregates changes without those of clients beyond a bound; the worst goes first, since it makes others look odd.
 
     Of factors that are held already, those to be judged that are beyond a bound beside what others have said since, as
-    may be found of the first answers of a sequential run, are divided out.
+    may be found of the first answers of a sequential run, are divided out. Those trusted are neither judged nor
+    compared with.
     """
     deltas, judged, held = dict(deltas), set(judged), set(held)
     refusals, divided = dict[int, Refusal](), set[int]()
     while True:
         taken = aggregation.update(iterate, deltas, free_energy) if deltas else Aggregated(iterate, 0.0, 0, {})
-        new = set(deltas) - set(taken.refusals)
+        new = set(deltas) - set(taken.refusals) - set(trusted)
         beyond = admission.worst(iterate, taken.iterate, (judged - set(deltas)) | new, held | new)
         if beyond is None:
             return Admitted(taken, refusals, divided)

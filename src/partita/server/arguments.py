@@ -9,6 +9,7 @@ from partita.errors import DataError
 from partita.families import Family
 from partita.inputs import check_kind, check_number, check_seed, check_tolerance
 from partita.models import Model
+from partita.models.prior import OutsidePrior
 from partita.server.method import Method
 from partita.server.monitor import Monitor
 from partita.server.rules import Rules
@@ -28,7 +29,7 @@ def check_arguments(
     check_kind("method", method, Method, how)
     check_kind("model", model, Model, f"pass {model.__name__}()" if inspect.isclass(model) else "use partita.models")
     prior_of = "give one, such as partita.FullGaussian.standard_normal(columns)"
-    check_kind("prior", prior, Family, prior_of, name="a member of a family")
+    check_kind("prior", prior, Family | OutsidePrior, prior_of, name="a member of a family")
     if partition is not None:
         rows = "make a Partition with partita.federate([…]) or partita.split(…)"
         check_kind("partition", partition, Partition, rows, DataError)

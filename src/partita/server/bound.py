@@ -13,11 +13,12 @@ from partita.expectations import Estimate
 from partita.families import Family
 from partita.hyper.values import Hyper
 from partita.models import Model
+from partita.models.prior import OutsidePrior, base_of
 from partita.server.aggregation.base import divergence
 from partita.server.method import Method
 from partita.server.state import State
 
-__all__ = ["Evaluation", "evaluated", "free_energy", "global_free_energy", "partition_free_energy"]
+__all__ = ["Evaluation", "evaluated", "free_energy", "global_free_energy", "outside_ell", "partition_free_energy"]
 
 _EVALUATION = 2**31
 """What the key of evaluations is made with: no client has this number, so that no solver has these draws."""
@@ -63,11 +64,20 @@ def global_free_energy(
     return ell - temperature * float(divergence(q, prior))
 
 
-def partition_free_energy(model: Model, partition: Partition, prior: Family, q: Family, seed: int) -> float:
+def partition_free_energy(
+    model: Model, partition: Partition, prior: Family | OutsidePrior, q: Family, seed: int
+) -> float:
     """F(q) on the rows of a partition in this process: the value of `evaluated`."""
     named, key = zip(partition.names, partition.shards, strict=True), _evaluation_key(seed)
     ell = Estimate.sum([shard_estimate(model, q, name, shard, key) for name, shard in named])
-    return float(ell.value) - float(divergence(q, prior))
+    return float(ell.value) + outside_ell(prior, q, seed) - float(divergence(q, base_of(prior)))
+
+
+def outside_ell(prior: Family | OutsidePrior, q: Family, seed: int) -> float:
+    """E_q[log p − log b] of a prior p that is not in q's family, with the base b; 0 of one that is."""
+    if not isinstance(prior, OutsidePrior):
+        return 0.0
+    return float(shard_estimate(prior.row, q, "", prior.shard(1.0), _evaluation_key(seed)).value)
 
 
 def _evaluation_key(seed: int) -> Key[Array, ""]:

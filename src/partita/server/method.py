@@ -62,6 +62,14 @@ class Method(ClientSettings, Axes):
         if self.start is not None:
             self.start.fitting(prior, "start")
 
+    def check_outside(self) -> None:
+        """Raises a `SettingsError` if it cannot run with a prior that is not in q's family."""
+        if self.context.takes_prior or self.aggregation.shares_factor:
+            raise SettingsError(
+                "This method weighs the prior or all clients alike, so that the prior must be in q's family: use one "
+                "such as methods.sequential(), or a Gaussian prior."
+            )
+
     def answers(self, clients: int) -> int:
         """How many answers the server aggregates per step."""
         first = ScheduleView(0, np.full(clients, np.inf), np.zeros(clients, int), np.zeros(clients, bool), 0)

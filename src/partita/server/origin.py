@@ -9,18 +9,19 @@ from partita.errors import DamagedFileError
 from partita.families import Family
 from partita.io.digest import digest
 from partita.models import Model
+from partita.models.prior import OutsidePrior
 from partita.server.method import Method
 from partita.server.state import State
 
 __all__ = ["check_composition", "check_origin", "origin", "with_rows"]
 
 
-def origin(method: Method, model: Model, prior: Family) -> Mapping[str, str]:
+def origin(method: Method, model: Model, prior: Family | OutsidePrior) -> Mapping[str, str]:
     """Digests of what may not change between two parts of a run; the number of passes is a budget, and may."""
     return {
         "method": digest(dataclasses.replace(method, passes=None)),
         "model": digest(model, code=True),
-        "prior": digest(prior),
+        "prior": digest(prior, code=isinstance(prior, OutsidePrior)),
     }
 
 

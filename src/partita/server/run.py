@@ -10,10 +10,12 @@ from jaxtyping import PyTree
 from partita.data.shard import Partition
 from partita.engines import Engine, LocalEngine
 from partita.engines.base import Tasks
+from partita.engines.prior import PriorEngine
 from partita.errors import SettingsError
 from partita.families import Family
 from partita.io.wire import equal
 from partita.models import Model
+from partita.models.prior import OutsidePrior, base_of
 from partita.results.history import History, with_error
 from partita.results.posterior import Posterior
 from partita.server.aggregation import Aggregation
@@ -76,7 +78,7 @@ class Result:
         return float(self.history.latest(name))
 
     def __repr__(self) -> str:
-        clients = int(self.state.active.sum())
+        clients = int(self.state.elsewhere.sum())
         spent = f"{clients} clients, {self.state.communications} communications"
         done = "" if self.status.arrived or self.status is Status.COMPLETE else " so far"
         value = with_error(self.free_energy, self.free_energy_error)
@@ -91,7 +93,7 @@ class Result:
 def run(
     method: Method,
     model: Model,
-    prior: Family,
+    prior: Family | OutsidePrior,
     partition: Partition | None = None,
     *,
     rounds: float | None = None,
@@ -110,7 +112,7 @@ def run(
     Args:
         method: what is run, from `partita.methods` or composed.
         model: the likelihood.
-        prior: the prior, which is also the family of q.
+        prior: the prior, a member of q's family; or an `OutsidePrior`, whose base is.
         partition: the clients' rows, for clients in this process.
         rounds: how many rounds at most; a round is as many answers as there are clients. 100 where no budget is given,
             and never more than the method's own number of passes.
@@ -141,6 +143,10 @@ def run(
         engine = LocalEngine(partition)
     elif partition is not None or engine is None:
         raise SettingsError("Give either a partition, for clients in this process, or an engine.")
+    given, prior = prior, base_of(prior)
+    if isinstance(given, OutsidePrior):
+        method.check_outside()
+        engine = PriorEngine(engine, given)
     store, requests, monitor = store or Store(), requests or Requests(), monitor or Monitor()
     # whoever is elsewhere may never answer
     rules = rules or (Rules() if engine.simulated else Rules(deadline=3600.0, until=engine.now() + 86400.0))
@@ -154,12 +160,12 @@ def run(
     fresh = init(prior, engine.names, seed, method.aggregation)
     if method.learning is not None:
         fresh = with_learning(fresh, method.learning, model)
-    fresh = with_rows(dataclasses.replace(fresh, origin=origin(method, model, prior)), engine.digests())
+    fresh = with_rows(dataclasses.replace(fresh, origin=origin(method, model, given)), engine.digests())
     start = fresh if state is None else continued(state, fresh, method)
     budget = Budget.of(method, start, len(engine.names), rounds, communications)
     state, history = store.load(start)
     check_origin(state, start, store)
-    state = with_rows(state, engine.digests())
+    state = with_rows(dataclasses.replace(state, here=np.isin(state.names, engine.here)), engine.digests())
     state = requests.apply(state, method.aggregation)
 
     with engine.running(), monitor.watch(method, model, engine, budget, history) as watch:

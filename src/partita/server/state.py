@@ -25,6 +25,7 @@ from partita.local.client import Reply
 from partita.models import Model
 from partita.numerics.stack import Stack
 from partita.server.aggregation import Aggregation, Damped, Iterate
+from partita.server.aggregation.base import multiplied
 from partita.server.refusal import Refusal, refusals, written
 
 __all__ = [
@@ -125,6 +126,8 @@ class State:
     """Why each client's solver stopped at its last answer (`Outcome`)."""
     inactive: Bool[np.ndarray, " m"] = per_client(False)
     """Which clients take no part any more."""
+    here: Bool[np.ndarray, " m"] = per_client(False)
+    """For which clients the server answers itself, as for the prior's: see `Engine.here`."""
     rows: Int[np.ndarray, " m"] = per_client(0)
     """A digest of each client's rows; 0 where they cannot be seen from here."""
     in_flight: Tasks = apart(default=Tasks())
@@ -170,6 +173,11 @@ class State:
         return ~self.inactive
 
     @property
+    def elsewhere(self) -> Bool[np.ndarray, " m"]:
+        """Which of those that take part are asked by messages."""
+        return self.active & ~self.here
+
+    @property
     def age(self) -> Int[np.ndarray, " m"]:
         """How many turns ago each client last answered."""
         return self.turn - self.last_turn
@@ -183,6 +191,11 @@ class State:
     def current_prior(self) -> Family:
         """p(θ | ε)."""
         return compiled_prior_given(self.prior, self.hyper) if self.hyper else self.prior
+
+    @property
+    def prior_in_family(self) -> Family:
+        """The prior as q has it: p(θ | ε), times the factor of a prior that is not in q's family."""
+        return multiplied([self.current_prior, *(self.factors[k].natural for k in np.flatnonzero(self.here))])
 
     @property
     def iterate(self) -> Iterate:

@@ -99,6 +99,8 @@ def dispatch(method: Method, state: State, away: Bool[np.ndarray, " m"]) -> Stat
         return state
     clients = len(state.factors)
     busy = away | state.inactive
+    # who answers at once waits until as many others have answered as are under way
+    busy |= state.here & (state.age < len(state.in_flight))
     busy[state.in_flight.clients()] = True
     busy[[task.client for task, _ in state.arrived]] = True
     for turn in range(state.turn, state.turn + 2 * clients):
@@ -219,7 +221,8 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
     """③ Server: multiply the changes into posterior and factors, damped. A refused answer changes nothing."""
     said = jax.device_get([(reply.info, reply.gradient) for _, reply in state.arrived])
     replies = {task.client: Reply(reply.delta, *own) for (task, reply), own in zip(state.arrived, said, strict=True)}
-    invalid = admission.refusals([(task, replies[task.client]) for task, _ in state.arrived])
+    trusted = set(np.flatnonzero(state.here).tolist())
+    invalid = admission.refusals([(task, replies[task.client]) for task, _ in state.arrived], trusted)
     deltas = {k: replies[k].delta for k in sorted(replies) if k not in invalid}
     if state.keeps_product:
         deltas |= {
@@ -234,7 +237,9 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
         # factors aggregated before the bounds applied are checked as soon as the bounds apply
         bounds, judged = admission, held & deltas.keys() if _bounds_apply(state, ()) else held
     climbed = _climbed(method, engine, state, replies)
-    admitted = admit(method.aggregation, bounds, state.iterate, deltas, judged, held, climbed)
+    admitted = admit(
+        method.aggregation, bounds, state.iterate, deltas, judged - trusted, held - trusted, climbed, trusted
+    )
     refusals = invalid | admitted.refusals | admitted.taken.refusals
     accepted = set(deltas) - set(refusals) if admitted.taken.damping > 0 else set()
 
@@ -258,7 +263,9 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
         arrived=(),
         turn=state.turn + 1,
         answers=state.answers + len(replies),
-        communications=state.communications + len(replies) + admitted.taken.trials * len(state.factors),
+        communications=state.communications
+        + len(replies.keys() - trusted)
+        + admitted.taken.trials * (len(state.factors) - len(trusted)),
         gradient_steps=state.gradient_steps + sum(steps),
         synchronous_steps=state.synchronous_steps + max(steps, default=0),
         refused={} if accepted else own | {k: LEFT_OUT for k in replies if k not in own} | others,
@@ -297,7 +304,7 @@ def ended(method: Method, engine: Engine, state: State, ask: bool) -> State:
 
     final = method.aggregation.final(state.iterate, climbed._replace(ask=counted) if ask else None)
     ended = state if final.posterior is state.posterior else state.with_iterate(final)
-    return dataclasses.replace(ended, communications=state.communications + len(asked) * int(state.active.sum()))
+    return dataclasses.replace(ended, communications=state.communications + len(asked) * int(state.elsewhere.sum()))
 
 
 def _climbed(method: Method, engine: Engine, state: State, replies: Mapping[int, Reply]) -> FreeEnergy:

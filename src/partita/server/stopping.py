@@ -135,7 +135,7 @@ class Stopping:
         return self._failed(state) or self._converged(state) or self._spent(state)
 
     def _failed(self, state: State) -> Ending | None:
-        if not state.active.any():
+        if not state.elsewhere.any():
             return Ending(Status.STALLED, "All clients have left. Let one join.")
         if state.refused and set(np.flatnonzero(state.active).tolist()) <= state.refused.keys():
             k, refusal = next(iter(state.refused.items()))

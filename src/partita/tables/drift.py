@@ -70,7 +70,7 @@ def drift_of(state: State, batches: Sequence[Batch]) -> Drift:
     with enable_x64(True):
         for batch in batches:
             others = [other.name for other in batches if other.arrived <= batch.arrived and other.name != batch.name]
-            before = state.current_prior
+            before = state.prior_in_family
             for name in others:
                 before = before * factors[name].natural
             if others and bool(before.is_proper()):

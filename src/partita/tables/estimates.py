@@ -15,6 +15,7 @@ from partita.errors import SettingsError, unknown
 from partita.expectations.capabilities import CurvedInTable, ShiftedResponse, offered
 from partita.families import Family
 from partita.families.gaussian import gaussian
+from partita.models.prior import base_of
 from partita.results.mean_field import MeanFieldCheck, independence
 from partita.server.run import Result
 from partita.tables.coefficients import Coefficient, coefficient_grid, text_table
@@ -54,9 +55,9 @@ class Estimates:
 
     @property
     def prior(self) -> Family:
-        """The prior of the coefficients of standardised columns."""
+        """The prior of the coefficients of standardised columns; of one outside q's family, a member as wide."""
         with enable_x64(True):
-            return self.spec.prior()
+            return base_of(self.spec.prior())
 
     @property
     def formula(self) -> str:
@@ -116,6 +117,7 @@ class Estimates:
             [f"{dropped} rows with missing values dropped"] if dropped else []
         )
         notes = [", ".join(said) + "."]
+        notes += [f"The prior is {self.spec.settings.prior}, with {self._scales()}."] if self.spec.laws.scales else []
         notes += self.design.notes + self.spec.agreement.rows.notes + self.response.notes
         if not self.result.status.arrived:
             notes.append(f"The run has not converged ({self.result.message})")
@@ -176,8 +178,8 @@ class Estimates:
         with enable_x64(True):
             q, state = self.q, self.result.state
             without = self.leaving_out()
-            for site, factor in zip(state.names, state.factors, strict=True):
-                alone = state.current_prior * factor.natural
+            for site in without:
+                alone = state.prior_in_family * state.factors[state.names.index(site)].natural
                 found[site] = {
                     label: self._one(member.returned, place)
                     for label, member in (("alone", alone), ("without", without[site]))
@@ -188,7 +190,11 @@ class Estimates:
     def leaving_out(self) -> dict[str, Family]:
         """The posterior of all sites but one, by the name of that one: its factor is divided out."""
         state = self.result.state
-        return {site: state.posterior / factor.natural for site, factor in zip(state.names, state.factors, strict=True)}
+        return {
+            site: state.posterior / factor.natural
+            for site, factor, here in zip(state.names, state.factors, state.here, strict=True)
+            if not here
+        }
 
     def predict(self, frame: Any) -> Float[np.ndarray, "n ..."]:
         """The posterior mean of the response for the rows of a table, NaN where a value that is needed is missing.
@@ -251,7 +257,17 @@ class Estimates:
         mean, covariance = self._own(q)
         return float(mean[place]), float(np.sqrt(covariance[place, place]))
 
+    def _scales(self) -> str:
+        """The scales of the prior, with intervals."""
+        names, (mean, covariance) = self.units.parameters, self.vector(self.q)
+        places = [place for place, name in enumerate(names) if any(name.endswith(own) for own in self.spec.laws.scales)]
+        reach = 1.96 * np.sqrt(np.diag(covariance))
+        low, middle, high = np.exp([mean - reach, mean, mean + reach])
+        return ", ".join(f"{names[k]} {middle[k]:.3g} ({low[k]:.2g} to {high[k]:.2g})" for k in places)
+
     def _vague(self) -> list[str]:
         with enable_x64(True):
             sds = np.asarray(self.q.moments()[1]) / np.asarray(self.prior.moments()[1])
-        return [name for name, share in zip(self.units.parameters, sds, strict=True) if share >= _UNINFORMED]
+        told = set(self.units.parameters) - set(self.spec.laws.scales)
+        pairs = zip(self.units.parameters, sds, strict=True)
+        return [name for name, share in pairs if share >= _UNINFORMED and name in told]

@@ -156,7 +156,7 @@ class Fit(Estimates):
     def stream(self) -> Stream:
         """The fit as a stream: a factor for each site, and for each batch since."""
         with enable_x64(True):
-            method, model, prior = self.spec.method(), self.spec.model(), self.prior
+            method, model, prior = self.spec.method(), self.spec.model(), self.spec.prior()
             if self.batches:
                 return Stream(method, model, prior, state=self.result.state, batches=self.batches, result=self.result)
             if self.partition.names:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax import enable_x64
@@ -33,7 +33,7 @@ def fit(
     *,
     family: str = "gaussian",
     sites: str | None = None,
-    prior: str = "normal(0, 2.5)",
+    prior: str | Mapping[str, str] = "normal(0, 2.5)",
     covariance: str | None = None,
     weights: str | None = None,
     positive: str | None = None,
@@ -57,8 +57,10 @@ def fit(
         data: a data frame (pandas, polars, pyarrow, DuckDB), a mapping of columns, or the path of a file.
         family: the likelihood, one of `LIKELIHOODS`.
         sites: the column that says whose each row is; without it all rows are one site.
-        prior: of the coefficients of standardised columns, "normal(mean, sd)"; the intercept's is normal(0, 10), or
-            wider if this one is. For a Gaussian response in units of its sd.
+        prior: of the coefficients of standardised columns, such as "normal(0, 2.5)", "student_t(3, 0, 2.5)",
+            "horseshoe(0.1)", "r2d2()" or "normal(0, half_normal(1))", or one for each of some columns,
+            {"age": "laplace(0, 1)", "": "horseshoe(0.1)"}, with "" for all others; the intercept's is normal(0, 10), or
+            wider if this one is, unless it is named. For a Gaussian response in units of its sd.
         covariance: "full", the default up to 500 columns, "block", the default beyond, which ignores correlation
             across blocks of about 200 columns, or "mean-field", whose sds are too small where columns are correlated:
             up to 500 columns the nearest such posterior to that of "full", beyond, and with "mean-field-optimum", the

@@ -80,7 +80,8 @@ def heterogeneity_of(fit: Fitted) -> Heterogeneity:
     with enable_x64(True):
         members, whole = fit.leaving_out(), fit.vector(fit.result.state.posterior)
         others = {name: fit.vector(q) for name, q in members.items() if bool(q.is_proper())}
-        start = fit.vector(fit.result.state.current_prior)
+        state = fit.result.state
+        start = fit.vector(state.prior_in_family if state.prior_in_family.is_proper() else state.current_prior)
     return compared(list(members), whole, others, start)
 
 

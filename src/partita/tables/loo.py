@@ -158,8 +158,7 @@ def joint_ratios(
     q = fit.result.posterior.q
     theta = draws_of(q, draws, seed)
     told = at_sites(fit, rows, lambda model, own: _totals(model, own, theta))
-    start = fit.result.state.current_prior
-    ends = [np.asarray(jax.vmap(member.log_prob)(theta)) for member in (start, q)]
+    ends = [np.asarray(jax.vmap(member.log_prob)(theta)) for member in (fit.spec.prior(), q)]
     return theta, sum(told.values()) + ends[0] - ends[1]
 
 

@@ -5,7 +5,6 @@ A spec is plain data, so that it goes to a file, or from a server to its clients
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -20,14 +19,17 @@ from partita.data.shard import Partition, federate
 from partita.data.table import OffsetTable, Table
 from partita.errors import DataError, SettingsError
 from partita.families import BlockGaussian, Family, FullGaussian, MeanFieldGaussian, NearestMeanField
-from partita.inputs import check_choice, check_finite_number, check_kind, check_texts, described
+from partita.inputs import check_choice, check_finite_number, check_kind, check_texts
 from partita.io.settings import build
 from partita.models import Model
+from partita.models.prior import OutsidePrior
+from partita.models.prior_text import Placed, built, clauses, normal
 from partita.server.method import Method
 from partita.tables.agreement import Agreement
 from partita.tables.blocks import block_sizes
-from partita.tables.design import INTERCEPT, Design
+from partita.tables.design import Design
 from partita.tables.formula import Formula, parsed
+from partita.tables.laws import Laws
 from partita.tables.likelihoods import Likelihood, likelihood
 from partita.tables.policies import policy
 from partita.tables.reading import Site
@@ -70,8 +72,6 @@ _MANY_ROWS = 50_000
 _AUTOMATIC = "automatic"
 _AS_THEY_ARE = Moments(2, 0.0, 0.0, 2.0)
 """Of numbers that no kind of response moves or scales."""
-_INTERCEPT_SD = 10.0
-"""The least sd of the intercept's prior."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Settings:
             )
         for what in ("weights", "positive", "trials", "event", "link", "noise"):
             check_kind(f"setting {what}", getattr(self, what), str, "give a name", name="a text")
-        _normal(self.prior)
+        clauses(self.prior)
         _ = self.begun  # which refuses what does not fit formula and likelihood
 
     @classmethod
@@ -117,7 +117,7 @@ class Settings:
         cls,
         formula: str,
         family: str,
-        prior: str,
+        prior: str | Mapping[str, str],
         missing: str,
         *,
         noise: str | float | None = None,
@@ -139,6 +139,8 @@ class Settings:
             "levels": None if levels is None else tuple(levels),
         }
         said = {name: value for name, value in said.items() if value is not None}
+        if isinstance(prior, Mapping):
+            prior = "; ".join(f"{name}: {law}" if name else f"{law}" for name, law in prior.items())
         return cls(formula, family, prior, missing=missing, **said)
 
     @property
@@ -238,7 +240,7 @@ class Spec:
     @functools.cached_property
     def units(self) -> Units:
         """From θ to the table's own units."""
-        return Units.of(self.design, self.response, self.settings.likelihood)
+        return Units.of(self.design, self.response, self.settings.likelihood, self.laws.scales)
 
     @property
     def design(self) -> Design:
@@ -263,14 +265,24 @@ class Spec:
 
     def design_table(self, split: Site) -> Table | OffsetTable:
         """Rows of the design, which a site's rows were split into, as numbers."""
-        x = jnp.array(self.design.standardised(split))
+        x = jnp.array(self._standardised(split))
         y = jax.tree.map(jnp.array, self.response.numbers(split.columns))
         return OffsetTable(x, y, jnp.array(self._offset(split))) if self.design.formula.offsets else Table(x, y)
 
     def inputs(self, site: Site) -> _Inputs:
         """A site's rows as the numbers from which their response is predicted."""
         split, whose = self.agreement.rows.split(site, observed=False)
-        return _Inputs(self.design.standardised(split), self._offset(split), whose)
+        return _Inputs(self._standardised(split), self._offset(split), whose)
+
+    def _standardised(self, split: Site) -> Float[np.ndarray, "n d"]:
+        """Columns of the design, then a column of zeros for each scale of the prior, on which no row depends."""
+        x = self.design.standardised(split)
+        return np.column_stack([x, np.zeros((len(x), len(self.laws.scales)))])
+
+    @functools.cached_property
+    def laws(self) -> Laws:
+        """The priors of the coefficients."""
+        return Laws.of(self.settings.prior, self.design.names)
 
     def _offset(self, split: Site) -> Float[np.ndarray, " n"]:
         """The sum of the formula's offsets, in units of the coefficients of the response as it is fitted."""
@@ -300,18 +312,16 @@ class Spec:
             own["solver"] = chosen.solver
         return methods.named(name, **own | settings)
 
-    def prior(self) -> Family:
-        """The prior of the coefficients of standardised columns, of each linear predictor, and of the constants.
-
-        The intercept's is wide, as a base rate may be small.
-        """
+    def prior(self) -> Family | OutsidePrior:
+        """The prior of the coefficients of standardised columns, of each linear predictor, and of the constants."""
         chosen, response = self.settings.likelihood, self.response
-        mean, sd = _normal(self.settings.prior)
-        classes, constants = len(chosen.classes(response)), chosen.constants(response)
-        own = np.array([name == INTERCEPT for name in self.design.names] * classes)
-        means = np.append(np.where(own, 0.0, mean), [constant.mean for constant in constants])
-        sds = np.append(np.where(own, max(sd, _INTERCEPT_SD), sd), [constant.sd for constant in constants])
-        return _FAMILIES[self.covariance](means, sds, self.design.widths * classes + (1,) * len(constants))
+        classes, widths = len(chosen.classes(response)), (*self.design.widths, *(1 for _ in self.laws.scales))
+        constants = chosen.constants(response)
+        placed = [each for place in range(classes) for each in self.laws.placed(place)]
+        first = classes * sum(widths)
+        placed += [Placed(normal(each.mean, each.sd), (first + k,)) for k, each in enumerate(constants)]
+        widths = widths * classes + (1,) * len(constants)
+        return built(placed, first + len(constants), lambda mean, sd: _FAMILIES[self.covariance](mean, sd, widths))
 
     def to_dict(self) -> dict[str, Any]:
         """The spec as lists, texts and numbers, for JSON."""
@@ -324,15 +334,6 @@ class Spec:
             raise DataError("This is not the spec of a fit: send what Spec.to_dict made.")
         rest = {key: value for key, value in contents.items() if key != "settings"}
         return cls(build(Settings, contents["settings"], "the spec"), Agreement.from_dict(rest))
-
-
-def _normal(text: str) -> tuple[float, float]:
-    """Mean and sd of a prior."""
-    number = r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*"
-    found = re.fullmatch(rf"\s*normal\({number},{number}\)\s*", text) if isinstance(text, str) else None
-    if not found or not float(found[2]) > 0:
-        raise SettingsError(f'Write the prior as "normal(mean, sd)" with a positive sd, not {described(text)}.')
-    return float(found[1]), float(found[2])
 
 
 def _cuts(values: Any) -> tuple[float, ...]:

@@ -35,6 +35,8 @@ _PAUSE = 0.5
 """Seconds between two pulls of a server that answers them at once, as Flower's own does."""
 _BEAT, _PROMISED = 5.0, 30
 """Seconds between two heartbeats, and those that are promised to the server: Flower's least is 10."""
+_OUT_OF_TIME = (9, 10)
+"""OpenSSL's codes for certificates that are not good yet, or not any more."""
 _SKEW = 4.0
 """Seconds by which two clocks may differ without a word; Flower's server takes a call from 5 seconds in the future."""
 
@@ -197,6 +199,15 @@ class FleetLink(Link):
         """Why there is no answer at all."""
         cause: BaseException | None = error
         while cause is not None:
+            if getattr(cause, "verify_code", 0) in _OUT_OF_TIME:
+                return (
+                    f"by this machine's clock the certificate of {self.address} is not good "
+                    f"({cause.verify_message}): set the clock, or renew it at the server"
+                )
+            if isinstance(cause, ssl.SSLEOFError):
+                return (
+                    f"the connection to {self.address} ends as it begins: start the server, or correct server.address"
+                )
             if isinstance(cause, ssl.SSLError):
                 return self._stranger(getattr(cause, "verify_message", "") or cause.reason or str(cause))
             cause = cause.__cause__ or cause.__context__

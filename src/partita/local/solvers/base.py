@@ -112,6 +112,11 @@ class Solver(eqx.Module):
         """
         return None
 
+    @property
+    def for_densities(self) -> "Solver":
+        """The solver for a density that is no table of rows, as a prior's is: itself, if it takes any model."""
+        return self
+
     def __check_init__(self) -> None:
         check_whole("number of steps, max_steps,", self.max_steps, 0)
         if hasattr(self, "tolerance"):

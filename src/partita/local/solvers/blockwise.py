@@ -45,6 +45,10 @@ class Blockwise(Solver):
     def __check_init__(self) -> None:
         check_kind("solver", self.solver, Solver, "use one of partita.solvers")
 
+    @property
+    def for_densities(self) -> Solver:
+        return dataclasses.replace(self, solver=self.solver.for_densities)
+
     def step(self, problem: Problem, progress: Progress, index: Int[Array, ""], key: Key[Array, ""]) -> Progress:
         q, value = progress.q, progress.free_energy
         limited, worst = jnp.asarray(False), jnp.asarray(int(Outcome.CONVERGED))

@@ -145,6 +145,10 @@ class Conjugate(Solver):
         check_number("tolerance", self.tolerance)
         check_whole("number of halvings", self.halvings)
 
+    @property
+    def for_densities(self) -> Solver:
+        return FixedPoint()
+
     def can_free(self, problem: Problem) -> bool:
         """Those that are independent of the others: with its precision fixed a Gaussian is not conjugate."""
         return not problem.is_split()

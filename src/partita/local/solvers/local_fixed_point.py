@@ -12,6 +12,7 @@ from partita.inputs import check_flag, check_kind, check_number, check_whole
 from partita.local.local_factors import InFamily, LocalFactors
 from partita.local.objective import Problem
 from partita.local.solvers.base import Progress, Solver, after, unmoved
+from partita.local.solvers.fixed_point import FixedPoint
 from partita.numerics.rates import Damping, rate_at
 from partita.numerics.trees import where
 
@@ -54,6 +55,10 @@ class LocalFixedPoint(Solver):
         for what, number in (("number of groups", self.groups), ("number of groups at once", self.at_once)):
             if number is not None:
                 check_whole(what, number)
+
+    @property
+    def for_densities(self) -> Solver:
+        return FixedPoint(max_steps=self.max_steps, tolerance=self.tolerance)
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         groups, size = self._shape(problem)

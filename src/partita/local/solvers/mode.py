@@ -11,7 +11,7 @@ from partita.families import Gaussian
 from partita.families.full_gaussian import symmetric
 from partita.families.gaussian import check_vector, gaussian
 from partita.local.objective import Problem
-from partita.local.solvers.base import Progress, length, running
+from partita.local.solvers.base import Progress, Solver, length, running
 from partita.local.solvers.fixed_point import FixedPoint
 from partita.local.solvers.newton import with_precision
 from partita.numerics.trees import where
@@ -41,6 +41,10 @@ class ModeFixedPoint(FixedPoint):
 
     max_steps: int = 200
     tolerance: float | None = 1e-13
+
+    @property
+    def for_densities(self) -> Solver:
+        return FixedPoint(max_steps=self.max_steps, tolerance=self.tolerance)
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         q = gaussian(problem.start, "ModeFixedPoint", "use Gradient", SettingsError)

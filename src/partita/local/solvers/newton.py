@@ -21,6 +21,7 @@ from partita.families.gaussian import Standard, gaussian
 from partita.inputs import check_whole
 from partita.local.objective import Problem
 from partita.local.solvers.base import LineSearchResult, Outcome, Progress, Solver, after, line_search, running, unmoved
+from partita.local.solvers.fixed_point import FixedPoint
 from partita.numerics.trees import where
 
 __all__ = [
@@ -89,6 +90,10 @@ class Newton(Solver):
     def __check_init__(self) -> None:
         check_whole("number of halvings", self.halvings)
         check_whole("number of parameters to move together", self.together, 0)
+
+    @property
+    def for_densities(self) -> Solver:
+        return FixedPoint()
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
         """Starts from q, or from a Laplace approximation near the mode if that has a higher free energy.

@@ -19,6 +19,7 @@ from partita.families.gaussian import Standard, gaussian
 from partita.inputs import check_flag, check_fraction, check_whole
 from partita.local.objective import Problem
 from partita.local.solvers.base import Outcome, Progress, Solution, Solver, running, single_step_outcome, within
+from partita.local.solvers.moment_matching import MomentMatching
 from partita.local.solvers.newton import gram, linear_start
 from partita.local.solvers.power import check_power
 from partita.models import Model
@@ -181,6 +182,10 @@ class PowerEP(Solver):
         check_whole("number of passes, max_steps,", self.max_steps)
         check_flag("setting in_turn", self.in_turn)
         check_whole("number of points", self.points)
+
+    @property
+    def for_densities(self) -> Solver:
+        return MomentMatching(alpha=self.alpha)
 
     @property
     def matched_power(self) -> float | None:

@@ -36,6 +36,10 @@ class ProximalPoint(Solver):
         if self.solver.estimates_evidence:
             raise SettingsError("Power EP climbs no free energy that could be penalised: use a solver such as Newton.")
 
+    @property
+    def for_densities(self) -> Solver:
+        return dataclasses.replace(self, solver=self.solver.for_densities)
+
     def can_free(self, problem: Problem) -> bool:
         return self.solver.can_free(problem)
 

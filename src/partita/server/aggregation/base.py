@@ -98,6 +98,11 @@ class Aggregation(eqx.Module):
         return False
 
     @property
+    def shares_factor(self) -> bool:
+        """Whether one factor stands for every client's."""
+        return False
+
+    @property
     def settles_evidence(self) -> bool:
         """Whether `log_evidence` has settled where q has, so that it may be told of a run that has converged."""
         return True

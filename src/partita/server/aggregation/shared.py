@@ -29,6 +29,10 @@ class Shared(Aggregation):
         check_damping(self.damping)
 
     @property
+    def shares_factor(self) -> bool:
+        return True
+
+    @property
     def settles_evidence(self) -> bool:
         """No: clients whose answers agree in q may differ in mass, and the mass of t is of those who answered last."""
         return False

@@ -1,0 +1,241 @@
+"""A prior outside q's family is one more client: same fixed points, by every schedule, engine and store."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special, stats
+
+import partita as pt
+from partita.engines.remote import RemoteEngine
+from partita.errors import SettingsError
+from partita.models import laws
+from partita.models.prior import Group, IndependentPrior, OutsidePrior
+from partita.models.prior_text import prior
+from support.problems import MODEL, PARTS, SCHEDULES, SOLVER, assert_product
+
+QUIET = pt.Monitor(progress=False)
+WIDE = prior("student_t(3, 0, 2.5)", 3)
+NARROW = OutsidePrior(WIDE.density, pt.FullGaussian.standard_normal(3, 1.5))
+SEQUENTIAL = pt.methods.sequential(SOLVER)
+# a law, the density that SciPy knows, and where it is singular
+KNOWN = {
+    "normal": (laws.Normal(), stats.norm(scale=0.3).logpdf),
+    "student_t": (laws.StudentT(3.0), stats.t(3, scale=0.3).logpdf),
+    "laplace": (laws.Laplace(), stats.laplace(scale=0.3).logpdf),
+    "half_normal": (laws.Folded(laws.Normal()), lambda u: stats.halfnorm(scale=0.3).logpdf(np.exp(u)) + u),
+    "half_t": (laws.Folded(laws.StudentT(3.0)), lambda u: np.log(2) + stats.t(3, scale=0.3).logpdf(np.exp(u)) + u),
+    "gamma": (laws.GammaLaw(2.0), lambda u: stats.gamma(2, scale=0.3).logpdf(np.exp(u)) + u),
+    "inverse_gamma": (laws.InverseGammaLaw(2.0), lambda u: stats.invgamma(2, scale=0.3).logpdf(np.exp(u)) + u),
+}
+
+
+def run(method=SEQUENTIAL, given=WIDE, parts=PARTS, **settings):
+    return pt.run(method, MODEL, given, parts, monitor=QUIET, **{"tolerance": 1e-12} | settings)
+
+
+@functools.cache
+def reference():
+    """The fit of all rows at once."""
+    return run(parts=PARTS.pooled())
+
+
+def assert_same(result, other=None, rtol=1e-6):
+    # 1e-6 of a standard deviation: a run ends within 1e-12 nats, which are 1.4e-6 of them
+    other = reference() if other is None else other
+    np.testing.assert_allclose(result.posterior.q.mean, other.posterior.q.mean, atol=3 * rtol)
+    np.testing.assert_allclose(result.posterior.q.sd, other.posterior.q.sd, rtol=3 * rtol)
+    np.testing.assert_allclose(result.free_energy, other.free_energy, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_law_has_the_density_that_others_compute(name):
+    law, known = KNOWN[name]
+    at = np.array([-2.0, -0.4, 0.0, 0.7, 1.5])
+    np.testing.assert_allclose(law.log_density(jnp.asarray(at), jnp.full(1, np.log(0.3))), known(at), rtol=1e-12)
+
+
+def test_a_horseshoe_without_a_slab_has_its_closed_form():
+    # log-scale mixtures in steps of a half: see `_STEP`
+    at = np.array([1e-3, 0.1, 1.0, 5.0])
+    known = at**2 / 2 + np.log(special.exp1(at**2 / 2)) - np.log(np.pi) * 1.5 - np.log(2) / 2
+    np.testing.assert_allclose(laws.Horseshoe(1e9).log_density(jnp.asarray(at), jnp.zeros(1)), known, atol=5e-4)
+
+
+def test_a_normal_gamma_is_laplace_at_shape_1():
+    # ω ~ Gamma(1, 1) gives Laplace's law of scale 1/√2
+    at = np.array([0.1, 1.0, 4.0])
+    known = stats.laplace(scale=1 / np.sqrt(2)).logpdf(at)
+    np.testing.assert_allclose(laws.NormalGamma(1.0).log_density(jnp.asarray(at), jnp.zeros(1)), known, atol=5e-4)
+
+
+def test_the_rule_is_exact_for_moments_and_sees_a_logarithm():
+    mean, variance = jnp.array([0.0, 0.3, 5.0, 20.0]), jnp.array([1.0, 0.5, 1.0, 0.01])
+    values, masses = laws.split_rule(mean, variance)
+    np.testing.assert_allclose(jnp.sum(values * masses, axis=1), mean, atol=1e-10)
+    np.testing.assert_allclose(jnp.sum((values - mean[:, None]) ** 2 * masses, axis=1), variance, rtol=1e-8)
+    # E log|z| = −(γ + log 2) / 2 for a standard normal z
+    logarithm = jnp.sum(jnp.log(jnp.abs(values[0])) * masses[0])
+    np.testing.assert_allclose(logarithm, -(np.euler_gamma + np.log(2)) / 2, atol=1e-5)
+
+
+def test_an_expectation_with_a_scale_that_is_inferred_is_that_of_draws():
+    q = pt.FullGaussian.from_mean_covariance(jnp.array([0.4, -1.0]), jnp.array([[0.3, 0.1], [0.1, 0.2]]))
+    group = Group(laws.Laplace(), (0,), 0.1, 0.0, 1)
+    theta = q.sample(jax.random.key(0), (200_000,))
+    drawn = jax.vmap(group.log_density)(theta)
+    # five standard errors
+    np.testing.assert_allclose(group.expected(q), drawn.mean(), atol=5 * drawn.std() / np.sqrt(len(drawn)))
+
+
+def test_a_normal_prior_as_a_client_is_the_prior_in_the_family():
+    own = IndependentPrior((Group(laws.Normal(), (0, 1, 2), 0.0, np.log(2.5)),))
+    client = run(given=OutsidePrior(own, pt.FullGaussian.standard_normal(3, 4.0)))
+    assert_same(client, run(given=pt.FullGaussian.standard_normal(3, 2.5)))
+
+
+def test_the_fixed_point_is_that_of_all_rows_and_does_not_depend_on_the_base():
+    result = run()
+    assert_same(result)
+    assert_same(run(given=NARROW))
+    state = result.state
+    assert_product(state)
+    # the prior's client costs nothing
+    assert state.names == (*PARTS.names, "prior")
+    assert state.here.tolist() == [False, False, False, True]
+    assert state.communications == sum(len(set(row["clients"]) - {"prior"}) for row in result.history.rows)
+
+
+FEW = ["synchronous", "asynchronous"]
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in SCHEDULES if name not in FEW]
+
+
+@pytest.mark.parametrize("schedule", [*FEW, *OTHERS])
+def test_every_schedule_finds_it(schedule):
+    chosen, speeds = SCHEDULES[schedule]
+    method = pt.Method(SOLVER, chosen, pt.Adaptive() if schedule in FEW else pt.Damped(0.5))
+    result = run(method, parts=None, engine=pt.LocalEngine(PARTS, speeds), rounds=300)
+    assert_same(result, rtol=1e-5)
+    assert_product(result.state)
+
+
+def test_an_asynchronous_run_asks_the_prior_as_often_as_a_client():
+    result = run(pt.methods.asynchronous(SOLVER), rounds=20)
+    times = sum("prior" in row["clients"] for row in result.history.rows)
+    assert 0.1 < times / len(result.history) < 0.4
+
+
+def test_bounds_do_not_judge_it():
+    # a base that is as narrow as the data makes the factor's precision negative
+    narrow = OutsidePrior(WIDE.density, pt.FullGaussian.standard_normal(3, 0.3))
+    bounds = pt.Admission(deficit=1e-6, dominance=1e6)
+    result = run(given=narrow, rules=pt.Rules(admission=bounds))
+    assert_same(result, rtol=1e-5)
+    assert float(np.linalg.eigvalsh(result.state.factors[3].natural.matrix()).min()) < -1
+    assert not result.history.refusals
+
+
+def test_a_run_goes_on_from_a_file_to_the_bit(tmp_path):
+    whole, path = run(rounds=3, tolerance=None), tmp_path / "run.npz"
+    run(rounds=1, tolerance=None, store=pt.Checkpoint(path))
+    resumed = run(rounds=3, tolerance=None, store=pt.Checkpoint(path))
+    assert np.array_equal(resumed.posterior.q.mean, whole.posterior.q.mean)
+    with pytest.raises(pt.InputError, match="another prior"):
+        run(given=prior("cauchy(0, 2.5)", 3), store=pt.Checkpoint(path))
+
+
+def test_clients_leave_and_come_back_and_the_prior_cannot():
+    from partita.server.membership import join, retire
+
+    rest, aggregation = PARTS.without("client 2"), SEQUENTIAL.aggregation
+    gone = retire(run().state, "client 2", aggregation)
+    assert_same(run(state=gone, parts=rest), run(parts=rest))
+    back = join(gone, "client 2", aggregation)
+    assert_same(run(state=back))
+    with pytest.raises(SettingsError, match="prior's own client"):
+        retire(gone, "prior", aggregation)
+
+
+@pytest.mark.slow
+def test_clients_elsewhere_find_it():
+    from partita.engines.endpoint import ClientEndpoint
+    from support.weather import FaultyLink
+
+    recipe = SEQUENTIAL.recipe(MODEL)
+    ends = {
+        name: ClientEndpoint(name, recipe, WIDE.base, shard)
+        for name, shard in zip(PARTS.names, PARTS.shards, strict=True)
+    }
+    rows = dict(zip(PARTS.names, PARTS.sizes, strict=True))
+    engine = RemoteEngine(FaultyLink(ends, loss=0.2, repeat=0.2), rows)
+    assert_same(run(parts=None, engine=engine, rules=pt.Rules(deadline=10.0)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["global_vi", "synchronous", "bayesian_admm"])
+def test_methods_find_it(name):
+    result = run(pt.methods.named(name), rounds=300, tolerance=1e-10)
+    assert_same(result, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_mean_field_by_way_of_full_covariance_settles_at_its_own_optimum():
+    near = prior("student_t(3, 0, 2.5)", 3, pt.NearestMeanField.from_mean_sd)
+    plain = prior("student_t(3, 0, 2.5)", 3, pt.MeanFieldGaussian.from_mean_sd)
+    first = run(given=near)
+    settled = run(given=plain, state=first.state)
+    assert_same(settled, run(given=plain, rounds=200), rtol=1e-4)
+    # the check's precision has the curvature of the prior's density at q in it
+    np.testing.assert_allclose(
+        settled.posterior.mean_field.found(), run().posterior.q.sd / settled.posterior.q.sd, rtol=0.02
+    )
+
+
+@pytest.mark.slow
+def test_noise_is_learned_beside_it():
+    model = pt.LinearRegression()
+    method = pt.methods.sequential(learn=["noise"])
+    one, three = (pt.run(method, model, WIDE, parts, monitor=QUIET, rounds=200) for parts in (PARTS.pooled(), PARTS))
+    np.testing.assert_allclose(one.state.hyper["noise"], three.state.hyper["noise"], rtol=1e-3)
+
+
+def cut(size):
+    """The first columns of all rows."""
+    pairs = zip(PARTS.shards, PARTS.sizes, strict=True)
+    return [pt.Table(np.asarray(shard.data.x)[:n, :size], np.asarray(shard.data.y)[:n]) for shard, n in pairs]
+
+
+def error_of_evidence(given, model, size):
+    """What power EP tells of log p(y), minus log ∫ p(y | θ) p(θ) dθ on a grid that is finer than anything in it."""
+    rows = cut(size)
+    x, y = np.concatenate([table.x for table in rows]), np.concatenate([table.y for table in rows])
+    at = np.linspace(-6, 6, 4001 if size == 1 else 801)
+    grid = jnp.asarray(np.stack(np.meshgrid(*[at] * size, indexing="ij"), axis=-1).reshape(-1, size))
+    told = jnp.sum(model.log_link_density(grid @ x.T, y), axis=1) + jax.vmap(given.log_prob)(grid)
+    known = special.logsumexp(told) + size * np.log(at[1] - at[0])
+    return pt.run(pt.methods.power_ep(1.0), model, given, pt.federate(rows), monitor=QUIET).log_evidence - known
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2])
+def test_evidence_is_that_of_quadrature(size):
+    given = prior("student_t(3, 0, 2.5)", size)
+    # with a likelihood that is Gaussian EP's factors are exact but for the prior's, of which there is one
+    assert abs(error_of_evidence(given, pt.LinearRegression(0.7), size)) < 1e-3
+    # EP's own error of a logistic likelihood is that beside a Gaussian prior
+    own = error_of_evidence(pt.FullGaussian.standard_normal(size, 2.5), MODEL, size)
+    assert abs(error_of_evidence(given, MODEL, size) - own) < 1e-3
+
+
+def test_a_density_of_ones_own_by_draws():
+    given = OutsidePrior(
+        pt.LogDensity(
+            lambda theta, row: jnp.sum(jax.scipy.stats.t.logpdf(theta, 3, 0, 2.5)),
+            expectation=pt.expectations.GridQuadrature(40),
+        ),
+        WIDE.base,
+    )
+    # Gauss–Hermite over θ instead of the rule by name
+    assert_same(run(given=given), rtol=1e-4)
