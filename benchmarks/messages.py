@@ -9,13 +9,16 @@ that.
 - in process: `LocalEngine`.
 - Dask: a cluster of one worker, a process of its own.
 - Flower: its protocol over TLS with keys on loopback, to one client as `partita client` runs it.
+- mailbox: a local folder, to one client likewise.
+- stock Flower: its own programs with an app that hands back what comes, of as many bytes, without TLS
+  and keys; few messages, since each takes seconds.
 
 The first message, which compiles, is reported separately; later messages are timed one by one.
 
 The server's part is a run with ten clients that answer immediately: reading and checking answers, the product, and
 the ledger on disk. Its time is that of a step, divided by the answers in it.
 
-    python benchmarks/messages.py [--engines process dask flower] [--sizes 1e3 1.6e6 50e6] [--repeats 50] [--json]
+    python benchmarks/messages.py [--engines process dask flower mailbox stock] [--sizes 1e3 1.6e6 50e6] [--repeats 50]
 """
 
 import argparse
@@ -23,6 +26,8 @@ import contextlib
 import importlib.metadata
 import itertools
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -47,7 +52,7 @@ from partita.server.rules import Rules
 from partita.server.state import init
 from partita.server.step import dispatch
 
-ENGINES = {"process": "in process", "dask": "Dask", "flower": "Flower"}
+ENGINES = {"process": "in process", "dask": "Dask", "flower": "Flower", "mailbox": "mailbox", "stock": "stock Flower"}
 SIZES = (1e3, 1.6e6, 50e6)
 """Bytes of an answer's arrays."""
 LARGE_BYTES, REPEATS_DIVISOR = 10e6, 4
@@ -69,15 +74,16 @@ clients = ["client"]
 data = {{ response = "y", numbers = ["x"] }}
 model = {{ kind = "classifier", hidden = [{hidden}] }}
 solver = {{ kind = "adam", max_steps = 0 }}
-server = {{ address = "127.0.0.1:{port}" }}
+server = {{ address = "{address}" }}
+disclosure = {{ rows = 1, cell = 1 }}
 """
 ROWS = ((-1.0, 0.0), (1.0, 1.0))
 """x and y."""
 
 
-def federation_text(size, port=9092):
+def federation_text(size, address="127.0.0.1:9092"):
     """A federation whose answers have about `size` bytes: a network of two inputs, hidden units and two classes."""
-    return FEDERATION.format(hidden=max(1, round((size / 16 - 2) / 5)), port=port)
+    return FEDERATION.format(hidden=max(1, round((size / 16 - 2) / 5)), address=address)
 
 
 def one_client(size):
@@ -130,7 +136,18 @@ def over_dask(size, repeats):
 
 
 def over_flower(size, repeats):
-    """With TLS and keys on loopback: the server's side here, and a client as `partita client` runs it."""
+    """With TLS and keys on loopback."""
+    return remote(size, repeats, f"127.0.0.1:{free_port()}")
+
+
+def over_mailbox(size, repeats):
+    """Through a folder of this machine."""
+    with tempfile.TemporaryDirectory() as shared:
+        return remote(size, repeats, f"folder:{shared}")
+
+
+def remote(size, repeats, address):
+    """The server's side here, and a client as `partita client` runs it."""
     from partita.federation.enrolment import Attended, Enrolment
     from partita.federation.initialise import issue_credentials
     from partita.federation.links import listen
@@ -138,11 +155,11 @@ def over_flower(size, repeats):
     with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
         folder = Path(place)
         rows = folder / "rows.csv"
-        (folder / config.CONFIG_FILE).write_text(federation_text(size, free_port()))
+        (folder / config.CONFIG_FILE).write_text(federation_text(size, address))
         issue_credentials(folder)
         rows.write_text("x,y\n" + "".join(f"{x},{y}\n" for x, y in ROWS))
         command = [sys.executable, "-m", "partita", "client", str(folder / "clients" / "client"), "--name", "client"]
-        command += ["--data", str(rows), "--least-rows", "1", "--least-cell", "1", "--visits", "10000"]
+        command += ["--data", str(rows), "--visits", "10000"]
         log = stack.enter_context((folder / "client.txt").open("w"))
         client = stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
         stack.callback(client.terminate)
@@ -175,7 +192,102 @@ def work_seconds(size, repeats):
     return seconds[1:]
 
 
-MEASURES = {"process": in_process, "dask": over_dask, "flower": over_flower}
+STOCK_APP = """
+[project]
+name = "echo"
+version = "1.0"
+[tool.flwr.app]
+publisher = "benchmark"
+[tool.flwr.app.components]
+serverapp = "echo:server"
+clientapp = "echo:client"
+[tool.flwr.app.config]
+out = ""
+size = 0
+count = 0
+"""
+STOCK_CODE = """
+import json, pathlib, time
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+client = ClientApp()
+server = ServerApp()
+
+@client.train()
+def answer(message, context):
+    return Message(RecordDict(message.content), reply_to=message)
+
+@server.main()
+def main(grid, context):
+    about, seconds = context.run_config, []
+    while not (nodes := list(grid.get_node_ids())):
+        time.sleep(0.1)
+    for _ in range(1 + about["count"]):
+        content = RecordDict({"a": ArrayRecord({"x": Array(np.zeros(about["size"] // 8))})})
+        start, left = time.perf_counter(), []
+        asked = list(grid.push_messages([Message(content, nodes[0], "train", ttl=600.0)]))
+        while not left:
+            left = list(grid.pull_messages(asked))
+            time.sleep(0.005)
+        seconds.append(time.perf_counter() - start)
+    pathlib.Path(about["out"]).write_text(json.dumps(seconds))
+"""
+STOCK_MESSAGES, STOCK_TIMEOUT = 4, 120.0
+"""Messages of stock Flower, and seconds for all of them."""
+
+
+def stock(size, repeats):
+    """Flower's own server and client programs on loopback, without encryption and keys."""
+    with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
+        folder, out = Path(place), Path(place) / "seconds.json"
+        (folder / "app").mkdir()
+        (folder / "app" / "pyproject.toml").write_text(STOCK_APP)
+        (folder / "app" / "echo.py").write_text(STOCK_CODE)
+        link, own = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        (folder / "config.toml").write_text(f'[superlink.here]\naddress = "{link}"\ninsecure = true\n')
+        found = next(file for file in importlib.metadata.files("flwr") if file.name == "flower-superlink")
+        programs = str(Path(found.locate()).resolve().parent)
+        quiet = {"FLWR_HOME": place, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+        quiet |= {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05"}
+        environment = os.environ | quiet | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+        log = stack.enter_context((folder / "log.txt").open("w"))
+        many = min(repeats, STOCK_MESSAGES)
+        given = f'out="{out}" size={int(size)} count={many}'
+        commands = (
+            ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", link.rpartition(":")[2]],
+            ["flower-supernode", "--insecure", "--superlink", link, "--port", own.rpartition(":")[2]],
+            ["flwr", "run", str(folder / "app"), "here", "--run-config", given],
+        )
+        for command in commands:
+            started = subprocess.Popen(
+                [f"{programs}/{command[0]}", *command[1:]],
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+            stack.callback(stop_group, started)
+            time.sleep(5.0)
+        until = time.monotonic() + STOCK_TIMEOUT
+        while not out.exists() or not out.read_text():
+            if time.monotonic() > until:
+                print((folder / "log.txt").read_text()[-2000:], file=sys.stderr)
+                raise SystemExit("Stock Flower has not ended: leave it out of --engines.")
+            time.sleep(0.1)
+        return json.loads(out.read_text())
+
+
+def stop_group(process):
+    """Ends a program and those that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+MEASURES = {"process": in_process, "dask": over_dask, "flower": over_flower, "mailbox": over_mailbox, "stock": stock}
 
 
 def messages(engines, sizes, repeats):
@@ -331,12 +443,13 @@ def main():
     parser.add_argument("--sizes", nargs="*", type=float, default=SIZES, help="bytes of an answer")
     parser.add_argument("--repeats", type=int, default=50, help="messages of each kind; of large ones a quarter of it")
     parser.add_argument("--folder", type=Path, default=Path(), help="where the ledger is put: on the disk in question")
+    parser.add_argument("--no-server", action="store_true", help="leave out the server's part")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     report = {
         "messages": messages(arguments.engines, arguments.sizes, arguments.repeats),
-        "server": server(arguments.folder),
+        "server": [] if arguments.no_server else server(arguments.folder),
         "versions": dict(versions()),
     }
     if arguments.json:

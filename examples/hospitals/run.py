@@ -57,7 +57,6 @@ def main(
         for name, path in files.items():
             log = stack.enter_context((folder / f"{name}.txt").open("w"))
             command = [*PARTITA, "client", str(folder / "clients" / name), "--name", name, "--data", str(path)]
-            command += ["--least-cell", "1"]  # the rows are public, or made up
             client = stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
             stack.callback(client.terminate)
         code = subprocess.run([*PARTITA, "server", str(folder)], check=False).returncode

@@ -9,6 +9,7 @@ from partita import families as families
 from partita import methods as methods
 from partita import models as models
 from partita.data import Frame as Frame
+from partita.data import Limits as Limits
 from partita.data import Partition as Partition
 from partita.data import Table as Table
 from partita.data import datasets as datasets

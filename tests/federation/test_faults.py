@@ -67,6 +67,28 @@ def test_a_server_killed_at_any_operation_resumes_with_the_same_result(name, tmp
         assert name == "asynchronous" or result.state.answers == undisturbed.state.answers
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(pt.methods.sequential(pt.Conjugate(), damping=0.5), marks=pytest.mark.slow),
+        pt.methods.synchronous(pt.Conjugate()),
+    ],
+)
+def test_a_damped_run_whose_server_is_killed_ends_at_the_same_bits(method, tmp_path):
+    """Its posterior is a product of many steps, which another order would round differently."""
+    there = endpoints(method)
+    link = FaultyLink(there)
+    undisturbed = serve(method, link, CrashingLedger(tmp_path / "undisturbed", link.crash_after))
+    for operations in range(9, link.crash_after.operations_done, 24):
+        link = FaultyLink(there, crash_after=CrashAfter(operations))
+        with pytest.raises(ServerKilled):
+            serve(method, link, CrashingLedger(tmp_path / f"{operations}", link.crash_after))
+        link.crash_after = CrashAfter()
+        result = serve(method, link, CrashingLedger(tmp_path / f"{operations}", link.crash_after))
+        for far, near in zip(result.posterior.q.moments(), undisturbed.posterior.q.moments(), strict=True):
+            np.testing.assert_array_equal(far, near)
+
+
 def test_a_client_with_an_unprocessed_answer_gets_no_new_task():
     """After a restart between an asynchronous answer's arrival and its being taken in, it must not count twice."""
     method = METHODS["asynchronous"]

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from partita.data.columns import Counts, Moments
+from partita.data.disclosure import Limits
 from partita.data.plausible import MOST_LEVELS, check_sums, crowding, outlying
 from partita.data.preprocess import Summary
 from partita.errors import DamagedFileError, DataError
 from partita.federation import config
 from partita.federation.beginning import agreed, beginning
 from partita.federation.client import Client
-from partita.federation.disclosure import Limits
 from partita.federation.enrolment import Enrolment
 from partita.federation.loop import Loop
 from partita.federation.serve import LEDGER_FILE, serve
@@ -126,7 +126,7 @@ def files(folder, names=NAMES, empty=()):
 
 def alone(about, paths, names):
     begun = beginning(about)
-    return agreed(begun, [begun.read(paths[name], name) for name in names]).to_dict()
+    return agreed(begun, [begun.read(paths[name], name) for name in names], Limits(1, 1)).to_dict()
 
 
 def events(folder):
@@ -152,6 +152,19 @@ def test_a_lie_of_round_0_is_noted_and_the_others_agree_as_without_the_liar(lie,
     assert list(reception.rows) == list(NAMES[:3])
     assert told in reception.unfit["south"]
     assert any(told in text for text in events(tmp_path))
+
+
+def test_without_a_bound_a_client_that_lies_far_is_spoken_of_and_takes_part(tmp_path, caplog):
+    about, paths = federation(formula="pressure"), files(tmp_path)
+    about = dataclasses.replace(about, admission=dataclasses.replace(about.admission, moments=0.0))
+    write(paths["south"], [(*row[:1], 1000 * row[1], *row[2:]) for row in clinic(3)])
+    link = Loop({name: Client(name, about, path, Limits(1, 1)) for name, path in paths.items()})
+    reception = Enrolment(about, link, Ledger(tmp_path / LEDGER_FILE))
+    reception.assemble()
+    assert "south" in reception.rows
+    said = [line for line in caplog.messages if "takes part" in line]
+    assert said
+    assert all(line.startswith("south has") for line in said)
 
 
 def test_a_lie_about_what_is_missing_is_noted(tmp_path):

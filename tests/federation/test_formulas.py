@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 import partita as pt
 from partita.cli import app
+from partita.data.disclosure import Limits
 from partita.errors import InputError
 from partita.federation import config, fitted
 from partita.federation.beginning import agreed, beginning
 from partita.federation.client import Client
-from partita.federation.disclosure import Limits
 from partita.federation.enrolment import Enrolment
 from partita.federation.loop import Loop
 from partita.federation.result import summary as result
@@ -68,7 +68,7 @@ def assembled(federation, folder, link):
 def alone(federation, files, names=NAMES):
     """The design that these clients agree on, without a message."""
     begun = beginning(federation)
-    return agreed(begun, [begun.read(files[name], name) for name in names]).to_dict()
+    return agreed(begun, [begun.read(files[name], name) for name in names], Limits(1, 1)).to_dict()
 
 
 def events(folder, kind="incompatible"):
@@ -172,6 +172,31 @@ def test_a_federation_equals_the_fit_of_one_table(case, tmp_path):
     assert [row["mean"] for row in shown] == pytest.approx([row.mean for row in here.coefficients()], rel=1e-6)
     saved = pt.Posterior.load(tmp_path / "posterior.npz", there.result.posterior.model)
     assert saved.names == here.units.parameters
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("ill ~ bs(age, df=4)", "bernoulli", {}),
+        pytest.param(("days ~ age", "piecewise_exponential", {"event": "died"}), marks=pytest.mark.slow),
+    ],
+)
+def test_with_limits_a_federation_equals_the_fit_of_one_table_with_them(case, tmp_path):
+    """Small counts are merged by default, so that knots, or ends of intervals, are others than without limits."""
+    formula, family, settings = case
+    rows, columns = {name: richer(seed) for seed, name in enumerate(NAMES)}, (*COLUMNS, *MORE)
+    files = written(tmp_path, rows, columns)
+    lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
+    text = TOML.format(formula=formula, family=family).replace("\n[run]", f"{lines}\n[run]")
+    federation = config.read(text.encode(), "federation.toml")
+    here = {name: Client(name, federation, path) for name, path in files.items()}
+    _, found = assembled(federation, tmp_path, Loop(here))
+    table = {column: [row[k] for name in NAMES for row in rows[name]] for k, column in enumerate(columns)}
+    table["clinic"] = np.repeat(NAMES, 30)
+    with_limits = pt.fit(formula, table, family=family, sites="clinic", limits=pt.Limits(), rounds=1, **settings)
+    same, other = (json.loads(json.dumps(each)) for each in (with_limits.spec.agreement.to_dict(), found))
+    assert same == other
+    assert found != alone(federation, files)
 
 
 def test_a_rehearsal_equals_a_run_over_a_bad_network_to_the_last_bit(tmp_path):

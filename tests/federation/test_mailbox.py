@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("cryptography")
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from partita.data.disclosure import Limits
 from partita.errors import DamagedFileError, FederationError
 from partita.federation import config
 from partita.federation.client import Client
-from partita.federation.disclosure import Limits
 from partita.federation.link import UnreachableError
 from partita.federation.loop import Loop
 from partita.federation.mailbox.client import MailboxLink, Reader, answer_by_hand

@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from partita.cli import app
+from partita.data.disclosure import Limits
 from partita.errors import DiskError, InputError
 from partita.federation import config
 from partita.federation.beginning import beginning
 from partita.federation.client import Client
-from partita.federation.disclosure import Limits, released
 from partita.federation.guard import Guard, agreed_visits
 from partita.federation.guarded import Owner, guarded, log_of
 from partita.federation.loop import Loop
@@ -44,9 +44,9 @@ def answers(about, path, limits):
     scheme, sent = beginning(about), []
     own = scheme.read(path, "east")
     while not scheme.complete:
-        sent.append(released(scheme, own, limits))
+        sent.append(scheme.released(own, limits))
         scheme = scheme.taken([sent[-1]])
-    released(scheme, own, limits)
+    scheme.released(own, limits)
     return sent
 
 

@@ -175,8 +175,13 @@ def client(
     name: Annotated[str, typer.Option(help="The client's name.")],
     data: Annotated[Path, typer.Option(help="A CSV or parquet file with the client's rows.")],
     preview: Annotated[bool, typer.Option("--preview", help="Say what would leave, and stop.")] = False,
-    least_rows: Annotated[int, typer.Option(min=1, help="Tell nothing of fewer rows.")] = 10,
-    least_cell: Annotated[int, typer.Option(min=1, help="Tell nothing of a level, or other cell, of fewer rows.")] = 5,
+    least_rows: Annotated[
+        int | None, typer.Option(min=1, help="Tell nothing of fewer rows: not below disclosure.rows, the default.")
+    ] = None,
+    least_cell: Annotated[
+        int | None,
+        typer.Option(min=1, help="Nor of a level, or other cell, of fewer: not below disclosure.cell, the default."),
+    ] = None,
     visits: Annotated[
         int | None, typer.Option(min=1, help="Answer so many tasks of a run at most; by default twice its rounds.")
     ] = None,
@@ -202,18 +207,19 @@ def client(
 ) -> None:
     """Run a client until it is interrupted. It answers the server's tasks; its rows stay on this machine."""
     from partita.federation.client import usable
-    from partita.federation.disclosure import Limits
     from partita.federation.guarded import Owner
     from partita.federation.running import Way, run_client, run_letter
 
-    owner, way = Owner(Limits(least_rows, least_cell), visits, log, anew), Way(address, proxy, authority)
+    way = Way(address, proxy, authority)
     about = way.through(_closed(folder))
+    limits = about.disclosure.raised(least_rows, least_cell)
+    owner = Owner(limits, visits, log, anew)
     if preview:
         return _preview(about, name, data, owner)
     if letter is not None:
         return typer.echo(run_letter(folder, about, name, data, owner, letter, answer))
     try:
-        read = f"read {usable(data, about, owner.limits).size} rows of {data.name}."
+        read = f"read {usable(data, about, limits).size} rows of {data.name}."
     except InputError as error:
         if error.public is None or not data.is_file():
             raise

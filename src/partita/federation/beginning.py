@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from partita.data.disclosure import Limits
 from partita.federation.config import Federation
 from partita.federation.encoded import Encoded
 from partita.federation.regression import Regression
@@ -15,8 +16,8 @@ def beginning(federation: Federation) -> Scheme:
     return Encoded(federation) if federation.fit is None else Regression.begun(federation)
 
 
-def agreed(scheme: Scheme, clients: Sequence[Own]) -> Scheme:
-    """All of round 0, where the clients' rows are in this process."""
+def agreed(scheme: Scheme, clients: Sequence[Own], limits: Limits) -> Scheme:
+    """All of round 0, where the clients' rows are in this process, with the federation's limits."""
     while not scheme.complete:
-        scheme = scheme.taken([scheme.answer(own) for own in clients])
+        scheme = scheme.taken([scheme.released(own, limits) for own in clients])
     return scheme

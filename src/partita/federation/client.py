@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from partita.data import federate
+from partita.data.disclosure import Limits
 from partita.engines.endpoint import ClientEndpoint
 from partita.errors import DiskError, FederationError, InputError
 from partita.federation.beginning import beginning
 from partita.federation.config import Federation
-from partita.federation.disclosure import Limits, released
 from partita.federation.link import Letter, Link, UnreachableError
 from partita.federation.scheme import PRIVATE_ERROR, Own, Scheme
 from partita.io.wire import Message
@@ -22,7 +22,6 @@ from partita.models.prior import base_of
 
 __all__ = ["Client", "attend", "failed", "usable"]
 
-_LIMITS = Limits()
 _LOG = logging.getLogger("partita")
 _CONFIG_MISMATCH = (
     "Its federation.toml differs from the server's in columns, model, method, prior or seed: copy the server's."
@@ -37,15 +36,17 @@ def usable(path: Path, federation: Federation, limits: Limits) -> Own:
     """A client's rows; an `InputError` unless they fit what the federation fits, and may be told of."""
     begun = beginning(federation)
     own = begun.read(path, path.stem)
-    released(begun, own, limits)
+    begun.released(own, limits)
     return own
 
 
 class Client:
     """Answers the stages of round 0 with summaries of its columns, and then tasks."""
 
-    def __init__(self, name: str, federation: Federation, path: Path, limits: Limits = _LIMITS) -> None:
-        self.name, self.federation, self.path, self.limits = name, federation, path, limits
+    def __init__(self, name: str, federation: Federation, path: Path, limits: Limits | None = None) -> None:
+        """Its owner's limits may be others than the federation's."""
+        self.name, self.federation, self.path = name, federation, path
+        self.limits = limits or federation.disclosure
         self._sites: dict[str, ClientEndpoint] = {}
         self._foreseen: Callable[[], Scheme] | None = None
         """What is agreed on, or will be as far as this client's own rows tell, where nothing is prepared for it yet."""
@@ -67,7 +68,7 @@ class Client:
             agreed: Any = message.header.get("agreed", {})
             if message.header.get("kind") == "hello":
                 own, scheme = self._own, self._beginning.restored(agreed)
-                answer = released(scheme, own, self.limits)
+                answer = scheme.released(own, self.limits)
                 told = {"rows": own.size, "incomplete": own.incomplete, "answer": answer}
                 self._foreseen = lambda: scheme if scheme.complete else scheme.taken([answer])
                 return Message({**about, "kind": "hello", **told}, {})
@@ -87,7 +88,7 @@ class Client:
 
     def check(self) -> None:
         """Reads the file; an `InputError` unless it can be used."""
-        released(self._beginning, self._own, self.limits)
+        self._beginning.released(self._own, self.limits)
 
     @property
     def rows(self) -> int:
@@ -115,7 +116,7 @@ class Client:
         key = repr(agreed)
         if key not in self._sites:
             scheme = self._beginning.restored(agreed)
-            released(scheme, self._own, self.limits)  # of one that comes late, nothing of its columns was told before
+            scheme.released(self._own, self.limits)  # of one that comes late, nothing of its columns was told before
             self._sites = {key: self._endpoint(scheme)}
         return self._sites[key]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from partita.data.columns import Column, Counts, Moments
+from partita.data.disclosure import Limits
 from partita.errors import FederationError, unknown
 from partita.expectations.capabilities import Template
 from partita.families import Family, FullGaussian, Gaussian, MeanFieldGaussian, NearestMeanField
@@ -135,6 +136,8 @@ class Federation:
     prior: Prior = Prior()
     run: Run = Run()
     admission: Bounds = Bounds()
+    disclosure: Limits = Limits()
+    """What no client tells of in round 0; an owner may ask for more rows."""
     server: Server = Server()
     seed: int = 0
 

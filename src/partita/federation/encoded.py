@@ -97,8 +97,11 @@ class Encoded(Scheme):
                 agreed([max(known, key=known.count), labels])
             except InputError as error:
                 found[name] = str(error)
-        others = {name: summary for name, summary in summaries.items() if name not in found}
-        return found | outlying(others, self.federation.admission.moments)
+        others = {name: answer for name, answer in answers.items() if name not in found}
+        return found | self.outlying(others, self.federation.admission.moments)
+
+    def outlying(self, answers: Mapping[str, Answer], bound: float) -> dict[str, str]:
+        return outlying({name: Summary.from_dict(answer) for name, answer in answers.items()}, bound)
 
     def imputed(self, answer: Answer, rows: int) -> dict[str, int]:
         missing = {name: column.missing(rows) for name, column in Summary.from_dict(answer).columns.items()}

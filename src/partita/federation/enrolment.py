@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from partita.storage.ledger import Ledger
 
 __all__ = ["Attended", "Enrolment"]
 
+_LOG = logging.getLogger("partita")
 _ROSTER = "roster"
 RETRY_SECONDS, RETRY_INCOMPATIBLE_SECONDS = 60.0, 10.0
 """Seconds until a client that has not answered, or is incompatible, is invited again."""
@@ -26,6 +28,8 @@ _UNFIT, _GONE = "incompatible", "gone"
 """The ledger's events of a client that stays out."""
 _SAID = {_UNFIT: "does not fit: ", _GONE: ""}
 """How a sentence about that client goes on, before the reason."""
+_FAR = 10.0
+"""Sds from the medians of all beyond which a client is spoken of, though none is refused for it."""
 _MOST_ROWS = 2**53
 """The largest number of rows: exact as integer and as float."""
 _LEFT = "did not answer while clients agreed on the design, so that the others went on without it"
@@ -170,6 +174,9 @@ class Enrolment:
         begun = bool(self._first)
         unfit = self.scheme.misfits(self._answers)
         others = {name: answer for name, answer in self._answers.items() if name not in unfit}
+        if not self.federation.admission.moments:
+            for name, reason in self.scheme.outlying(others, _FAR).items():
+                _LOG.warning("%s %s; it takes part, since admission.moments is 0: look at its units.", name, reason)
         for name, reason in unfit.items():
             self._doubted[name] = _Doubt(self.scheme.to_dict(), others)
             self._lose(name, _UNFIT, reason)

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import NamedTuple
 
+from partita.data.disclosure import Limits
 from partita.engines.endpoint import ELL, ESTIMATE
 from partita.errors import DiskError
 from partita.federation.client import Client, failed
 from partita.federation.config import Federation
-from partita.federation.disclosure import Limits
 from partita.federation.guard import Guard
 from partita.federation.sent import SentLog
 from partita.io.wire import Message
@@ -52,7 +52,8 @@ class Guarded:
 class Owner(NamedTuple):
     """What a client's owner has decided."""
 
-    limits: Limits = Limits()
+    limits: Limits | None = None
+    """What is told of; the federation's where this is None."""
     visits: int | None = None
     """How many tasks of a run it answers; as many as are agreed on where this is None."""
     log: Path | None = None

@@ -46,6 +46,10 @@ prominence = 0.0
 deficit = 0.0
 moments = 0.0
 
+[disclosure]  # no client tells of fewer rows, nor of a cell of fewer; an owner may ask for more of its own
+rows = 10
+cell = 5
+
 [server]
 address = {address}
 """

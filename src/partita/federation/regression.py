@@ -80,7 +80,10 @@ class Regression(Scheme):
     def misfits(self, answers: Mapping[str, Answer]) -> dict[str, str]:
         strange = self.agreement.strangers(answers, self._settings.likelihood, self._settings.declared.levels)
         others = {name: answer for name, answer in answers.items() if name not in strange}
-        return strange | self.agreement.outlying(others, self.federation.admission.moments)
+        return strange | self.outlying(others, self.federation.admission.moments)
+
+    def outlying(self, answers: Mapping[str, Answer], bound: float) -> dict[str, str]:
+        return self.agreement.outlying(answers, bound)
 
     def imputed(self, answer: Answer, rows: int) -> dict[str, int]:
         return self.agreement.missing(answer)

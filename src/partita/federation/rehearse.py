@@ -35,7 +35,7 @@ class Rehearsal:
         """The simulation of a federation with these client files."""
         begun = beginning(federation)
         clients = [begun.read(files[name], name) for name in federation.clients]
-        scheme = agreed(begun, clients)
+        scheme = agreed(begun, clients, federation.disclosure)
         tables, weights = [scheme.table(own) for own in clients], [scheme.weights(own) for own in clients]
         parts = federate(tables, weights=weights, names=federation.clients)
         return cls(federation, scheme, scheme.model(), scheme.prior(), parts)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from partita.data.disclosure import Limits
 from partita.data.table import OffsetTable, Table
 from partita.errors import DataError, InputError
 from partita.families import Family
@@ -67,6 +68,10 @@ class Scheme(abc.ABC):
     def answer(self, own: Own) -> Answer:
         """What a client sends next; an `InputError` where its rows do not fit what was agreed on."""
 
+    def released(self, own: Own, limits: Limits) -> Answer:
+        """What a client sends next, as far as its owner lets it leave; an `InputError` where that is not all."""
+        return limits.released(own.size, lambda: self.numbers(own), lambda: self.answer(own))
+
     @abc.abstractmethod
     def numbers(self, own: Own) -> Mapping[str, Float[np.ndarray, " n"]]:
         """The columns of numbers whose sums a client sends next; once the scheme is complete, those of its design."""
@@ -78,6 +83,10 @@ class Scheme(abc.ABC):
     @abc.abstractmethod
     def misfits(self, answers: Mapping[str, Answer]) -> dict[str, str]:
         """The clients that cannot agree with most others, and why."""
+
+    @abc.abstractmethod
+    def outlying(self, answers: Mapping[str, Answer], bound: float) -> dict[str, str]:
+        """The clients whose means or sds lie beyond a bound from the medians of all, and why; 0 is no bound."""
 
     @abc.abstractmethod
     def imputed(self, answer: Answer, rows: int) -> dict[str, int]:

@@ -5,6 +5,8 @@ import json
 import sqlite3
 from typing import Any
 
+import jax
+
 from partita.engines.base import STORED, Task, Tasks
 from partita.io.wire import Message, equal, flatten, pack
 from partita.local.client import Reply
@@ -12,6 +14,9 @@ from partita.server.state import State
 from partita.storage.records import insert
 
 __all__ = ["OpenTasks", "packed"]
+
+_LARGE = 2**20
+"""Bytes of a posterior beyond which it is not written where it is prior times factors: that halves an answer's cost."""
 
 
 class OpenTasks:
@@ -74,14 +79,18 @@ class OpenTasks:
         return (place, *(getattr(task, name) for name in STORED), factor, info, answer)
 
     def _posteriors(self, db: sqlite3.Connection, state: State, changed: list[Task]) -> None:
-        """Writes the posteriors of open tasks, and the current one unless it is prior times factors."""
+        """Writes the posteriors of open tasks, and the current one unless it is large, and prior times factors.
+
+        A product has the rounding of its order, and a run goes on to the same bit only from what it had.
+        """
+        spared = state.keeps_product and sum(leaf.nbytes for leaf in jax.tree.leaves(state.posterior)) > _LARGE
         known = {task.updates: (task.posterior, task.hyper) for task in changed}
         for each in (self._last, state):
             if each is not None:
                 known[each.updates] = each.posterior, each.hyper
         for updates, sent in known.items():
             is_open, current = self._open[updates] > 0, updates == state.updates
-            needed = is_open and not current if state.keeps_product else is_open or current
+            needed = is_open and not current if spared else is_open or current
             if needed and updates not in self._there:
                 insert(db, "posteriors", [(updates, packed(sent))])
                 self._there.add(updates)

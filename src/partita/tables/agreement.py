@@ -10,12 +10,14 @@ import abc
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from jaxtyping import Float
 
 from partita.data.columns import Column, Counts, Moments
+from partita.data.disclosure import Limits
 from partita.data.plausible import MOST_LEVELS, check_sums, crowding, outlying
 from partita.data.preprocess import Summary, merge
 from partita.errors import DataError, SettingsError
@@ -137,12 +139,19 @@ class Agreement:
         return [stage for stage in _STAGES if stage.needed(self)]
 
 
-def agreed(begun: Agreement, sites: Sequence[Site]) -> Agreement:
-    """All of round 0, where the sites are in this process."""
+def agreed(begun: Agreement, sites: Sequence[Site], limits: Limits | None = None) -> Agreement:
+    """All of round 0, where the sites are in this process; what they tell one another may have limits."""
     found = begun
     while not found.complete:
-        found = found.taken([found.answer(site) for site in sites])
+        found = found.taken(_told(found, sites, limits))
     return found
+
+
+def _told(known: Agreement, sites: Sequence[Site], limits: Limits | None) -> list[Answer]:
+    """What sites send next, as far as they may."""
+    if limits is None:
+        return [known.answer(site) for site in sites]
+    return [limits.released(site.rows, partial(known.numbers, site), partial(known.answer, site)) for site in sites]
 
 
 class _Stage(abc.ABC):

@@ -7,6 +7,7 @@ from typing import Any
 
 from jax import enable_x64
 
+from partita.data.disclosure import Limits
 from partita.data.shard import Partition
 from partita.engines import Engine, LocalEngine
 from partita.errors import SettingsError
@@ -48,6 +49,7 @@ def fit(
     tolerance: float = 1e-6,
     engine: Callable[[Partition], Engine] | None = None,
     imputations: int = 10,
+    limits: Limits | None = None,
     seed: int = 0,
 ) -> Fit | ImputedFit:
     """Fits a formula to a table, the rows of each site kept apart.
@@ -80,6 +82,8 @@ def fit(
         engine: makes the engine that runs the sites, such as `lambda rows: DaskEngine(cluster, rows)`; without it they
             run in this process.
         imputations: how many times missing values are drawn, at least 5.
+        limits: what sites tell one another when they agree on the design, as in a federation: `Limits(rows=10, cell=5)`
+            are a federation's; without them everything.
         seed: of these draws.
 
     Returns:
@@ -109,7 +113,7 @@ def fit(
     there, optional = LocalEngine if engine is None else engine, settings.predictors if chosen.keeps else frozenset()
     rows = tuple(sites_of(frame_of(data), settings.columns, sites, optional))
     tables = chosen.completed(rows, imputations, seed)
-    spec = Spec(settings, agreed(settings.begun, tables[0]))
+    spec = Spec(settings, agreed(settings.begun, tables[0], limits))
     fits = tuple(_fitted(rounds, tolerance, there, spec, table) for table in tables)
     if chosen.draws:
         return ImputedFit.of(fits, sum((Counter(missing_in(site)) for site in rows), Counter()))

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from partita.errors import MissingExtraError
+from partita.federation.flower import messages
 from partita.federation.flower.objects import MARGIN, envelope
 from partita.federation.flower.office import Office, TakenError
 from partita.federation.flower.signature import Keyring, UnknownCallerError
@@ -20,7 +21,6 @@ from partita.federation.flower.signature import Keyring, UnknownCallerError
 __all__ = ["PREFIX", "PROTOBUF", "REFUSED", "SESSION_HEADER", "WAIT_HEADER", "fleet"]
 
 try:
-    from flwr.proto import fleet_pb2, heartbeat_pb2, message_pb2
     from flwr.supercore.error import ApiErrorCode
 except ImportError:
     raise MissingExtraError("Flower", "flower") from None
@@ -159,19 +159,19 @@ async def _activate(office: Office, keys: Keyring, call: _Call, request: Any) ->
         office.enter(call.name, call.session)
     except TakenError:
         raise _taken() from None
-    return fleet_pb2.ActivateNodeResponse(node_id=office.number(call.name))
+    return messages.ActivateNodeResponse(node_id=office.number(call.name))
 
 
 async def _deactivate(office: Office, keys: Keyring, call: _Call, request: Any) -> Any:
     if request.node_id != office.number(call.name):
         raise _Refusal(401, "its node is not its key's")
     office.leave(call.name, call.session)
-    return fleet_pb2.DeactivateNodeResponse()
+    return messages.DeactivateNodeResponse()
 
 
 async def _heartbeat(office: Office, keys: Keyring, call: _Call, request: Any) -> Any:
     _own(office, call, request.node.node_id)
-    return heartbeat_pb2.SendNodeHeartbeatResponse(success=True)
+    return messages.SendNodeHeartbeatResponse(success=True)
 
 
 async def _pull(office: Office, keys: Keyring, call: _Call, request: Any) -> Any:
@@ -192,28 +192,28 @@ async def _pull(office: Office, keys: Keyring, call: _Call, request: Any) -> Any
             await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if waiting[1].done():
                 office.lose(call.name, call.session)
-                return fleet_pb2.PullMessagesResponse()
+                return messages.PullMessagesResponse()
         finally:
             for one in waiting:
                 one.cancel()
         _own(office, call, request.node.node_id)
         given = office.next(call.name)
     if given is None:
-        return fleet_pb2.PullMessagesResponse()
+        return messages.PullMessagesResponse()
     found = envelope(given.about, given.identity)
-    return fleet_pb2.PullMessagesResponse(messages_list=[found], message_object_trees=[given.tree])
+    return messages.PullMessagesResponse(messages_list=[found], message_object_trees=[given.tree])
 
 
 async def _pull_object(office: Office, keys: Keyring, call: _Call, request: Any) -> Any:
     _own(office, call, request.node.node_id)
     content = office.content(call.name, request.object_id)
     found = content is not None
-    return message_pb2.PullObjectResponse(object_found=found, object_available=found, object_content=content or b"")
+    return messages.PullObjectResponse(object_found=found, object_available=found, object_content=content or b"")
 
 
 async def _confirm(office: Office, keys: Keyring, call: _Call, request: Any) -> Any:
     _own(office, call, request.node.node_id)
-    return message_pb2.ConfirmMessageReceivedResponse()
+    return messages.ConfirmMessageReceivedResponse()
 
 
 async def _push(office: Office, keys: Keyring, call: _Call, request: Any) -> Any:
@@ -228,7 +228,7 @@ async def _push(office: Office, keys: Keyring, call: _Call, request: Any) -> Any
         missing = office.announce(call.name, about.reply_to_message_id, request.message_object_trees[0])
     except ValueError as error:
         raise _Refusal(400, str(error)) from None
-    return fleet_pb2.PushMessagesResponse(
+    return messages.PushMessagesResponse(
         results={about.message_id[:64]: 0}, objects_to_push=missing, session_id=call.session
     )
 
@@ -239,17 +239,17 @@ async def _push_object(office: Office, keys: Keyring, call: _Call, request: Any)
         stored = await asyncio.to_thread(office.take, call.name, request.object_id, request.object_content)
     except ValueError as error:
         raise _Refusal(400, str(error)) from None
-    return message_pb2.PushObjectResponse(stored=stored)
+    return messages.PushObjectResponse(stored=stored)
 
 
 _CALLS: dict[str, tuple[Any, Callable[..., Awaitable[Any]], bool]] = {
-    "activate-node": (fleet_pb2.ActivateNodeRequest, _activate, False),
-    "deactivate-node": (fleet_pb2.DeactivateNodeRequest, _deactivate, False),
-    "send-node-heartbeat": (heartbeat_pb2.SendNodeHeartbeatRequest, _heartbeat, False),
-    "pull-messages": (fleet_pb2.PullMessagesRequest, _pull, False),
-    "pull-object": (message_pb2.PullObjectRequest, _pull_object, False),
-    "push-messages": (fleet_pb2.PushMessagesRequest, _push, False),
-    "push-object": (message_pb2.PushObjectRequest, _push_object, True),
-    "confirm-message-received": (message_pb2.ConfirmMessageReceivedRequest, _confirm, False),
+    "activate-node": (messages.ActivateNodeRequest, _activate, False),
+    "deactivate-node": (messages.DeactivateNodeRequest, _deactivate, False),
+    "send-node-heartbeat": (messages.SendNodeHeartbeatRequest, _heartbeat, False),
+    "pull-messages": (messages.PullMessagesRequest, _pull, False),
+    "pull-object": (messages.PullObjectRequest, _pull_object, False),
+    "push-messages": (messages.PushMessagesRequest, _push, False),
+    "push-object": (messages.PushObjectRequest, _push_object, True),
+    "confirm-message-received": (messages.ConfirmMessageReceivedRequest, _confirm, False),
 }
 """Each call's request, what answers it, and whether it holds an object."""

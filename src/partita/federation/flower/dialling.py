@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from partita.engines.remote import LARGEST
 from partita.errors import FederationError, InputError, MissingExtraError
+from partita.federation.flower import messages
 from partita.federation.flower.calls import PREFIX, PROTOBUF, REFUSED, SESSION_HEADER, WAIT_HEADER
 from partita.federation.flower.objects import chain, envelope, unwrapped, wrapped
 from partita.federation.flower.signature import CLOCK, private_key, public_bytes, signed
@@ -22,7 +23,6 @@ __all__ = ["FleetLink"]
 try:
     import httpx
     from flwr.app.metadata import Metadata
-    from flwr.proto import fleet_pb2, heartbeat_pb2, message_pb2, node_pb2
 except ImportError:
     raise MissingExtraError("Flower", "flower") from None
 
@@ -62,15 +62,15 @@ class FleetLink(Link):
             limits=httpx.Limits(max_connections=4),
         )
         self._session = secrets.token_hex(16)
-        self._node: node_pb2.Node | None = None
+        self._node: messages.Node | None = None
         self._open: dict[str, Metadata] = {}
         """What is known of messages that are to be answered."""
         self._closed = threading.Event()
         self._heart: threading.Thread | None = None
 
     def connect(self) -> None:
-        request = fleet_pb2.ActivateNodeRequest(public_key=public_bytes(self._key), heartbeat_interval=_PROMISED)
-        self._node = node_pb2.Node(node_id=self._call("activate-node", request, fleet_pb2.ActivateNodeResponse).node_id)
+        request = messages.ActivateNodeRequest(public_key=public_bytes(self._key), heartbeat_interval=_PROMISED)
+        self._node = messages.Node(node_id=self._call("activate-node", request, messages.ActivateNodeResponse).node_id)
         if self._heart is None:
             self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
             self._heart.start()
@@ -82,8 +82,8 @@ class FleetLink(Link):
             wait = str(int(min(max(until - began, 0.0), _WAIT)))
             pulled = self._call(
                 "pull-messages",
-                fleet_pb2.PullMessagesRequest(node=self._node),
-                fleet_pb2.PullMessagesResponse,
+                messages.PullMessagesRequest(node=self._node),
+                messages.PullMessagesResponse,
                 {WAIT_HEADER: wait},
             )
             for found, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
@@ -113,23 +113,23 @@ class FleetLink(Link):
         parcel = wrapped(answer, reply)
         pushed = self._call(
             "push-messages",
-            fleet_pb2.PushMessagesRequest(
+            messages.PushMessagesRequest(
                 node=self._node,
                 messages_list=[envelope(reply, parcel.identity)],
                 message_object_trees=[parcel.tree],
                 clientapp_runtime_list=[0.0],
             ),
-            fleet_pb2.PushMessagesResponse,
+            messages.PushMessagesResponse,
         )
         for name in pushed.objects_to_push:
-            request = message_pb2.PushObjectRequest(
+            request = messages.PushObjectRequest(
                 node=self._node,
                 run_id=about.run_id,
                 session_id=pushed.session_id,
                 object_id=name,
                 object_content=parcel.contents[name],
             )
-            self._call("push-object", request, message_pb2.PushObjectResponse)
+            self._call("push-object", request, messages.PushObjectResponse)
         self._open.pop(letter.identity, None)
 
     def close(self) -> None:
@@ -140,8 +140,8 @@ class FleetLink(Link):
             with contextlib.suppress(UnreachableError):
                 self._call(
                     "deactivate-node",
-                    fleet_pb2.DeactivateNodeRequest(node_id=self._node.node_id),
-                    fleet_pb2.DeactivateNodeResponse,
+                    messages.DeactivateNodeRequest(node_id=self._node.node_id),
+                    messages.DeactivateNodeResponse,
                 )
         self._http.close()
 
@@ -153,15 +153,15 @@ class FleetLink(Link):
         except ValueError:
             raise UnreachableError(f"The server at {self.address} sends messages that are not partita's.") from None
         for name in names:
-            request = message_pb2.PullObjectRequest(node=self._node, run_id=about.run_id, object_id=name)
-            answer = self._call("pull-object", request, message_pb2.PullObjectResponse)
+            request = messages.PullObjectRequest(node=self._node, run_id=about.run_id, object_id=name)
+            answer = self._call("pull-object", request, messages.PullObjectResponse)
             if not answer.object_available:
                 return None
             contents[name] = answer.object_content
-        confirmed = message_pb2.ConfirmMessageReceivedRequest(
+        confirmed = messages.ConfirmMessageReceivedRequest(
             node=self._node, run_id=about.run_id, message_object_id=identity
         )
-        self._call("confirm-message-received", confirmed, message_pb2.ConfirmMessageReceivedResponse)
+        self._call("confirm-message-received", confirmed, messages.ConfirmMessageReceivedResponse)
         try:
             message = unwrapped(tree, contents, LARGEST, HEADER)
         except InputError as error:
@@ -172,9 +172,9 @@ class FleetLink(Link):
     def _beat(self) -> None:
         """Tells the server that this process lives, also while it computes."""
         while not self._closed.wait(_BEAT):
-            request = heartbeat_pb2.SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=_PROMISED)
+            request = messages.SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=_PROMISED)
             with contextlib.suppress(UnreachableError, RuntimeError):  # it may have been closed meanwhile
-                self._call("send-node-heartbeat", request, heartbeat_pb2.SendNodeHeartbeatResponse)
+                self._call("send-node-heartbeat", request, messages.SendNodeHeartbeatResponse)
 
     def _call(self, name: str, request: Any, kind: type[_Answer], further: dict[str, str] | None = None) -> _Answer:
         """What the server answers to a call; an `UnreachableError` says why there is nothing."""

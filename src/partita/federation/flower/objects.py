@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from partita.errors import DamagedFileError, MissingExtraError
+from partita.federation.flower.messages import ObjectTree, ProtoMessage
 from partita.io.wire import MAGIC, Message, pack, unpack
 
 __all__ = ["ENTRY", "MARGIN", "Parcel", "chain", "envelope", "unwrapped", "wrapped"]
@@ -19,8 +20,6 @@ try:
     from flwr.app.message import make_message
     from flwr.app.metadata import Metadata
     from flwr.common.serde import message_to_proto
-    from flwr.proto.message_pb2 import Message as ProtoMessage
-    from flwr.proto.message_pb2 import ObjectTree
     from flwr.supercore.inflatable.inflatable_object import (
         get_all_nested_objects,
         get_object_tree,

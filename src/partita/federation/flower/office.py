@@ -15,6 +15,7 @@ from typing import NamedTuple
 from partita.engines.remote import Delivery, Transport
 from partita.errors import InputError, MissingExtraError
 from partita.federation.clock import awake
+from partita.federation.flower.messages import ObjectTree
 from partita.federation.flower.objects import MARGIN, Parcel, chain, unwrapped, wrapped
 from partita.io.wire import Message
 
@@ -23,7 +24,6 @@ __all__ = ["Office", "TakenError"]
 try:
     from flwr.app.metadata import Metadata
     from flwr.common.constant import SUPERLINK_NODE_ID
-    from flwr.proto.message_pb2 import ObjectTree
 except ImportError:
     raise MissingExtraError("Flower", "flower") from None
 
