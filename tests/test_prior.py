@@ -81,13 +81,18 @@ def test_the_rule_is_exact_for_moments_and_sees_a_logarithm():
     np.testing.assert_allclose(logarithm, -(np.euler_gamma + np.log(2)) / 2, atol=1e-5)
 
 
-def test_an_expectation_with_a_scale_that_is_inferred_is_that_of_draws():
-    q = pt.FullGaussian.from_mean_covariance(jnp.array([0.4, -1.0]), jnp.array([[0.3, 0.1], [0.1, 0.2]]))
-    group = Group(laws.Laplace(), (0,), 0.1, 0.0, 1)
-    theta = q.sample(jax.random.key(0), (200_000,))
-    drawn = jax.vmap(group.log_density)(theta)
-    # five standard errors
-    np.testing.assert_allclose(group.expected(q), drawn.mean(), atol=5 * drawn.std() / np.sqrt(len(drawn)))
+TEXTS = ["horseshoe(0.5)", "r2d2()", "student_t(3, 0.1, 0.5)", "laplace(0, half_t(3, 1))", "cauchy(0.2, gamma(2, 3))"]
+TEXTS += ["normal(0, half_cauchy(1))", "1: laplace(0, exponential(2)); 0: normal(0, inverse_gamma(3, 1))"]
+
+
+@pytest.mark.parametrize("text", [TEXTS[0], *(pytest.param(text, marks=pytest.mark.slow) for text in TEXTS[1:])])
+def test_expectations_are_those_of_draws(text):
+    """By the check that models keep: of coefficients that are correlated with their scale, and one at the spike."""
+    density = prior(text, 2).density
+    size = prior(text, 2).base.mean.size
+    root = jnp.tril(jnp.full((size, size), 0.2)) + 0.3 * jnp.eye(size)
+    q = pt.FullGaussian.from_mean_covariance(jnp.array([0.02, -1.0, -0.5, 0.3])[:size], root @ root.T)
+    pt.checks.check_model(density, q, np.zeros(1))
 
 
 def test_a_normal_prior_as_a_client_is_the_prior_in_the_family():
@@ -189,7 +194,7 @@ def test_mean_field_by_way_of_full_covariance_settles_at_its_own_optimum():
     assert_same(settled, run(given=plain, rounds=200), rtol=1e-4)
     # the check's precision has the curvature of the prior's density at q in it
     np.testing.assert_allclose(
-        settled.posterior.mean_field.found(), run().posterior.q.sd / settled.posterior.q.sd, rtol=0.02
+        settled.posterior.mean_field.found, run().posterior.q.sd / settled.posterior.q.sd, rtol=0.02
     )
 
 
