@@ -1,7 +1,7 @@
 # `make test` is the README's test command without the installation.
 PYTHON ?= .venv/bin/python
 
-.PHONY: install test slow shapes mutate lint flower versions docs notebooks bench accuracy demo
+.PHONY: install test slow shapes kills mutate lint flower versions docs notebooks bench accuracy demo
 
 install:
 	python3 -m venv .venv && .venv/bin/pip install -e '.[test,lint,docs]' -e ./experiments
@@ -9,8 +9,12 @@ install:
 test:
 	$(PYTHON) -m pytest
 
-slow: shapes
+slow: shapes kills
 	XLA_FLAGS= $(PYTHON) -m pytest -n 0 -m slow -s
+
+# Two hundred random faults of real processes; COUNT and SEED are others. Goes on where it was interrupted.
+kills:
+	PYTHONPATH=tests $(PYTHON) tests/kills.py --count $(or $(COUNT),200) --seed $(or $(SEED),0)
 
 # Types and shapes of all annotations are checked at run time; the recorded runs cover every axis.
 SHAPES = tests/recorded tests/families tests/partition tests/models/test_glm.py tests/models/test_network.py tests/test_expectations.py \

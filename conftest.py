@@ -1,3 +1,4 @@
+import collections
 import gc
 import os
 import pathlib
@@ -62,14 +63,17 @@ def pytest_collection_modifyitems(config, items):
 
     The longest files come first.
     """
-    found = {item.nodeid: item for item in items}
+    found = collections.defaultdict(list)
+    for item in items:
+        for name in {item.nodeid, item.nodeid.partition("[")[0]}:
+            found[name].append(item)
     files = {nodeid.partition("::")[0] for nodeid in found}
     gone = []
     for file in sorted(files & SLOW_CASES.keys()):
         for name in SLOW_CASES[file]:
-            if item := found.get(f"{file}::{name}"):
+            for item in found[f"{file}::{name}"]:
                 item.add_marker(pytest.mark.slow)
-            elif not any("::" in argument for argument in config.args):
+            if not found[f"{file}::{name}"] and not any("::" in argument for argument in config.args):
                 gone.append(f"{file}::{name}")
     if gone:
         raise pytest.UsageError(f"There is no {', no '.join(gone)}: mend tests/support/slow_cases.py.")

@@ -9,6 +9,8 @@ from pathlib import Path
 import jax
 import pytest
 
+from partita.cli.beginning import begin
+from partita.errors import InputError
 from partita.io import programs
 from partita.io.programs import keep_programs, programs_folder
 
@@ -71,3 +73,15 @@ def test_by_default_it_is_the_users_cache_folder_unless_jax_has_one(monkeypatch)
 def test_importing_sets_no_folder():
     assert keep_programs
     assert jax.config.jax_compilation_cache_dir is None
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are those of POSIX")
+def test_a_folder_that_others_write_to_is_refused(tmp_path, capsys, monkeypatch):
+    """They could have this process run what they like."""
+    tmp_path.chmod(0o775)
+    with pytest.raises(InputError, match="Others can write to"):
+        keep_programs(tmp_path)
+    monkeypatch.setenv(programs.VARIABLE, str(tmp_path))
+    begin()
+    assert "chmod go-w" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

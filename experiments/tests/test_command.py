@@ -143,7 +143,7 @@ def test_a_plan_is_a_table_with_a_row_per_run(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["mnist"], "There is no experiment named 'mnist': choose one of uci, mortality, heart"),
+        (["mnist"], "There is no experiment named 'mnist': choose one of uci, uci-adam, mortality, heart"),
         (["uci", "--problem", "adult C"], "There is no problem named 'adult C': choose one of adult A"),
         (["heart", "--quick", "--solver", "euler"], "There is no solver named 'euler'"),
         (["mortality", "--data", "mimic"], "MIMIC-III"),

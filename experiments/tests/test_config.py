@@ -61,7 +61,9 @@ def test_the_papers_settings_are_there():
         ("credit A", 0.0, 0.0),
         ("credit B", 0.3, -0.7),
     ]
-    assert {key: uci.solvers["authors"][key] for key in ("learning_rate", "batch_size")} == {
+    adam = experiments.load("uci-adam")
+    assert [(p.name, p.split) for p in adam.problems] == [(p.name, p.split) for p in uci.problems]
+    assert {key: adam.solvers["adam"][key] for key in ("learning_rate", "batch_size")} == {
         "learning_rate": 0.01,
         "batch_size": 128,
     }
@@ -182,5 +184,6 @@ def test_a_method_may_run_twice_under_two_names(tmp_path):
 
 
 def test_an_unknown_experiment_raises_an_error_that_lists_the_known_ones():
-    with pytest.raises(InputError, match="There is no experiment named 'mnist': choose one of uci, mortality, heart"):
+    known = "choose one of uci, uci-adam, mortality, heart"
+    with pytest.raises(InputError, match=f"There is no experiment named 'mnist': {known}"):
         experiments.load("mnist")

@@ -5,9 +5,7 @@ import pytest
 
 from partita import InputError
 from partita_experiments import store
-from support.made_up_cells import CLIENTS, cell
-
-DIGESTS = {"digest": "a" * 16, "data": "b" * 16, "program": "c" * 16, "version": "0.1.0", "jax": "0.10.2"}
+from support.made_up_cells import CLIENTS, DIGESTS, cell
 
 
 def cells():

@@ -56,14 +56,16 @@ def check_family(q: Family, other: Family) -> None:
 
     # draws, against the exact moments of the statistics (five standard errors)
     draws = q.sample(jax.random.key(0), (20_000,))
-    statistics = jax.jit(jax.vmap(q.statistics))(draws)
-    for sampled, exact in zip(jax.tree.leaves(statistics), jax.tree.leaves(q.mean_parameters()), strict=True):
-        error = np.abs(sampled.mean(0) - exact) / (np.asarray(sampled).std(0) / np.sqrt(len(sampled)) + 1e-12)
+    statistics, log_probs = jax.device_get(
+        jax.jit(jax.vmap(lambda drawn: (q.statistics(drawn), q.log_prob(drawn))))(draws)
+    )
+    means = jax.device_get(q.mean_parameters())
+    for sampled, exact in zip(jax.tree.leaves(statistics), jax.tree.leaves(means), strict=True):
+        error = np.abs(sampled.mean(0) - exact) / (sampled.std(0) / np.sqrt(len(sampled)) + 1e-12)
         assert error.max() < 5.5, f"draws do not have the mean parameters ({error.max():.1f} standard errors off)"
-    log_probs = jax.jit(jax.vmap(q.log_prob))(draws)
-    error = abs(log_probs.mean() + q.entropy()) / (log_probs.std() / np.sqrt(len(log_probs)) + 1e-12)
+    error = abs(log_probs.mean() + float(q.entropy())) / (log_probs.std() / np.sqrt(len(log_probs)) + 1e-12)
     assert error < 5.5, f"E[−log q] is not the entropy ({error:.1f} standard errors off)"
-    first = jax.tree.map(lambda leaf: leaf[0], draws)
+    first = jax.tree.map(lambda leaf: leaf[0], jax.device_get(draws))
     trees = [jax.tree.structure(draw) for draw in (first, q.sample(jax.random.key(0)))]
     assert trees[0] == trees[1], "one draw has another shape"
 
@@ -298,5 +300,5 @@ def _near(value: Any, expected: float, tolerance: float, message: str) -> None:
 
 def _distance(first: PyTree, second: PyTree) -> float:
     """The largest difference between parameters, relative to the size of the leaf they are in."""
-    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    pairs = zip(jax.tree.leaves(jax.device_get(first)), jax.tree.leaves(jax.device_get(second)), strict=True)
     return float(np.max([np.abs(a - b).max() / max(1.0, np.abs(b).max()) for a, b in pairs]))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from partita.errors import DiskError
 from partita.federation.client import attend
 from partita.federation.link import Letter, Link, UnreachableError
 from partita.io.wire import Message
@@ -44,18 +45,32 @@ def letter(identity):
     return Letter(identity, Message({"identity": identity}, {}))
 
 
-def run(*steps):
-    """What a client does over a link of these steps: the link, its sentences, its pauses, and what it has answered."""
+def run(*steps, full=0):
+    """What a client does over a link of these steps: the link, its sentences, its pauses, and what it has answered.
+
+    So many times it cannot answer, since its disk is full.
+    """
     link, said, pauses, asked = Script(*steps), [], [], []
 
     def handle(message):
         asked.append(message.header["identity"])
+        if len(asked) <= full:
+            raise DiskError("log", "No space left")
         return Message({"n": len(asked)}, {})
 
     with pytest.raises(Over), link:
         attend(handle, link, said.append, rest=pauses.append)
     assert link.closed
     return link, said, pauses, asked
+
+
+def test_a_full_disk_holds_an_answer_back_and_is_not_the_servers_business():
+    link, said, pauses, asked = run(("connect", None), ("pull", letter("a")), ("push", None), full=3)
+    assert asked == ["a"] * 4
+    assert link.calls == [["connect"], ["pull"], ["push", "a", 4], ["pull"]]
+    assert len(pauses) == 3
+    assert "free some space" in said[0]
+    assert len(said) == 2
 
 
 GONE = UnreachableError("nothing answers")

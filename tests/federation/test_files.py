@@ -125,6 +125,9 @@ def test_a_client_may_make_its_key_and_send_the_public_one(tmp_path):
         own_key(tmp_path / "east", "east")
     with pytest.raises(InputError, match="or is that of east"):
         accept(study, "west", public)
+    public.write_text(public.read_text().strip() + " " + "what else somebody may write" * 20 + "\n")
+    accept(study, "east", public)
+    assert "else" not in (study / "keys" / "east.pub").read_text()
     (tmp_path / "wrong.pub").write_text("ssh-ed25519 AAAA" + "x" * 10_000)
     for wrong in (tmp_path / "wrong.pub", tmp_path / "none.pub", tmp_path / "east" / "keys" / "east"):
         with pytest.raises(InputError):

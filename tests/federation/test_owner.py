@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from partita.cli import app
-from partita.errors import InputError
+from partita.errors import DiskError, InputError
 from partita.federation import config
 from partita.federation.beginning import beginning
 from partita.federation.client import Client
@@ -224,7 +224,7 @@ def test_sums_are_told_to_so_many_stages_and_no_more(tmp_path):
         agreed["design"]["summary"]["columns"][0]["rest"] = 0.0
         about_it = {"kind": "hello", "task": f"{k}", "digest": about.digest, "agreed": agreed}
         told.append(client.handle(Message(about_it, {})).header["kind"])
-    assert told.count("hello") == 4 * 4 - 1
+    assert told.count("hello") == len(about.clients)
     assert told[-1] == "error"
 
 
@@ -256,21 +256,41 @@ def test_a_posterior_that_is_much_tighter_than_the_runs_is_refused(run, tmp_path
 def test_nothing_leaves_that_cannot_be_logged(run, tmp_path):
     client = again(run, tmp_path)
     client.log = SentLog(tmp_path / "missing" / "log", "server")
-    answer = client.handle(update(run))
-    assert reason(answer)
-    assert not answer.arrays
+    with pytest.raises(DiskError, match="missing"):
+        client.handle(update(run))
     client.guard.path.write_text("{")
     with pytest.raises(InputError, match="--anew"):
         Guard(run[1], client.guard.path)
 
 
-def test_the_log_is_bounded_and_plain(tmp_path, monkeypatch):
+def test_the_log_is_bounded_and_plain_and_loses_nothing(tmp_path, monkeypatch):
+    """A server that asks for nonsense, or for the same again, does not drive out what was told before."""
     monkeypatch.setattr("partita.federation.sent._LARGEST", 1000)
+    monkeypatch.setattr("partita.federation.sent._MOST_EMPTY", 20)
     log = SentLog(tmp_path / "log", "\x1b[2Jserver")
-    for _ in range(50):
-        log.add(Message({"kind": "error", "reason": "\x1b[31mno\n"}, {}))
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 3000
-    assert "\x1b" not in log.path.read_text()
+    told = [Message({"kind": "update"}, {".x": np.full(3, float(k))}) for k in range(9)]
+    for k in range(90):
+        log.add(told[k % 9])
+        log.add(Message({"kind": "error", "reason": f"\x1b[31mno\n {k}"}, {}))
+    text = "".join(path.read_text() for path in tmp_path.iterdir())
+    assert "\x1b" not in text
+    assert text.count("3 numbers") == 9
+    assert text.count("31mno") == 20
+
+
+@pytest.mark.parametrize("kind", ["hello", "update", "ell", "agreed"])
+def test_nothing_that_a_server_sends_ends_a_client(kind, tmp_path):
+    """Neither nonsense nor tables in tables, as deep as they can be read."""
+    about = asked("ill ~ age")
+    client = kept(tmp_path, about)
+    deep = {}
+    for _ in range(400):
+        deep = {"a": deep}
+    for agreed in (None, 3, "x", [], {"rows": 1}, deep):
+        for share in (None, 1e-400, 10**400, "1", deep):
+            header = {"kind": kind, "task": deep, "digest": about.digest, "agreed": agreed, "share": share}
+            answer = client.handle(Message(header, {}))
+            assert answer.header["kind"] in ("error", "ack") or (kind == "hello" and not agreed)
 
 
 def test_a_preview_says_what_would_leave_and_nothing_does(tmp_path):

@@ -1,11 +1,9 @@
-"""Federations of real processes on this machine, over TLS: what listens, who is let in, and what kills do."""
+"""Federations of real processes on this machine, over TLS: what listens, and who is let in."""
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -86,52 +84,6 @@ def test_a_federation_of_processes_over_tls(tmp_path, none_left):
     check(study, files)
     said = "".join(path.read_text() for path in study.glob("*.txt"))
     assert "PRIVATE KEY" not in said
-
-
-KILLS = ("kill the server", "kill a client", "stop a client for a while", "stop the server for a while")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["sequential", "synchronous", "asynchronous"])
-@pytest.mark.parametrize("group", [0, *range(1, int(os.environ.get("PARTITA_KILLS", "70")) // 10)])
-def test_random_kills_do_not_change_the_posterior(group, method, tmp_path, none_left):
-    """Ten a case, wherever a run stands: `kill -9`, and a pause as of a network that is cut."""
-    generator = np.random.default_rng([group, len(method)])
-    study, files = processes.federation(tmp_path, NAMES, rows, method)
-    for path in (study, *(study / "clients" / name for name in NAMES)):
-        text = (path / config.CONFIG_FILE).read_text()
-        (path / config.CONFIG_FILE).write_text(text.replace("tolerance = 1e-6", "tolerance = 1e-12"))
-    with contextlib.ExitStack() as stack:
-        commands = {
-            name: ("client", study / "clients" / name, "--name", name, "--data", path) for name, path in files.items()
-        }
-        running = {
-            name: stack.enter_context(partita(*command, log=study / f"{name}.txt"))
-            for name, command in commands.items()
-        }
-        server = stack.enter_context(partita("server", study, log=study / "server.txt"))
-        for kind in generator.choice(KILLS, 10):
-            time.sleep(generator.exponential(2.0))
-            name = str(generator.choice(NAMES))
-            if kind == "kill the server":
-                server.kill()
-                server.wait()
-                again = "resume" if (study / "ledger.sqlite").exists() else "server"
-                server = stack.enter_context(partita(again, study, log=study / "server.txt"))
-            elif kind == "kill a client":
-                running[name].kill()
-                running[name].wait()
-                running[name] = stack.enter_context(partita(*commands[name], log=study / f"{name}.txt"))
-            else:
-                one = server if kind == "stop the server for a while" else running[name]
-                one.send_signal(signal.SIGSTOP)
-                time.sleep(generator.exponential(1.0))
-                one.send_signal(signal.SIGCONT)
-        assert server.wait(600) == 0, (study / "server.txt").read_text()
-    if method == "asynchronous":
-        check_the_end(study, files)
-    else:
-        check(study, files)
 
 
 @pytest.mark.slow

@@ -88,6 +88,18 @@ def test_label_shards_give_few_labels_each():
     np.testing.assert_array_equal(used(parts), np.arange(200))
 
 
+def test_label_shards_are_cut_within_a_label():
+    """Labels of unequal sizes: no shard has two, and no shard could be smaller without another becoming the largest."""
+    counts = np.array([59, 67, 60, 7, 1])
+    y = np.random.default_rng(0).permutation(np.repeat(np.arange(5), counts))
+    parts = label_shards(y, 10, shards=2, seed=1)
+    assert all(len(np.unique(y[part])) <= 2 for part in parts)
+    np.testing.assert_array_equal(used(parts), np.arange(len(y)))
+    single = [len(part) for part in label_shards(y, 20, shards=1)]
+    assert (len(single), max(single)) == (20, 12)
+    assert sum(-(-counts // 11)) > 20  # pieces of at most 11 rows would be more than 20
+
+
 def test_k_means_finds_clusters():
     generator = np.random.default_rng(0)
     centres = np.repeat([[0.0, 0.0], [50.0, 0.0], [0.0, 50.0]], [10, 20, 30], axis=0)
@@ -122,6 +134,11 @@ def test_by_column_has_a_client_per_value(values, names):
 def test_more_clients_than_rows_are_refused(ask):
     with pytest.raises(InputError, match="cannot be divided"):
         ask()
+
+
+def test_more_labels_than_shards_are_refused():
+    with pytest.raises(InputError, match="There are 9 labels for 4 shards of one label each"):
+        label_shards(np.arange(9), 2)
 
 
 def test_split_gives_each_client_its_rows_and_name():

@@ -13,16 +13,23 @@ from support.small_problems import KEY, X, Y, problem, scipy_optimum, solve
 PRIOR = MeanFieldGaussian.standard_normal(3)
 
 
-@pytest.mark.parametrize("batch_size", [8, 7, 100], ids=["divides 40", "leaves a rest", "more than all"])
-def test_an_epoch_of_mini_batches_is_all_rows_once(batch_size):
-    """Σ_b (n_b / N) ell_b = ell, so that each batch is an unbiased estimate; padding is never drawn."""
+@pytest.mark.parametrize(
+    ("batch_size", "width", "sizes"),
+    [(8, 8, [8] * 5), (7, 7, [7, 7, 7, 7, 7, 5]), (30, 27, [20, 20]), (100, 80, [40])],
+    ids=["divides 40", "leaves a rest", "evenly", "more than all"],
+)
+def test_an_epoch_of_mini_batches_is_all_rows_once(batch_size, width, sizes):
+    """Σ_b (n_b / N) ell_b = ell, so that each batch is an unbiased estimate; padding is never drawn.
+
+    Of 40 rows, padded to 80, batches of at most 30 are two of 20, and no program has room for 30.
+    """
     twice = Table(np.tile(X, (2, 1)), np.tile(Y, 2))
     weights = np.random.default_rng(2).uniform(0.5, 2.0, 40)
     shard = federate([Table(X, Y), twice], weights=[weights, np.ones(80)], buckets=1).shards[0]
     assert len(shard.weights) == 80
     model, solver = LogisticRegression(), Gradient(batch_size=batch_size)
     q = MeanFieldGaussian.from_mean_sd(jnp.array([1.0, -0.5, 0.2]), 0.5)
-    batches = -(-40 // batch_size)
+    batches = len(sizes)
 
     @jax.jit
     def next_batch(order, index):
@@ -34,8 +41,8 @@ def test_an_epoch_of_mini_batches_is_all_rows_once(batch_size):
         total, visited = 0.0, []
         for place in range(batches):
             ell, column, order = next_batch(order, epoch * batches + place)
-            assert len(column) == min(batch_size, 80)
-            rows = min(batch_size, 40 - place * batch_size)
+            assert len(column) == width
+            rows = sizes[place]
             total += rows / 40 * ell
             visited += column[:rows].tolist()
         np.testing.assert_allclose(total, model.ell(q, shard.data, shard.weights, KEY), rtol=1e-12)

@@ -19,6 +19,7 @@ METHODS = (*NAMED, *ON_ONE_CLIENT)
 
 NAMES = (
     "uci",
+    "uci-adam",
     "mortality",
     "heart",
     "mnist-homogeneous",

@@ -1,5 +1,7 @@
 """Figures in the paper's layout: test error and NLL against communications, mean ± sd over seeds, a line per run."""
 
+import hashlib
+import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
 from partita_experiments.results import Curve, Results
 
@@ -36,6 +39,8 @@ ONE_PASS = ("vcl", "bcm_same", "bcm_split")
 UNDRAWN = ("pooled", "alone")
 """Methods that do not communicate, and so have no curve."""
 METRICS = {"error": "test error", "nll": "test NLL, nats per row", "pruned": "pruned parameters"}
+DIGEST = "Numbers"
+"""The name under which a figure's file carries the digest of its numbers."""
 AXES = {
     "communications": "communications (one client, there and back)",
     "synchronous_steps": "gradient steps (the most among the clients of a round)",
@@ -102,8 +107,29 @@ def draw(
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
     figure.suptitle(title)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=130, metadata={DIGEST: digest(results, problems, panels, by)})
     return figure
+
+
+def digest(results: Results, problems: Sequence[str], panels: Sequence[str], by: str = "communications") -> str:
+    """A hash of the numbers that a figure draws, which its file carries, so that one of other results is found."""
+    curves = {
+        f"{problem}, {run}, {metric}": [part.tolist() for part in results.curve(problem, run, metric, by)]
+        for problem in problems
+        for run in styles(results)
+        if results.has(problem, run)
+        for metric in panels
+    }
+    return hashlib.sha256(json.dumps(curves).encode()).hexdigest()[:16]
+
+
+def drawn(path: Path) -> str | None:
+    """The digest that a figure's file carries, None if there is none."""
+    try:
+        with Image.open(path) as image:
+            return image.info.get(DIGEST)
+    except OSError:
+        return None
 
 
 def _line(axes: Axes, curve: Curve, style: Style, one_pass: bool) -> None:

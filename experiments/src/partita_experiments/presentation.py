@@ -12,7 +12,7 @@ from partita.errors import InputError
 from partita.io.atomic import write_text
 from partita_experiments import store
 from partita_experiments.config import Experiment, file_name, load
-from partita_experiments.figure import draw
+from partita_experiments.figure import digest, draw, drawn
 from partita_experiments.report import Heading, Part, Picture, ReportTable, Statement, Text, markdown, page
 from partita_experiments.results import Results
 from partita_experiments.runner import Plan
@@ -33,6 +33,12 @@ class Report(NamedTuple):
 
 def from_table(name: str, table: Path, config: Path | None, output: Path | None) -> Report:
     """Writes the report of an experiment from its stored table, beside it or into another folder."""
+    plan, stored = _stored(name, table, config)
+    return write_report(plan, stored.cells, stored.clients, output or table.parent)
+
+
+def _stored(name: str, table: Path, config: Path | None) -> tuple[Plan, store.Stored]:
+    """A table, and the plan of the experiment with the problems and seeds that it has."""
     stored = store.load(table)
     if stored.experiment != name:
         raise InputError(f"{table} has results of {stored.experiment}, not of {name}: give the table of {name}.")
@@ -42,22 +48,43 @@ def from_table(name: str, table: Path, config: Path | None, output: Path | None)
     kept = tuple(problem for problem in experiment.problems if problem.name in stored.clients)
     most = max((cell["seed"] for cell in stored.cells), default=-1) + 1
     experiment = dataclasses.replace(experiment, problems=kept, seeds=max(experiment.seeds, most))
-    plan = Plan(experiment, table.parent, stored={store.key(cell): cell for cell in stored.cells})
-    return write_report(plan, stored.cells, stored.clients, output or table.parent)
+    return Plan(experiment, table.parent, stored={store.key(cell): cell for cell in stored.cells}), stored
 
 
 def write_report(plan: Plan, cells: Sequence[store.Cell], clients: store.Clients, folder: Path) -> Report:
     """Writes `report.md`, `report.html` and the figures of these cells into a folder."""
     experiment, results = plan.experiment, Results(in_order(plan, cells))
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = _figures(experiment, results, folder)
+    drawings, parts = _drawings(experiment, results), _parts(plan, results, clients)
+    for drawing in drawings:
+        about = (experiment.panels, drawing.by, experiment.log_metrics)
+        draw(folder / drawing.picture.file, results, drawing.problems, drawing.title, *about)
+    write_text(folder / "report.md", markdown(experiment.title, parts))
+    write_text(folder / "report.html", page(experiment.title, parts))
+    return Report(parts, ("report.md", "report.html", *(drawing.picture.file for drawing in drawings)))
+
+
+def outdated(name: str, folder: Path) -> list[str]:
+    """The files beside a folder's table that do not tell what it does: the report, and figures by their digests."""
+    plan, stored = _stored(name, folder / store.FILE, None)
+    experiment, results = plan.experiment, Results(in_order(plan, stored.cells))
+    told = markdown(experiment.title, _parts(plan, results, stored.clients))
+    found = ["report.md"] if (folder / "report.md").read_text(encoding="utf-8") != told else []
+    for drawing in _drawings(experiment, results):
+        file = drawing.picture.file
+        if drawn(folder / file) != digest(results, drawing.problems, experiment.panels, drawing.by):
+            found.append(file)
+    return found
+
+
+def _parts(plan: Plan, results: Results, clients: store.Clients) -> list[Part]:
+    """What the report says."""
+    experiment = plan.experiment
     found = PAGES[experiment.name](results, clients)
     if experiment.smoke:
         found = [part for part in found if not isinstance(part, Statement)]
-    parts: list[Part] = [Text(experiment.question), *pictures, *found, Heading("The cells"), *_cells(plan, results)]
-    write_text(folder / "report.md", markdown(experiment.title, parts))
-    write_text(folder / "report.html", page(experiment.title, parts))
-    return Report(parts, ("report.md", "report.html", *(picture.file for picture in pictures)))
+    pictures = [drawing.picture for drawing in _drawings(experiment, results)]
+    return [Text(experiment.question), *pictures, *found, Heading("The cells"), *_cells(plan, results)]
 
 
 def in_order(plan: Plan, cells: Sequence[store.Cell]) -> list[store.Cell]:
@@ -67,20 +94,27 @@ def in_order(plan: Plan, cells: Sequence[store.Cell]) -> list[store.Cell]:
     return [found[key] for key in wanted if key in found]
 
 
-def _figures(experiment: Experiment, results: Results, folder: Path) -> list[Picture]:
+class Drawing(NamedTuple):
+    """A figure to be drawn."""
+
+    picture: Picture
+    problems: list[str]
+    title: str
+    by: str
+
+
+def _drawings(experiment: Experiment, results: Results) -> list[Drawing]:
     """One figure per data set, as in the paper, and per horizontal axis."""
-    pictures, groups = [], dict[str, list[str]]()
+    found, groups = [], dict[str, list[str]]()
     for problem in experiment.problems:
         if problem.name in results.problems:
             groups.setdefault(problem.data, []).append(problem.name)
     for (data, problems), by in itertools.product(groups.items(), experiment.by):
         name = data if by == "communications" else f"{data} by {by.replace('_', ' ')}"
-        file = f"{file_name(name)}.png"
-        title = f"{experiment.title}: {data}"
-        draw(folder / file, results, problems, title, experiment.panels, by, experiment.log_metrics)
         counts = [len(results.of(problem, run)) for problem in problems for run in results.runs]
-        pictures.append(Picture(file, f"{name}: {_seeds([count for count in counts if count])}."))
-    return pictures
+        picture = Picture(f"{file_name(name)}.png", f"{name}: {_seeds([count for count in counts if count])}.")
+        found.append(Drawing(picture, problems, f"{experiment.title}: {data}", by))
+    return found
 
 
 def _seeds(counts: Sequence[int]) -> str:

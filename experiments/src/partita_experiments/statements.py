@@ -73,6 +73,7 @@ def heart(results: Results, clients: Clients) -> list[Part]:
 
 PAGES: Mapping[str, Callable[[Results, Clients], list[Part]]] = {
     "uci": uci,
+    "uci-adam": uci,
     "mortality": mortality,
     "heart": heart,
     "mnist-homogeneous": images.homogeneous,

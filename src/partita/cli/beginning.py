@@ -1,9 +1,10 @@
 """What every command does that computes: double precision, and compiled programs from where they are kept."""
 
-import contextlib
+import sys
 
 import jax
 
+from partita.errors import InputError
 from partita.io.programs import keep_programs, programs_folder
 
 __all__ = ["begin"]
@@ -14,5 +15,9 @@ def begin() -> None:
     jax.config.update("jax_enable_x64", True)
     folder = programs_folder()
     if folder is not None:
-        with contextlib.suppress(OSError):
+        try:
             keep_programs(folder)
+        except InputError as error:
+            print(f"Programs are not kept. {error}", file=sys.stderr)
+        except OSError:
+            return

@@ -84,13 +84,27 @@ def beta_kappa(y: Real[ArrayLike, " n"], clients: int = 10, beta: float = 0.0, k
 
 
 def label_shards(y: Real[ArrayLike, " n"], clients: int, shards: int = 2, seed: int = 0) -> Indices:
-    """Sorts rows by label, cuts them into `shards` pieces per client, and assigns the pieces at random."""
+    """Cuts the rows of each label into pieces, `shards` per client in all, and assigns the pieces at random.
+
+    No piece has rows of two labels, so that no client has more than `shards` labels. Labels are cut so that the largest
+    piece is as small as possible; pieces, and so clients, differ in size unless the labels' numbers of rows allow it.
+    """
     labels = _labels(y, "shards")
     check_whole("number of clients", clients)
     check_whole("number of shards", shards)
     check_seed(seed)
     _enough(len(labels), clients * shards)
-    pieces = np.array_split(np.argsort(labels, kind="stable"), clients * shards)
+    counts = np.unique(labels, return_counts=True)[1]
+    if len(counts) > clients * shards:
+        raise DataError(
+            f"There are {len(counts)} labels for {clients * shards} shards of one label each: ask for more clients or "
+            "shards."
+        )
+    cuts = np.ones(len(counts), int)
+    for _ in range(clients * shards - len(counts)):
+        cuts[np.argmax(counts / cuts)] += 1
+    rows = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
+    pieces = [piece for some, number in zip(rows, cuts, strict=True) for piece in np.array_split(some, number)]
     dealt = np.random.default_rng(seed).permutation(clients * shards).reshape(clients, shards)
     return [np.sort(np.concatenate([pieces[i] for i in hand])) for hand in dealt]
 

@@ -204,5 +204,6 @@ def _bucket_lengths(sizes: Sequence[int], buckets: int | None) -> list[int]:
 def _pad(data: PyTree, weights: np.ndarray, size: int, length: int) -> Shard:
     index = np.minimum(np.arange(length), size - 1)
     padded = np.where(np.arange(length) < size, np.asarray(weights)[index], 0).astype(_float_type(data))
-    rows = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[index]), data)
-    return Shard(rows, jnp.asarray(padded), jnp.asarray(size))
+    # `array` copies; `asarray` would compile a program for each shape
+    rows = jax.tree.map(lambda leaf: jnp.array(np.asarray(leaf)[index]), data)
+    return Shard(rows, jnp.array(padded), jnp.array(size))

@@ -314,7 +314,7 @@ def _check_rows(model: Model, prior: Family, partition: Partition) -> None:
         except InputError as error:
             raise SettingsError(f"{name}: {error}.") from None
     shard, key = partition.shards[0], jax.random.key(0)
-    row = jax.tree.map(lambda leaf: leaf[0], shard.data)
+    row = jax.tree.map(lambda leaf: jnp.array(np.asarray(leaf)[0]), shard.data)
     failures = [
         *_failures(lambda q: model.ell(q, shard.data, shard.weights, key), prior),
         *_failures(lambda q: _check_density(model.log_density(q.sample(key), row)), prior),

@@ -350,7 +350,7 @@ def check_start(start: Any) -> None:
 def floating(leaf: Numbers, name: str = "parameters") -> Float[Array, "..."]:
     """The leaf as a floating-point array with a strong dtype; a weak one would cause recompilation."""
     if not isinstance(leaf, jax.Array):
-        leaf = real_array(name, leaf)
+        leaf = jnp.array(real_array(name, leaf))  # unlike `asarray`, compiles no program for a new shape
     dtype = jnp.asarray(leaf).dtype
     if jnp.issubdtype(dtype, jnp.complexfloating):
         raise SettingsError(f"The {name} hold complex numbers where real numbers are needed: take their real parts.")

@@ -231,7 +231,7 @@ class BlockGaussian(Gaussian):
         """Block by block, since the Fisher matrix is that of independent blocks."""
 
         def one(part: FullGaussian, its: FullGaussian) -> FullGaussian:
-            return part.restricted(its, FullGaussian(free.precision_mean, free.precision, part.layout))
+            return part.restricted(its, jax.tree.unflatten(jax.tree.structure(part), jax.tree.leaves(free)))
 
         its = _batch(self._at.cut(direction.precision_mean), self._at.masked(direction.precision))
         return self._joined(_each(one, self._parts(), its))
@@ -268,8 +268,9 @@ def _each(function: Callable[..., Any], *batches: Any) -> Any:
 
 
 def _batch(precision_mean: _Vectors, precision: _Matrices) -> FullGaussian:
-    """Full Gaussians along a leading axis."""
-    return FullGaussian(precision_mean, precision, Layout.of(jax.ShapeDtypeStruct(precision_mean.shape[1:], float)))
+    """Full Gaussians along a leading axis, each of which is made of one vector and one matrix."""
+    layout = Layout.of(jax.ShapeDtypeStruct(precision_mean.shape[1:], float))
+    return jax.vmap(lambda vector, matrix: FullGaussian(vector, matrix, layout))(precision_mean, precision)
 
 
 def _sizes(sizes: Sequence[int]) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ __all__ = [
     "public_key",
     "renew",
     "warnings",
+    "write_public",
 ]
 
 try:
@@ -36,6 +37,8 @@ except ImportError:
 
 _YEARS, _AUTHORITY_YEARS = 2, 10
 """The validity in years of the server's certificate, and of the authority's."""
+_BEFORE = datetime.timedelta(days=1)
+"""How long before it is made a certificate is good, for slow clocks: what is wrong with one is told later."""
 _WARNED = datetime.timedelta(days=31)
 """How long before its end a certificate is warned of."""
 _LARGEST = 2000
@@ -62,7 +65,7 @@ def make_authority(folder: Path, host: str) -> None:
     _secret(folder / _AUTHORITY_KEY, authority)
     server = ec.generate_private_key(ec.SECP384R1())
     _secret(folder / SERVER_KEY, server)
-    _write_public(folder / SERVER_PUBLIC, server)
+    write_public(folder / SERVER_PUBLIC, server.public_key())
     renew(folder, host)
 
 
@@ -104,7 +107,7 @@ def make_key(private: Path, public: Path) -> None:
     """Writes a client's private key, and its public key, which is all that the server needs."""
     key = ec.generate_private_key(ec.SECP384R1())
     _secret(private, key, serialization.PrivateFormat.OpenSSH)
-    _write_public(public, key)
+    write_public(public, key.public_key())
 
 
 def public_key(path: Path) -> ec.EllipticCurvePublicKey:
@@ -180,7 +183,7 @@ def _certificate(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_before(now - _BEFORE)
         .not_valid_after(now + datetime.timedelta(days=365 * years))
         .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
         .add_extension(usage, critical=True)
@@ -213,6 +216,7 @@ def _write(path: Path, signed: x509.Certificate) -> None:
     atomic.write_text(path, signed.public_bytes(serialization.Encoding.PEM).decode())
 
 
-def _write_public(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+def write_public(path: Path, key: ec.EllipticCurvePublicKey) -> None:
+    """Writes a public key, and nothing else."""
+    public = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     atomic.write_text(path, public.decode() + "\n")

@@ -11,7 +11,7 @@ from typing import Any
 
 from partita.data import federate
 from partita.engines.endpoint import ClientEndpoint
-from partita.errors import FederationError, InputError
+from partita.errors import DiskError, FederationError, InputError
 from partita.federation.beginning import beginning
 from partita.federation.config import Federation
 from partita.federation.disclosure import Limits, released
@@ -20,7 +20,7 @@ from partita.federation.scheme import PRIVATE_ERROR, Own, Scheme
 from partita.io.wire import Message
 from partita.models.prior import base_of
 
-__all__ = ["Client", "attend", "usable"]
+__all__ = ["Client", "attend", "failed", "usable"]
 
 _LIMITS = Limits()
 _LOG = logging.getLogger("partita")
@@ -76,9 +76,7 @@ class Client:
                 return Message({**about, "kind": "ack"}, {})
             return self._site(agreed).handle(message)
         except Exception as error:
-            _LOG.warning("%s: %s: %s", self.name, type(error).__name__, error)
-            public = error.public if isinstance(error, InputError) else None
-            return Message({**about, "kind": "error", "reason": public or PRIVATE_ERROR}, {})
+            return failed(self.name, message, error)
 
     def prepare(self) -> None:
         """Compiles for the tasks to come, where what is agreed on shows their shapes; called while nothing is asked."""
@@ -95,6 +93,11 @@ class Client:
     def rows(self) -> int:
         """How many rows it has."""
         return self._own.size
+
+    def left(self, message: Message) -> int:
+        """How many stages of round 0 are left by what a message says was agreed on."""
+        agreed: Any = message.header.get("agreed", {})
+        return self._beginning.restored(agreed).left
 
     def tightness(self, message: Message, answer: Message) -> tuple[float, float]:
         """Of a task and its answer: see `ClientEndpoint.tightness`."""
@@ -122,6 +125,14 @@ class Client:
         return ClientEndpoint(self.name, recipe, base_of(scheme.prior()), parts.shards[0])
 
 
+def failed(name: str, message: Message, error: Exception) -> Message:
+    """What the server is told of a message that could not be answered; the whole error is in the client's own log."""
+    _LOG.warning("%s: %s: %s", name, type(error).__name__, error)
+    public = error.public if isinstance(error, InputError) else None
+    about = {"name": name, "task": str(message.header.get("task", ""))}
+    return Message({**about, "kind": "error", "reason": public or PRIVATE_ERROR}, {})
+
+
 def attend(
     handle: Callable[[Message], Message],
     link: Link,
@@ -131,30 +142,31 @@ def attend(
 ) -> None:
     """Answers the server's messages until it is interrupted.
 
-    A server that cannot be reached is tried again, after pauses that grow; what is said of it is said once. An answer
-    is handed in again until the server has it. `idle` is called when there is nothing to do.
+    A server that cannot be reached is tried again, after pauses that grow; what is said of it is said once. So is a
+    message that cannot be answered since a disk is full. An answer is handed in again until the server has it. `idle`
+    is called when there is nothing to do.
     """
     pause, said, connected = _FIRST_PAUSE, "", False
-    held: tuple[Letter, Message] | None = None
+    letter: Letter | None = None
+    answer: Message | None = None
     while True:
         try:
             if not connected:
                 link.connect()
                 connected = True
-            if held is None:
-                letter = link.pull(_PULL)
-                held = None if letter is None else (letter, handle(letter.message))
-            if held is not None:
-                link.push(*held)
-            held, pause = None, _FIRST_PAUSE
+            letter = letter or link.pull(_PULL)
+            answer = answer or (letter and handle(letter.message))
+            if letter and answer:
+                link.push(letter, answer)
+            letter, answer, pause = None, None, _FIRST_PAUSE
             if said:
                 say("connected.")
             said = ""
             idle()
-        except UnreachableError as error:
-            connected = False
+        except (UnreachableError, DiskError) as error:
+            connected = letter is not None and answer is None  # it is not the link, but the answer, that fails
             if str(error) != said:
-                say(f"{error}; the client goes on trying.")
+                say(f"{str(error).removesuffix('.')}; the client goes on trying.")
             said = str(error)
             rest(pause * random.uniform(0.8, 1.2))
             pause = min(2 * pause, _LONGEST_PAUSE)

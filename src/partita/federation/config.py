@@ -203,8 +203,8 @@ def _mistakes(federation: Federation, source: str) -> Iterator[str]:
     if not names or len(set(names)) < len(names) or not all(names):
         yield f"needs at least one client, and unique names, not {list(names)}"
     for name in names:
-        if not NAME.fullmatch(name) or name.casefold().endswith(".pub"):
-            yield f"has a client named {name!r}: use letters, digits, '-', '_' and '.' inside, and no ending .pub"
+        if not NAME.fullmatch(name) or ".pub" in name.casefold():
+            yield f"has a client named {name!r}: use letters, digits, '-', '_' and '.' inside, and no '.pub'"
     if len({name.casefold() for name in names}) < len(names):
         yield f"has clients whose names differ in capitals only, which some disks do not tell apart: {list(names)}"
     for table, key in ((method, "name"), (solver, "kind")):

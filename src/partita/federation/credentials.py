@@ -7,7 +7,7 @@ from pathlib import Path
 from partita.errors import FederationError, unknown
 from partita.federation import certificates
 from partita.federation.config import CONFIG_FILE, host_of, load
-from partita.io import atomic, private
+from partita.io import private
 
 __all__ = ["accept", "hand_out", "issue_credentials", "own_key", "revoke", "was_revoked"]
 
@@ -74,7 +74,7 @@ def accept(folder: Path, name: str, file: Path) -> str:
         if certificates.public_key(known) == key and known != _public(folder, name):
             raise FederationError(f"This key was revoked, or is that of {whose}: ask {name} for another.")
     private.folder(folder / _KEYS)
-    atomic.write_bytes(_public(folder, name), file.read_bytes())
+    certificates.write_public(_public(folder, name), key)
     (folder / _CLIENTS / name / _KEYS / name).unlink(missing_ok=True)
     return certificates.fingerprint(key)
 

@@ -55,8 +55,8 @@ class Encoded(Scheme):
     encoding: Encoding | None = None
 
     @property
-    def complete(self) -> bool:
-        return self.encoding is not None
+    def left(self) -> int:
+        return int(self.encoding is None)
 
     @property
     def names(self) -> tuple[str, ...] | None:

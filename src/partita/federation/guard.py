@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,6 @@ _AGAIN = 2
 """How many times as many visits a client answers as a run has rounds, since what fails is asked again."""
 _QUESTIONS = 20
 """How many questions about expected log-likelihoods it answers for each of these visits."""
-_STAGES = 4
-"""The most stages that round 0 has."""
 _TIGHTER = 1000.0
 """How many times as precise a posterior may be as the client's own factor, for its share of all rows."""
 _LEAST_SHARE = 1e-5
@@ -38,7 +37,7 @@ class _Answered:
     encoding: str = ""
     """The digest of the encoding that was first accepted."""
     stages: tuple[str, ...] = ()
-    """The digests of what was agreed on at each stage of round 0 that was answered."""
+    """How many stages of round 0 were left, with the digest of what was agreed on, whenever its sums were told."""
     visits: int = 0
     questions: int = 0
     share: float = 0.0
@@ -57,24 +56,31 @@ class Guard:
     ) -> None:
         self.path = path
         self.visits = agreed_visits(federation) if visits is None else visits
-        self._most_stages = _STAGES * (len(federation.clients) + 2)
+        self._clients = len(federation.clients)
+        """How often a stage may come: whenever all begin again, one of them is lost."""
         self.answered = _Answered()
         if path is not None and anew:
             path.unlink(missing_ok=True)
         elif path is not None:
             self.answered = _read(path)
 
-    def check(self, message: Message) -> None:
-        """Raises an `InputError` where a message asks for more than was agreed to."""
+    def check(self, message: Message, left: Callable[[Message], int]) -> None:
+        """Raises an `InputError` where a message asks for more than was agreed to.
+
+        Args:
+            message: What is asked.
+            left: How many stages of round 0 are left by a message.
+
+        """
         known, agreed, kind = self.answered, message.header.get("agreed", {}), message.header.get("kind")
         if kind == "hello":
-            stage = _digest(agreed)
-            if stage in (*known.stages, known.encoding):
+            stage = _stage(message, left(message))
+            if stage in known.stages or _digest(agreed) == known.encoding:
                 return
             if known.encoding:
                 raise _refused(f"has agreed on an encoding already, and tells no other sums; {_ANEW}")
-            if len(known.stages) >= self._most_stages:
-                raise _refused(f"has told its sums {len(known.stages)} times, and does not tell them again; {_ANEW}")
+            if sum(told.partition(".")[0] == stage.partition(".")[0] for told in known.stages) >= self._clients:
+                raise _refused(f"has told these sums {self._clients} times, and does not tell them again; {_ANEW}")
             return
         if known.encoding not in ("", _digest(agreed)):
             raise _refused(f"has accepted another encoding, and refuses a second; {_ANEW}")
@@ -84,6 +90,12 @@ class Guard:
             raise _refused(f"has answered {known.visits} tasks, as many as were agreed on; its owner may allow more")
         if kind in (ELL, ESTIMATE) and known.questions >= _QUESTIONS * self.visits:
             raise _refused(f"has answered {known.questions} questions, as many as its visits allow")
+
+    def told(self, message: Message, left: int) -> None:
+        """Takes account of sums of round 0, before they leave."""
+        known, stage = self.answered, _stage(message, left)
+        if stage not in known.stages and _digest(message.header.get("agreed", {})) != known.encoding:
+            self._keep(dataclasses.replace(known, stages=(*known.stages, stage)))
 
     def release(self, message: Message, precision: float, own: float) -> None:
         """Takes account of an answer, before it leaves; an `InputError` where it must not.
@@ -95,9 +107,6 @@ class Guard:
 
         """
         known, kind, agreed = self.answered, message.header.get("kind"), _digest(message.header.get("agreed", {}))
-        if kind == "hello":
-            stages = known.stages if agreed in (*known.stages, known.encoding) else (*known.stages, agreed)
-            return self._keep(dataclasses.replace(known, stages=stages))
         claimed = message.header.get("share")
         share = known.share or (float(claimed) if isinstance(claimed, int | float) and 0 < claimed <= 1 else 0.0)
         largest = max(known.precision, own)
@@ -146,6 +155,11 @@ def _refused(reason: str) -> FederationError:
 
 def _digest(agreed: Any) -> str:
     return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _stage(message: Message, left: int) -> str:
+    """A stage of round 0: how many are left, and what was agreed on."""
+    return f"{left}.{_digest(message.header.get('agreed', {}))}"
 
 
 def _digest_of(message: Message) -> str:

@@ -1,22 +1,18 @@
 """A client with its owner's guard: it answers only what was agreed to, and nothing leaves without a line in the log."""
 
-import logging
 from pathlib import Path
 from typing import NamedTuple
 
 from partita.engines.endpoint import ELL, ESTIMATE
-from partita.errors import InputError
-from partita.federation.client import Client
+from partita.errors import DiskError
+from partita.federation.client import Client, failed
 from partita.federation.config import Federation
 from partita.federation.disclosure import Limits
 from partita.federation.guard import Guard
-from partita.federation.scheme import PRIVATE_ERROR
 from partita.federation.sent import SentLog
 from partita.io.wire import Message
 
 __all__ = ["Guarded", "Owner", "guarded", "log_of"]
-
-_LOG = logging.getLogger("partita")
 
 
 class Guarded:
@@ -26,24 +22,27 @@ class Guarded:
         self.client, self.guard, self.log = client, guard, log
 
     def handle(self, message: Message) -> Message:
-        """The answer to a message, which may leave, or an error message that contains no data."""
+        """The answer to a message, which may leave, or an error message that contains no data.
+
+        A `DiskError` where account of it cannot be kept, or the log not be written: then nothing leaves.
+        """
         try:
             answer = self._released(message)
             self.log.add(answer)
-        except InputError as error:
-            _LOG.warning("%s: %s", self.client.name, error)
-            about = {"name": self.client.name, "task": str(message.header.get("task", ""))}
-            return Message({**about, "kind": "error", "reason": error.public or PRIVATE_ERROR}, {})
+        except DiskError:
+            raise
+        except Exception as error:  # whatever a server sends, the client goes on
+            return failed(self.client.name, message, error)
         return answer
 
     def _released(self, message: Message) -> Message:
         """The client's answer; raises where the guard refuses."""
         if message.header.get("digest") == self.client.federation.digest:
-            self.guard.check(message)
+            self.guard.check(message, self.client.left)
         answer = self.client.handle(message)
         kind = answer.header.get("kind")
         if kind == "hello":
-            self.guard.release(message, 0.0, 0.0)
+            self.guard.told(message, self.client.left(message))
         elif kind in ("update", ELL, ESTIMATE):
             precision, own = self.client.tightness(message, answer)
             self.guard.release(message, precision, max(own, self.client.rows))

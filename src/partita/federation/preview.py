@@ -21,13 +21,14 @@ class _Shown:
     """A client's end that keeps the words for what it answers, each once."""
 
     def __init__(self, client: Client) -> None:
-        self.client, self.words = client, list[str]()
+        self.client, self.words, self.numbers = client, list[str](), 0
 
     def handle(self, message: Message) -> Message:
         answer = self.client.handle(message)
         words = in_words(answer)
         if words not in self.words:
             self.words.append(words)
+        self.numbers = max(self.numbers, sum(array.size for array in answer.arrays.values()))
         return answer
 
 
@@ -50,4 +51,5 @@ def preview(federation: Federation, client: Client, visits: int | None) -> Itera
     yield from rest
     yield f"It tells of {limits.rows} rows or more (--least-rows), in cells of {limits.cell} or more (--least-cell)."
     most = agreed_visits(federation) if visits is None else visits
-    yield f"It answers {most} tasks at most (--visits). Nothing has left, and no row ever does."
+    numbers = f", with {most * shown.numbers:,} numbers about {client.rows:,} rows" if shown.numbers else ""
+    yield f"It answers {most} tasks at most{numbers} (--visits). Nothing has left, and no row ever does."

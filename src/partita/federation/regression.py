@@ -43,8 +43,8 @@ class Regression(Scheme):
         return cls(federation, federation.fit.begun)
 
     @property
-    def complete(self) -> bool:
-        return self.agreement.complete
+    def left(self) -> int:
+        return self.agreement.left
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -46,8 +46,13 @@ class Scheme(abc.ABC):
 
     @property
     @abc.abstractmethod
+    def left(self) -> int:
+        """How many stages are left in which something is agreed on."""
+
+    @property
     def complete(self) -> bool:
         """Whether nothing is left to agree on."""
+        return self.left == 0
 
     @property
     @abc.abstractmethod

@@ -1,6 +1,8 @@
 """What leaves a client, in words and sizes, and the log of it beside the data."""
 
 import datetime
+import hashlib
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +14,9 @@ from partita.io.wire import Message, pack, sanitise
 __all__ = ["SentLog", "in_words"]
 
 _LARGEST = 2**23
-"""The size of the log in bytes at which it is put aside, in place of the one put aside before."""
+"""The size of the log in bytes at which it is put aside, under the next number."""
+_MOST_EMPTY = 1000
+"""How many lines a process writes of what tells nothing of its rows, such as errors."""
 _FEW = 12
 """The most levels that are named."""
 
@@ -76,18 +80,33 @@ _PARTS: dict[str, Callable[[Message], Iterator[str]]] = {
 
 
 class SentLog:
-    """A line for everything that leaves: when, to whom, and what. It is written first, and what cannot be stays."""
+    """A line for everything that leaves: when, to whom, and what. It is written first, and what cannot be stays.
+
+    Nothing of it is ever removed, whatever a server sends: how often a client tells of its rows is bounded by its
+    guard, what leaves again has no second line, and of what tells nothing of its rows there are few lines.
+    """
 
     def __init__(self, path: Path, to: str) -> None:
         self.path, self.to = path, sanitise(to)
+        self._written, self._empty = set[str](), 0
 
     def add(self, message: Message) -> None:
         """Writes a line; a `DiskError` if it cannot be written."""
+        words = in_words(message)
+        telling = message.header.get("kind") in _NAMES
+        known = hashlib.sha256(pack(message)).hexdigest() if telling else words
+        if known in self._written or (not telling and self._empty >= _MOST_EMPTY):
+            return
         when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        line = f"{when}  to {self.to}  {in_words(message)}\n".encode()
+        self._write(f"{when}  to {self.to}  {words}\n".encode())
+        self._written.add(known)
+        self._empty += not telling
+
+    def _write(self, line: bytes) -> None:
         try:
             if self.path.exists() and self.path.stat().st_size > _LARGEST:
-                os.replace(self.path, self.path.with_name(f"{self.path.name}.1"))
+                places = (self.path.with_name(f"{self.path.name}.{k}") for k in itertools.count(1))
+                os.replace(self.path, next(place for place in places if not place.exists()))
             with os.fdopen(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
                 file.write(line)
         except OSError as error:

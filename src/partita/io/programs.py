@@ -16,6 +16,7 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from partita.errors import SettingsError
 from partita.inputs import check_whole
 from partita.io.lock import hold
 
@@ -28,6 +29,7 @@ _PROGRAMS = "*-cache"
 """How JAX calls a stored program's file."""
 _OWN = "process-"
 _DAY = 86400.0
+_WRITTEN_BY_OTHERS = 0o022
 
 
 def programs_folder() -> Path | None:
@@ -49,8 +51,8 @@ def programs_folder() -> Path | None:
 def keep_programs(folder: str | os.PathLike[str], megabytes: int = _MEGABYTES) -> None:
     """Keeps what this process compiles from now on in a folder, and takes from there what others have compiled.
 
-    Several processes may do so at a time. Whoever can write to the folder can have programs run, so it must be the
-    user's own. The oldest programs go when there are too many.
+    Several processes may do so at a time. Whoever can write to the folder can have programs run, so a folder that is
+    not the user's own is refused. The oldest programs go when there are too many.
 
     Args:
         folder: where they are kept; it is made if it is not there.
@@ -60,6 +62,7 @@ def keep_programs(folder: str | os.PathLike[str], megabytes: int = _MEGABYTES) -
     check_whole("number of megabytes", megabytes)
     shared = Path(folder)
     shared.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_own(shared)
     with hold(shared / "lock"):
         _tidied(shared, megabytes * 2**20)
         own = Path(tempfile.mkdtemp(prefix=_OWN, dir=shared))
@@ -77,6 +80,17 @@ def keep_programs(folder: str | os.PathLike[str], megabytes: int = _MEGABYTES) -
     jax.config.update("jax_compilation_cache_dir", str(own))
     compilation_cache.reset_cache()
     atexit.register(_given_back, own, shared, known)
+
+
+def _check_own(folder: Path) -> None:
+    """Raises an `InputError` where somebody else can write to a folder, as far as the system tells."""
+    about = folder.stat()
+    theirs = hasattr(os, "geteuid") and about.st_uid != os.geteuid()
+    if theirs or (os.name == "posix" and about.st_mode & _WRITTEN_BY_OTHERS):
+        raise SettingsError(
+            f"Others can write to {folder}, from where this process would run programs: take that from them with "
+            f"`chmod go-w`, or name a folder of your own in {VARIABLE}."
+        )
 
 
 def _tidied(shared: Path, size: int) -> None:

@@ -45,6 +45,6 @@ class RobbinsMonro(Rate):
         return self.first * (1 + step / self.delay) ** -self.power
 
 
-def rate_at(damping: Damping, step: Whole) -> Scalar:
+def rate_at(damping: Scalar | Rate, step: Whole) -> Scalar:
     """The rate of the step that comes after so many."""
     return damping(step) if isinstance(damping, Rate) else damping

@@ -50,9 +50,14 @@ class Agreement:
         return cls(rows, Design(rows.formula, indicated), counted)
 
     @property
+    def left(self) -> int:
+        """How many stages are left."""
+        return len(self._waiting())
+
+    @property
     def complete(self) -> bool:
         """Whether nothing is left to agree on."""
-        return not self._waiting()
+        return self.left == 0
 
     def answer(self, site: Site) -> Answer:
         """What a site sends next."""

@@ -265,9 +265,9 @@ class Spec:
 
     def design_table(self, split: Site) -> Table | OffsetTable:
         """Rows of the design, which a site's rows were split into, as numbers."""
-        x = jnp.asarray(self._standardised(split))
-        y = jax.tree.map(jnp.asarray, self.response.numbers(split.columns))
-        return OffsetTable(x, y, jnp.asarray(self._offset(split))) if self.design.formula.offsets else Table(x, y)
+        x = jnp.array(self._standardised(split))
+        y = jax.tree.map(jnp.array, self.response.numbers(split.columns))
+        return OffsetTable(x, y, jnp.array(self._offset(split))) if self.design.formula.offsets else Table(x, y)
 
     def inputs(self, site: Site) -> _Inputs:
         """A site's rows as the numbers from which their response is predicted."""

@@ -11,6 +11,7 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
 from partita.errors import InputError
+from partita.federation.clock import awake
 from partita.federation.flower import office as module
 from partita.federation.flower.objects import chain, unwrapped, wrapped
 from partita.federation.flower.office import Office, TakenError
@@ -244,3 +245,21 @@ def test_a_number_follows_from_the_key_alone():
     assert numbers == {Office(dict(reversed(KEYS.items()))).number(name) for name in KEYS}
     assert len(numbers) == 2
     assert min(numbers) > module.SUPERLINK_NODE_ID
+
+
+def test_a_server_that_was_stopped_does_not_miss_its_clients():
+    """While a machine sleeps nobody can be heard; that counts for none of them."""
+    time = [0.0]
+    now = awake(lambda: time[0])
+    office = Office(KEYS, clock=now)
+    office.enter("east", "one")
+    for later in range(0, 50, 5):
+        time[0] = float(later)
+        assert list(office.present()) == ["east"]
+    time[0] += 3600.0
+    assert list(office.present()) == ["east"]
+    assert now() == 45.0
+    for _ in range(13):
+        time[0] += 5.0
+        office.present()
+    assert list(office.present()) == []

@@ -1,6 +1,7 @@
 """Messages between a server and its clients over TLS, in one process: what arrives, and what is said if it does not."""
 
 import contextlib
+import datetime
 import http.server
 import os
 import select
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from partita.federation import certificates
 from partita.federation.flower import dialling, office
 from partita.federation.link import UnreachableError
 from partita.io.wire import Message
@@ -197,6 +199,17 @@ def test_another_federations_server_is_none_of_its_own(place, tmp_path):
         other.server(),
         place.link("east") as link,
         pytest.raises(UnreachableError, match=r"is not the server of this federation \(.*\): correct server.address"),
+    ):
+        link.connect()
+
+
+def test_a_clock_by_which_the_certificate_is_not_good_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(certificates, "_BEFORE", datetime.timedelta(hours=-2))  # by a clock two hours slow, it is so
+    other = Place(tmp_path)
+    with (
+        other.server(),
+        other.link("east") as link,
+        pytest.raises(UnreachableError, match=r"by this machine's clock .* is not good .*: set the clock"),
     ):
         link.connect()
 

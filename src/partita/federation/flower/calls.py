@@ -20,25 +20,7 @@ from partita.federation.flower.signature import Keyring, UnknownCallerError
 __all__ = ["PREFIX", "PROTOBUF", "REFUSED", "SESSION_HEADER", "WAIT_HEADER", "fleet"]
 
 try:
-    from flwr.proto.fleet_pb2 import (
-        ActivateNodeRequest,
-        ActivateNodeResponse,
-        DeactivateNodeRequest,
-        DeactivateNodeResponse,
-        PullMessagesRequest,
-        PullMessagesResponse,
-        PushMessagesRequest,
-        PushMessagesResponse,
-    )
-    from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
-    from flwr.proto.message_pb2 import (
-        ConfirmMessageReceivedRequest,
-        ConfirmMessageReceivedResponse,
-        PullObjectRequest,
-        PullObjectResponse,
-        PushObjectRequest,
-        PushObjectResponse,
-    )
+    from flwr.proto import fleet_pb2, heartbeat_pb2, message_pb2
     from flwr.supercore.error import ApiErrorCode
 except ImportError:
     raise MissingExtraError("Flower", "flower") from None
@@ -177,19 +159,19 @@ async def _activate(office: Office, keys: Keyring, call: _Call, request: Any) ->
         office.enter(call.name, call.session)
     except TakenError:
         raise _taken() from None
-    return ActivateNodeResponse(node_id=office.number(call.name))
+    return fleet_pb2.ActivateNodeResponse(node_id=office.number(call.name))
 
 
 async def _deactivate(office: Office, keys: Keyring, call: _Call, request: Any) -> Any:
     if request.node_id != office.number(call.name):
         raise _Refusal(401, "its node is not its key's")
     office.leave(call.name, call.session)
-    return DeactivateNodeResponse()
+    return fleet_pb2.DeactivateNodeResponse()
 
 
 async def _heartbeat(office: Office, keys: Keyring, call: _Call, request: Any) -> Any:
     _own(office, call, request.node.node_id)
-    return SendNodeHeartbeatResponse(success=True)
+    return heartbeat_pb2.SendNodeHeartbeatResponse(success=True)
 
 
 async def _pull(office: Office, keys: Keyring, call: _Call, request: Any) -> Any:
@@ -210,28 +192,28 @@ async def _pull(office: Office, keys: Keyring, call: _Call, request: Any) -> Any
             await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if waiting[1].done():
                 office.lose(call.name, call.session)
-                return PullMessagesResponse()
+                return fleet_pb2.PullMessagesResponse()
         finally:
             for one in waiting:
                 one.cancel()
         _own(office, call, request.node.node_id)
         given = office.next(call.name)
     if given is None:
-        return PullMessagesResponse()
+        return fleet_pb2.PullMessagesResponse()
     found = envelope(given.about, given.identity)
-    return PullMessagesResponse(messages_list=[found], message_object_trees=[given.tree])
+    return fleet_pb2.PullMessagesResponse(messages_list=[found], message_object_trees=[given.tree])
 
 
 async def _pull_object(office: Office, keys: Keyring, call: _Call, request: Any) -> Any:
     _own(office, call, request.node.node_id)
     content = office.content(call.name, request.object_id)
     found = content is not None
-    return PullObjectResponse(object_found=found, object_available=found, object_content=content or b"")
+    return message_pb2.PullObjectResponse(object_found=found, object_available=found, object_content=content or b"")
 
 
 async def _confirm(office: Office, keys: Keyring, call: _Call, request: Any) -> Any:
     _own(office, call, request.node.node_id)
-    return ConfirmMessageReceivedResponse()
+    return message_pb2.ConfirmMessageReceivedResponse()
 
 
 async def _push(office: Office, keys: Keyring, call: _Call, request: Any) -> Any:
@@ -246,7 +228,9 @@ async def _push(office: Office, keys: Keyring, call: _Call, request: Any) -> Any
         missing = office.announce(call.name, about.reply_to_message_id, request.message_object_trees[0])
     except ValueError as error:
         raise _Refusal(400, str(error)) from None
-    return PushMessagesResponse(results={about.message_id[:64]: 0}, objects_to_push=missing, session_id=call.session)
+    return fleet_pb2.PushMessagesResponse(
+        results={about.message_id[:64]: 0}, objects_to_push=missing, session_id=call.session
+    )
 
 
 async def _push_object(office: Office, keys: Keyring, call: _Call, request: Any) -> Any:
@@ -255,17 +239,17 @@ async def _push_object(office: Office, keys: Keyring, call: _Call, request: Any)
         stored = await asyncio.to_thread(office.take, call.name, request.object_id, request.object_content)
     except ValueError as error:
         raise _Refusal(400, str(error)) from None
-    return PushObjectResponse(stored=stored)
+    return message_pb2.PushObjectResponse(stored=stored)
 
 
 _CALLS: dict[str, tuple[Any, Callable[..., Awaitable[Any]], bool]] = {
-    "activate-node": (ActivateNodeRequest, _activate, False),
-    "deactivate-node": (DeactivateNodeRequest, _deactivate, False),
-    "send-node-heartbeat": (SendNodeHeartbeatRequest, _heartbeat, False),
-    "pull-messages": (PullMessagesRequest, _pull, False),
-    "pull-object": (PullObjectRequest, _pull_object, False),
-    "push-messages": (PushMessagesRequest, _push, False),
-    "push-object": (PushObjectRequest, _push_object, True),
-    "confirm-message-received": (ConfirmMessageReceivedRequest, _confirm, False),
+    "activate-node": (fleet_pb2.ActivateNodeRequest, _activate, False),
+    "deactivate-node": (fleet_pb2.DeactivateNodeRequest, _deactivate, False),
+    "send-node-heartbeat": (heartbeat_pb2.SendNodeHeartbeatRequest, _heartbeat, False),
+    "pull-messages": (fleet_pb2.PullMessagesRequest, _pull, False),
+    "pull-object": (message_pb2.PullObjectRequest, _pull_object, False),
+    "push-messages": (fleet_pb2.PushMessagesRequest, _push, False),
+    "push-object": (message_pb2.PushObjectRequest, _push_object, True),
+    "confirm-message-received": (message_pb2.ConfirmMessageReceivedRequest, _confirm, False),
 }
 """Each call's request, what answers it, and whether it holds an object."""

@@ -22,26 +22,7 @@ __all__ = ["FleetLink"]
 try:
     import httpx
     from flwr.app.metadata import Metadata
-    from flwr.proto.fleet_pb2 import (
-        ActivateNodeRequest,
-        ActivateNodeResponse,
-        DeactivateNodeRequest,
-        DeactivateNodeResponse,
-        PullMessagesRequest,
-        PullMessagesResponse,
-        PushMessagesRequest,
-        PushMessagesResponse,
-    )
-    from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
-    from flwr.proto.message_pb2 import (
-        ConfirmMessageReceivedRequest,
-        ConfirmMessageReceivedResponse,
-        PullObjectRequest,
-        PullObjectResponse,
-        PushObjectRequest,
-        PushObjectResponse,
-    )
-    from flwr.proto.node_pb2 import Node
+    from flwr.proto import fleet_pb2, heartbeat_pb2, message_pb2, node_pb2
 except ImportError:
     raise MissingExtraError("Flower", "flower") from None
 
@@ -54,6 +35,8 @@ _PAUSE = 0.5
 """Seconds between two pulls of a server that answers them at once, as Flower's own does."""
 _BEAT, _PROMISED = 5.0, 30
 """Seconds between two heartbeats, and those that are promised to the server: Flower's least is 10."""
+_OUT_OF_TIME = (9, 10)
+"""OpenSSL's codes for certificates that are not good yet, or not any more."""
 _SKEW = 4.0
 """Seconds by which two clocks may differ without a word; Flower's server takes a call from 5 seconds in the future."""
 
@@ -79,15 +62,15 @@ class FleetLink(Link):
             limits=httpx.Limits(max_connections=4),
         )
         self._session = secrets.token_hex(16)
-        self._node: Node | None = None
+        self._node: node_pb2.Node | None = None
         self._open: dict[str, Metadata] = {}
         """What is known of messages that are to be answered."""
         self._closed = threading.Event()
         self._heart: threading.Thread | None = None
 
     def connect(self) -> None:
-        request = ActivateNodeRequest(public_key=public_bytes(self._key), heartbeat_interval=_PROMISED)
-        self._node = Node(node_id=self._call("activate-node", request, ActivateNodeResponse).node_id)
+        request = fleet_pb2.ActivateNodeRequest(public_key=public_bytes(self._key), heartbeat_interval=_PROMISED)
+        self._node = node_pb2.Node(node_id=self._call("activate-node", request, fleet_pb2.ActivateNodeResponse).node_id)
         if self._heart is None:
             self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
             self._heart.start()
@@ -98,7 +81,10 @@ class FleetLink(Link):
             began = time.monotonic()
             wait = str(int(min(max(until - began, 0.0), _WAIT)))
             pulled = self._call(
-                "pull-messages", PullMessagesRequest(node=self._node), PullMessagesResponse, {WAIT_HEADER: wait}
+                "pull-messages",
+                fleet_pb2.PullMessagesRequest(node=self._node),
+                fleet_pb2.PullMessagesResponse,
+                {WAIT_HEADER: wait},
             )
             for found, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
                 return self._letter(found.metadata, tree)
@@ -127,23 +113,23 @@ class FleetLink(Link):
         parcel = wrapped(answer, reply)
         pushed = self._call(
             "push-messages",
-            PushMessagesRequest(
+            fleet_pb2.PushMessagesRequest(
                 node=self._node,
                 messages_list=[envelope(reply, parcel.identity)],
                 message_object_trees=[parcel.tree],
                 clientapp_runtime_list=[0.0],
             ),
-            PushMessagesResponse,
+            fleet_pb2.PushMessagesResponse,
         )
         for name in pushed.objects_to_push:
-            request = PushObjectRequest(
+            request = message_pb2.PushObjectRequest(
                 node=self._node,
                 run_id=about.run_id,
                 session_id=pushed.session_id,
                 object_id=name,
                 object_content=parcel.contents[name],
             )
-            self._call("push-object", request, PushObjectResponse)
+            self._call("push-object", request, message_pb2.PushObjectResponse)
         self._open.pop(letter.identity, None)
 
     def close(self) -> None:
@@ -152,7 +138,11 @@ class FleetLink(Link):
         self._closed.set()
         if self._node is not None:
             with contextlib.suppress(UnreachableError):
-                self._call("deactivate-node", DeactivateNodeRequest(node_id=self._node.node_id), DeactivateNodeResponse)
+                self._call(
+                    "deactivate-node",
+                    fleet_pb2.DeactivateNodeRequest(node_id=self._node.node_id),
+                    fleet_pb2.DeactivateNodeResponse,
+                )
         self._http.close()
 
     def _letter(self, about: Any, tree: Any) -> Letter | None:
@@ -163,13 +153,15 @@ class FleetLink(Link):
         except ValueError:
             raise UnreachableError(f"The server at {self.address} sends messages that are not partita's.") from None
         for name in names:
-            request = PullObjectRequest(node=self._node, run_id=about.run_id, object_id=name)
-            answer = self._call("pull-object", request, PullObjectResponse)
+            request = message_pb2.PullObjectRequest(node=self._node, run_id=about.run_id, object_id=name)
+            answer = self._call("pull-object", request, message_pb2.PullObjectResponse)
             if not answer.object_available:
                 return None
             contents[name] = answer.object_content
-        confirmed = ConfirmMessageReceivedRequest(node=self._node, run_id=about.run_id, message_object_id=identity)
-        self._call("confirm-message-received", confirmed, ConfirmMessageReceivedResponse)
+        confirmed = message_pb2.ConfirmMessageReceivedRequest(
+            node=self._node, run_id=about.run_id, message_object_id=identity
+        )
+        self._call("confirm-message-received", confirmed, message_pb2.ConfirmMessageReceivedResponse)
         try:
             message = unwrapped(tree, contents, LARGEST, HEADER)
         except InputError as error:
@@ -180,9 +172,9 @@ class FleetLink(Link):
     def _beat(self) -> None:
         """Tells the server that this process lives, also while it computes."""
         while not self._closed.wait(_BEAT):
-            request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=_PROMISED)
+            request = heartbeat_pb2.SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=_PROMISED)
             with contextlib.suppress(UnreachableError, RuntimeError):  # it may have been closed meanwhile
-                self._call("send-node-heartbeat", request, SendNodeHeartbeatResponse)
+                self._call("send-node-heartbeat", request, heartbeat_pb2.SendNodeHeartbeatResponse)
 
     def _call(self, name: str, request: Any, kind: type[_Answer], further: dict[str, str] | None = None) -> _Answer:
         """What the server answers to a call; an `UnreachableError` says why there is nothing."""
@@ -207,6 +199,15 @@ class FleetLink(Link):
         """Why there is no answer at all."""
         cause: BaseException | None = error
         while cause is not None:
+            if getattr(cause, "verify_code", 0) in _OUT_OF_TIME:
+                return (
+                    f"by this machine's clock the certificate of {self.address} is not good "
+                    f"({cause.verify_message}): set the clock, or renew it at the server"
+                )
+            if isinstance(cause, ssl.SSLEOFError):
+                return (
+                    f"the connection to {self.address} ends as it begins: start the server, or correct server.address"
+                )
             if isinstance(cause, ssl.SSLError):
                 return self._stranger(getattr(cause, "verify_message", "") or cause.reason or str(cause))
             cause = cause.__cause__ or cause.__context__

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from partita.engines.remote import Delivery, Transport
 from partita.errors import InputError, MissingExtraError
+from partita.federation.clock import awake
 from partita.federation.flower.objects import MARGIN, Parcel, chain, unwrapped, wrapped
 from partita.io.wire import Message
 
@@ -95,10 +96,10 @@ class Office(Transport):
         keys: Mapping[str, bytes],
         expected: Iterable[str] = (),
         life: float = 3600.0,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """Clients that are `expected` count as online at first; a message is void after its `life` in seconds."""
-        self._life, self._clock, self._lock = life, clock, threading.RLock()
+        self._life, self._clock, self._lock = life, clock or awake(), threading.RLock()
         self._nodes = {name: _Node(name, _number(key)) for name, key in keys.items()}
         self._come: queue.SimpleQueue[tuple[str, _Asked] | Delivery] = queue.SimpleQueue()
         for name in set(expected) & set(self._nodes):

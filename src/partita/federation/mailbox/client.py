@@ -1,6 +1,7 @@
 """A client's end of a mailbox: it watches its folder, or answers one letter that was brought by hand."""
 
 import json
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from partita.errors import DamagedFileError, FederationError, InputError
 from partita.federation.link import Letter, Link, UnreachableError
 from partita.federation.mailbox.envelope import Correspondent, largest
 from partita.federation.mailbox.office import ANSWERS, BEAT, TASKS
-from partita.federation.mailbox.shared import Shared
+from partita.federation.mailbox.shared import Found, Shared
 from partita.io import atomic
 from partita.io.wire import Message, pack, unpack
 
@@ -66,7 +67,7 @@ class MailboxLink(Link):
         self.shared, self.reader, self.name = shared, reader, reader.who.name
         self._answered: dict[str, float] = {}
         """When each letter was answered."""
-        self._bad: list[str] = []
+        self._bad: list[Found] = []
         self._beaten = -_BEAT
 
     def connect(self) -> None:
@@ -96,23 +97,23 @@ class MailboxLink(Link):
 
     def _look(self) -> Letter | None:
         """The oldest letter that has no answer."""
-        for name in self.shared.letters((TASKS, self.name)):
-            answered = self._answered.get(name.removesuffix(".letter"), -_AGAIN)
-            if name in self._bad or time.monotonic() < answered + _AGAIN:
+        for found in self.shared.letters((TASKS, self.name)):
+            answered = self._answered.get(found.name.removesuffix(".letter"), -_AGAIN)
+            if found in self._bad or time.monotonic() < answered + _AGAIN:
                 continue
-            if self.shared.exists((ANSWERS, self.name), name):
+            if self.shared.exists((ANSWERS, self.name), found.name):
                 continue
             try:
-                data = self.shared.read((TASKS, self.name), name, largest(LARGEST))
+                data = self.shared.read((TASKS, self.name), found.name, largest(LARGEST), self.reader.who.check)
                 if data is not None:
-                    return self.reader.opened(data, name)
+                    return self.reader.opened(data, found.name)
             except DamagedFileError:
-                self._bad = [*self._bad, name][-_BAD:]
+                self._bad = [*self._bad, found][-_BAD:]  # until it is written again: it may have come in pieces
         return None
 
     def _beat(self) -> None:
         if time.monotonic() >= self._beaten + _BEAT:
-            letter = self.reader.who.sealed({"beat": time.time_ns()}, b"")
+            letter = self.reader.who.sealed({"beat": secrets.token_hex(8)}, b"")
             self.shared.write((ANSWERS, self.name), BEAT, letter)
             self._beaten = time.monotonic()
 
@@ -122,7 +123,7 @@ def answer_by_hand(reader: Reader, handle: Callable[[Message], Message], letter:
     target = folder / letter.name
     if target.exists():
         raise FederationError(f"{target} is there already: name another folder for the answer.")
-    data = Shared(letter.absolute().parent).read((), letter.name, largest(LARGEST))
+    data = Shared(letter.absolute().parent).read((), letter.name, largest(LARGEST), reader.who.check)
     if data is None:
         raise FederationError(f"There is no letter {letter}: name the file that was brought from the server.")
     found = reader.opened(data, letter.name)

@@ -6,7 +6,7 @@ and to which letter an answer is one, so that a letter is neither forged, nor pu
 
 import json
 import struct
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from partita.errors import DamagedFileError, MissingExtraError
 from partita.io.wire import HEADER
@@ -16,7 +16,7 @@ __all__ = ["Correspondent", "largest"]
 try:
     from cryptography.exceptions import InvalidSignature, InvalidTag
     from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.asymmetric import ec, utils
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -29,6 +29,10 @@ _POINT = 97
 """Bytes of a public key as a point."""
 _SIGNATURE = 200
 """The most bytes of a signature."""
+_BEGIN = len(_MAGIC) + 2
+"""Where the signature begins."""
+_PIECE = 2**20
+"""Bytes of a file that are read at once."""
 _ABOUT = 4096
 """The most bytes of what a letter says of itself."""
 _ONCE = bytes(12)
@@ -68,18 +72,29 @@ class Correspondent(NamedTuple):
         signature = self.key.sign(context + body, ec.ECDSA(_HASH))
         return b"".join([_MAGIC, struct.pack("<H", len(signature)), signature, body])
 
+    def check(self, letter: IO[bytes]) -> None:
+        """Raises an `InputError` unless a file is signed by the other; of a large one little is in memory at once."""
+        try:
+            length = _signature_length(letter.read(_BEGIN))
+            signature, hashed = letter.read(length), hashes.Hash(_HASH)
+            hashed.update(_context(self.other, self.name))
+            while piece := letter.read(_PIECE):
+                hashed.update(piece)
+            self.theirs.verify(signature, hashed.finalize(), ec.ECDSA(utils.Prehashed(_HASH)))
+        except InvalidSignature:
+            raise self._unsigned() from None
+        except ValueError as error:
+            raise self._strange(error) from None
+
     def opened(self, letter: bytes) -> _Opened:
         """What is in a letter of the other; anything else raises an `InputError`."""
-        whole, context = memoryview(letter), _context(self.other, self.name)
-        begin = len(_MAGIC) + 2
+        context = _context(self.other, self.name)
         try:
-            if whole[: len(_MAGIC)] != _MAGIC:
-                raise ValueError("it does not begin as one")
-            (length,) = struct.unpack_from("<H", whole, len(_MAGIC))
-            if length > _SIGNATURE or len(whole) < begin + length + _POINT:
+            end = _BEGIN + _signature_length(letter)
+            if len(letter) < end + _POINT:
                 raise ValueError("it is too short")
-            body = bytes(whole[begin + length :])
-            self.theirs.verify(bytes(whole[begin : begin + length]), context + body, ec.ECDSA(_HASH))
+            body = letter[end:]
+            self.theirs.verify(letter[_BEGIN:end], context + body, ec.ECDSA(_HASH))
             point = body[:_POINT]
             once = ec.EllipticCurvePublicKey.from_encoded_point(_CURVE, point)
             plain = AESGCM(_shared(self.key, once, context + point)).decrypt(_ONCE, body[_POINT:], context)
@@ -90,10 +105,26 @@ class Correspondent(NamedTuple):
             if not isinstance(about, dict):
                 raise ValueError("it says nothing of itself")
         except InvalidSignature:
-            raise DamagedFileError(f"This letter is not signed by {self.other}.") from None
+            raise self._unsigned() from None
         except (ValueError, InvalidTag, struct.error, RecursionError) as error:
-            raise DamagedFileError(f"This is no letter of {self.other} to {self.name}: {error!s:.100}.") from None
+            raise self._strange(error) from None
         return _Opened(about, plain[4 + size :])
+
+    def _unsigned(self) -> DamagedFileError:
+        return DamagedFileError(f"This letter is not signed by {self.other}.")
+
+    def _strange(self, why: Exception) -> DamagedFileError:
+        return DamagedFileError(f"This is no letter of {self.other} to {self.name}: {why!s:.100}.")
+
+
+def _signature_length(letter: bytes) -> int:
+    """The length of a letter's signature, from how it begins; ValueError where it does not begin as one."""
+    if letter[: len(_MAGIC)] != _MAGIC or len(letter) < _BEGIN:
+        raise ValueError("it does not begin as one")
+    (length,) = struct.unpack_from("<H", letter, len(_MAGIC))
+    if length > _SIGNATURE:
+        raise ValueError("its signature is too long")
+    return int(length)
 
 
 def _context(sender: str, receiver: str) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from partita.engines.remote import Delivery, Transport
 from partita.errors import DamagedFileError, FederationError, InputError
+from partita.federation.clock import awake
 from partita.federation.mailbox.envelope import Correspondent, largest
 from partita.federation.mailbox.shared import Shared
 from partita.io.wire import Message, pack, unpack
@@ -30,6 +31,8 @@ _OPEN = 64
 """The most letters to one client that may be waited for."""
 _STALE, _LOOK = 60.0, 2.0
 """Seconds without a sign of life after which a client is away, and between two looks for one."""
+_BEAT, _SEEN = 4096, 2000
+"""The most bytes of a sign of life, and how many of a client are known again."""
 _SHORTEST, _LONGEST = 0.01, 0.1
 """Seconds between two looks for answers: at first, and after a while without any."""
 
@@ -69,9 +72,9 @@ class Mailbox(Transport):
         """What letters of this run have in common with no other's."""
         self._earlier = {id: _Open(*about) for id, about in kept.get("open", {}).items()}
         self._open: dict[str, _Open] = {}
-        self._beats: dict[str, tuple[int, float]] = {}
-        """Each client's last sign of life, and when it was seen."""
-        self._looked = -_LOOK
+        self._beats: dict[str, tuple[collections.deque[str], float]] = {}
+        """Each client's last signs of life, of which none counts twice, and when the last one was seen."""
+        self._clock, self._looked = awake(), -_LOOK
         self._unsent: dict[str, bytes] = {}
         """Letters that could not be written yet."""
         self._told = ""
@@ -90,7 +93,7 @@ class Mailbox(Transport):
         self._earlier.pop(id, None)
         self._open[id] = about
         for old in [old for old, open in self._open.items() if open.name == name][:-_OPEN]:
-            self._forget(old)
+            self._reached(functools.partial(self._forget, old))
         self._keep()
         self._unsent[id] = self.clients[name].sealed({"run": self.run, "letter": id}, packed)
         self._reached(functools.partial(self._send, id))
@@ -123,7 +126,7 @@ class Mailbox(Transport):
         return [name for name in self.clients if name not in away]
 
     def now(self) -> float:
-        return time.monotonic()
+        return self._clock()
 
     def close(self) -> None:
         """Removes letters that nobody waits for any more."""
@@ -159,20 +162,21 @@ class Mailbox(Transport):
         except DamagedFileError as error:
             _LOG.warning("%s: a file in its folder of answers: %s", name, error)
             return self.shared.remove((ANSWERS, name), f"{id}.letter")
+        self._come.append(Delivery(name, message))  # first, since the folder may be gone by now
         self._forget(id)
         self._keep()
-        self._come.append(Delivery(name, message))
 
     def _listen(self, name: str) -> None:
         """Sees whether a client has left a new sign of life."""
         try:
-            letter = self.shared.read((ANSWERS, name), BEAT, largest(0))
-            beat = 0 if letter is None else self.clients[name].opened(letter).about.get("beat", 0)
+            letter = self.shared.read((ANSWERS, name), BEAT, _BEAT)
+            beat = None if letter is None else self.clients[name].opened(letter).about.get("beat")
         except InputError:
             return
-        last, _ = self._beats.get(name, (0, 0.0))
-        if type(beat) is int and beat > last:
-            self._beats[name] = beat, self.now()
+        seen, _ = self._beats.get(name, (collections.deque[str](maxlen=_SEEN), 0.0))
+        if isinstance(beat, str) and beat not in seen:
+            seen.append(beat)
+            self._beats[name] = seen, self.now()
 
     def _forget(self, id: str) -> None:
         name = self._open.pop(id).name

@@ -6,12 +6,13 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO, NamedTuple
 
 from partita.errors import DamagedFileError, FederationError
 
-__all__ = ["Shared"]
+__all__ = ["Found", "Shared"]
 
 _LETTER = re.compile(r"[0-9a-f]{32}\.letter")
 """Names of letters; files with other names are not looked at."""
@@ -21,6 +22,15 @@ _FOLDER, _FILE = 0o777, 0o644
 """Whoever may use the mount may leave letters, which are sealed."""
 _DIRECTORY = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
+class Found(NamedTuple):
+    """A file as it is at present; whether it has been written again shows."""
+
+    written: int
+    """When, in nanoseconds."""
+    name: str
+    size: int
 
 
 class Shared:
@@ -53,8 +63,13 @@ class Shared:
                     os.unlink(temporary, dir_fd=there)
                 raise self._unusable(error) from None
 
-    def read(self, places: tuple[str, ...], name: str, largest: int) -> bytes | None:
-        """A file of at most so many bytes, or None where there is none; an `InputError` if it is anything else."""
+    def read(
+        self, places: tuple[str, ...], name: str, largest: int, check: Callable[[IO[bytes]], object] = lambda file: None
+    ) -> bytes | None:
+        """A file of at most so many bytes, or None where there is none; an `InputError` if it is anything else.
+
+        It is in memory only when `check` has raised nothing, which is given the file.
+        """
         with self._opened(places) as there:
             if there is None:
                 return None
@@ -69,6 +84,8 @@ class Shared:
                 os.close(file)
                 raise DamagedFileError(f"{name} is no letter, or has more than {largest:,} bytes.")
             with os.fdopen(file, "rb") as opened:
+                check(opened)
+                opened.seek(0)
                 data = opened.read(largest + 1)
         if len(data) > largest:
             raise DamagedFileError(f"{name} has more than {largest:,} bytes.")
@@ -85,9 +102,9 @@ class Shared:
                 return False
             return True
 
-    def letters(self, places: tuple[str, ...]) -> list[str]:
-        """The names of letters, the oldest first."""
-        found = []
+    def letters(self, places: tuple[str, ...]) -> list[Found]:
+        """The letters that are there, the oldest first."""
+        found = list[Found]()
         with self._opened(places) as there:
             if there is None:
                 return []
@@ -95,8 +112,9 @@ class Shared:
                 for _, entry in zip(range(_LOOKED_AT), entries, strict=False):
                     if _LETTER.fullmatch(entry.name):
                         with contextlib.suppress(OSError):
-                            found.append((entry.stat(follow_symlinks=False).st_mtime_ns, entry.name))
-        return [name for _, name in sorted(found)]
+                            about = entry.stat(follow_symlinks=False)
+                            found.append(Found(about.st_mtime_ns, entry.name, about.st_size))
+        return sorted(found)
 
     def remove(self, places: tuple[str, ...], name: str) -> None:
         """Removes a file, if it is there and may be."""
@@ -112,12 +130,11 @@ class Shared:
                 there = os.open(self.root, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
                 stack.callback(os.close, there)
                 for place in places:
-                    if make:
-                        with contextlib.suppress(FileExistsError):
-                            os.mkdir(place, dir_fd=there)
-                            os.chmod(place, _FOLDER, dir_fd=there)
+                    made = make and _made(place, there)
                     there = os.open(place, os.O_RDONLY | _DIRECTORY, dir_fd=there)
                     stack.callback(os.close, there)
+                    if made:  # by what was opened: under its name somebody may have put a link meanwhile
+                        os.fchmod(there, _FOLDER)
             except FileNotFoundError as error:
                 if make or not self.root.is_dir():
                     raise self._unusable(error) from None
@@ -125,11 +142,23 @@ class Shared:
                 return
             except OSError as error:
                 raise self._unusable(error) from None
-            yield there
+            try:
+                yield there
+            except OSError as error:  # a mount that has gone meanwhile
+                raise self._unusable(error) from None
 
     def _unusable(self, error: OSError) -> FederationError:
         reason = "a link or a file is where a folder should be" if error.errno in _LINKED else error.strerror
         return FederationError(f"The folder {self.root} cannot be used ({reason}): mount it, or correct server.address")
+
+
+def _made(place: str, there: int) -> bool:
+    """Makes a folder in another, unless it is there; whether it was made."""
+    try:
+        os.mkdir(place, dir_fd=there)
+    except FileExistsError:
+        return False
+    return True
 
 
 _LINKED = (errno.ELOOP, errno.ENOTDIR)

@@ -59,7 +59,8 @@ class Gradient(Solver):
     watch: Watched = eqx.field(static=True, default="free_energy")
     """The monitored value: the local free energy, or the expected log-likelihood for early stopping."""
     batch_size: int | None = eqx.field(static=True, default=None)
-    """The mini-batch size; None, or at least the number of rows, for full batches."""
+    """The most rows of a mini-batch; None, or at least the number of rows, for full batches. Those of an epoch are of
+    one size, but for the last one."""
     coordinates: Coordinates = eqx.field(static=True, default="unconstrained")
     keep_best: bool = eqx.field(static=True, default=True)
     """Whether to return the best q rather than the last, if free energies are exact."""
@@ -152,8 +153,10 @@ class Gradient(Solver):
         return (shard.rows + size - 1) // size
 
     def _size(self, shard: Shard) -> int:
-        """The number of rows in a batch."""
-        return min(self.batch_size or len(shard.weights), len(shard.weights))
+        """The most rows in a batch: of 600 rows 300, where 512 are asked for, as the steps of an epoch are as many."""
+        rows = len(shard.weights)
+        most = min(self.batch_size or rows, rows)
+        return -(-rows // -(-rows // most))
 
     def _batch(
         self, shard: Shard, order: Int[Array, " n"], index: Int[Array, ""], key: Key[Array, ""]
@@ -170,8 +173,9 @@ class Gradient(Solver):
             return jnp.argsort(jnp.where(jnp.arange(order.size) < shard.rows, noise, 2.0))
 
         order = jax.lax.cond(place == 0, shuffle, lambda: order)
-        slots = place * size + jnp.arange(size)
-        real = slots < shard.rows
+        even = (shard.rows + batches - 1) // batches
+        slots = place * even + jnp.arange(size)
+        real = (jnp.arange(size) < even) & (slots < shard.rows)
         chosen = order[jnp.where(real, slots, 0)]
         weights = jnp.where(real, shard.weights[chosen], 0) * (shard.rows / jnp.sum(real))
         data = jax.tree.map(lambda leaf: leaf[chosen], shard.data)

@@ -14,7 +14,7 @@ from partita.families import Family
 from partita.families.factor import Factor
 from partita.numerics.compiled import Compiled
 
-__all__ = ["array", "beside", "expected", "plus", "statistics", "summed", "taken"]
+__all__ = ["array", "beside", "expected", "plus", "statistics", "summed", "taken", "times"]
 
 
 def taken(stacked: Factor, clients: int | Sequence[int]) -> Factor:
@@ -25,6 +25,12 @@ def taken(stacked: Factor, clients: int | Sequence[int]) -> Factor:
 def plus(first: Factor, second: Factor, times: float = 1.0) -> Factor:
     """t · s^times, which adds natural parameters."""
     return jax.tree.map(lambda a, b: a + times * b, first, second)
+
+
+def times(stacked: Factor, numbers: Float[np.ndarray, " n"] | float) -> Factor:
+    """t^number, of each client its own number or of all the same."""
+    numbers = np.broadcast_to(numbers, stacked.log_scale.shape)
+    return jax.tree.map(lambda leaf: leaf * beside(numbers, leaf), stacked)
 
 
 def summed(stacked: Factor) -> Family:
