@@ -142,6 +142,10 @@ MISTAKES = {
         lambda: run(prior=pt.prior("cauchy(0, 1)", 3), method=pt.methods.bcm_split(SOLVER)),
         "the prior must be in q's family",
     ),
+    "a scale to learn of a prior outside": (
+        lambda: run(prior=pt.prior("cauchy(0, 1)", 3), method=pt.methods.sequential(SOLVER, learn=["prior_scale"])),
+        "has no prior_scale to learn",
+    ),
     "a client called prior": (
         lambda: run(federate([GOOD], names=["prior"]), prior=pt.prior("cauchy(0, 1)", 3)),
         "A client is called 'prior'",

@@ -153,6 +153,7 @@ def test_a_federation_equals_the_fit_of_one_table(case, tmp_path):
     here = pt.fit(formula, table, family=family, sites="clinic", **settings)
     np.testing.assert_allclose(there.mean, here.mean, rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(there.covariance, here.covariance, rtol=1e-7, atol=1e-12)
+    assert set(there.leaving_out()) == set(NAMES)
     assert there.table() == here.table()
     place = here.names[-1]
     for part, numbers in there.by_site(place)["north"].items():

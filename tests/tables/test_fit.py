@@ -174,7 +174,7 @@ BAD = (
     ({"formula": "died ~ died + age"}, "right of ~"),
     ({"family": "cauchy"}, "cauchy"),
     ({"prior": "normal(0)"}, "normal"),
-    ({"prior": "normal(0, -1)"}, "positive"),
+    ({"prior": "normal(0, -1)"}, "above 0"),
     ({"prior": 3}, "normal"),
     ({"prior": "normal(1.2.3, 1)"}, "normal"),
     ({"sites": "town"}, "town"),

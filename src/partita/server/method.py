@@ -8,6 +8,7 @@ import numpy as np
 from partita.errors import SettingsError
 from partita.families import Family
 from partita.hyper.learning import Learning
+from partita.hyper.values import PRIOR_SCALES
 from partita.inputs import check_kind, check_whole
 from partita.local.client import ClientSettings, Recipe
 from partita.local.solvers import Solver
@@ -68,6 +69,11 @@ class Method(ClientSettings, Axes):
             raise SettingsError(
                 "This method weighs the prior or all clients alike, so that the prior must be in q's family: use one "
                 "such as methods.sequential(), or a Gaussian prior."
+            )
+        if self.learning is not None and (scales := [name for name in self.learning.names if name in PRIOR_SCALES]):
+            raise SettingsError(
+                f"A prior outside q's family has no {scales[0]} to learn: infer its scale instead, as in "
+                '"normal(0, half_normal(1))".'
             )
 
     def answers(self, clients: int) -> int:

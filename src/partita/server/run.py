@@ -162,10 +162,11 @@ def run(
         fresh = with_learning(fresh, method.learning, model)
     fresh = with_rows(dataclasses.replace(fresh, origin=origin(method, model, given)), engine.digests())
     start = fresh if state is None else continued(state, fresh, method)
+    start = dataclasses.replace(start, here=np.isin(start.names, engine.here))
     budget = Budget.of(method, start, len(engine.names), rounds, communications)
     state, history = store.load(start)
     check_origin(state, start, store)
-    state = with_rows(dataclasses.replace(state, here=np.isin(state.names, engine.here)), engine.digests())
+    state = with_rows(state, engine.digests())
     state = requests.apply(state, method.aggregation)
 
     with engine.running(), monitor.watch(method, model, engine, budget, history) as watch:
