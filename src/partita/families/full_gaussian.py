@@ -174,6 +174,13 @@ class FullGaussian(Gaussian):
         check_vector(self.layout.unravel(standard.mean))
         return x @ standard.mean, jnp.sum((x @ standard.variance) * x, axis=-1)
 
+    def predictors(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], Float[Array, "n n"]]:
+        """From one triangular system, so that many small sets of rows are cheap."""
+        columns = jnp.concatenate([x, self.precision_mean[None]]).T
+        half = jsp.linalg.solve_triangular(self._cholesky(), columns, lower=True)
+        products = half[:, :-1].T @ half
+        return products[:, -1], products[:, :-1]
+
     @property
     def independent_groups(self) -> int:
         return 1

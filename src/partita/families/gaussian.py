@@ -83,6 +83,10 @@ class Gaussian(Family):
     def projected(self, standard: Standard, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         """The same of a block of rows, given mean and variance of θ, which are computed once for all blocks."""
 
+    def predictors(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], Float[Array, "n n"]]:
+        """Mean and covariance of all rows' predictors jointly."""
+        return self.project(x)[0], x @ self.covariance @ x.T
+
     @property
     @abc.abstractmethod
     def covariance(self) -> Float[Array, "d d"]:

@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from partita.data.shard import Shard
 from partita.errors import SettingsError
@@ -15,11 +15,16 @@ from partita.families import Family
 from partita.families.gaussian import gaussian
 from partita.local.objective import Problem
 from partita.local.solvers.newton import linear_start
+from partita.models import Model
 from partita.numerics.compiled import Scalar
 
 __all__ = ["InFamily", "InPredictor", "LocalFactors"]
 
 Kept = TypeVar("Kept")
+_TOGETHER = 24
+"""How many rows in turn share a factorisation of q."""
+_UNROLLED = 4
+"""How many of them are one step of the compiled loop."""
 
 
 class LocalFactors(eqx.Module, Generic[Kept]):
@@ -37,6 +42,26 @@ class LocalFactors(eqx.Module, Generic[Kept]):
 
         Arrays of the problem's data have the group first, and then the row in it.
         """
+
+    def together(self, rows: int) -> int:
+        """How many consecutive steps, each of so many rows, `in_turn` is best given at once."""
+        return 1
+
+    def in_turn(
+        self, problem: Problem, q: Family, factors: Kept, damping: Scalar, key: Key[Array, ""]
+    ) -> tuple[Family, Kept]:
+        """q and the factors after consecutive steps, each at the q that the one before has left.
+
+        Arrays have the step first, and then the group and the row in it.
+        """
+
+        def step(q: Family, turn: tuple[PyTree, Array, Kept, Int[Array, ""]]) -> tuple[Family, Kept]:
+            data, weights, held, draw = turn
+            rows = dataclasses.replace(problem, shard=Shard(data, weights, problem.shard.rows))
+            return self.updated(rows, q, held, damping, jax.random.fold_in(key, draw))
+
+        shard = problem.shard
+        return jax.lax.scan(step, q, (shard.data, shard.weights, factors, jnp.arange(len(shard.weights))))
 
 
 class InFamily(LocalFactors[Family]):
@@ -85,20 +110,71 @@ class InPredictor(LocalFactors[_Rows]):
     def updated(
         self, problem: Problem, q: Family, factors: _Rows, damping: Scalar, key: Key[Array, ""]
     ) -> tuple[Family, _Rows]:
-        model, like = problem.model, gaussian(q)
-        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (problem.shard.data, factors))
-        data, held = flat
-        mean, variance = like.project(data.x)
-
-        def densities(mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Float[Array, ""]:
-            return jnp.sum(model.expectation.at_predictor(model, mean, variance, data))
-
-        by_mean, by_variance = jax.grad(densities, argnums=(0, 1))(mean, variance)
-        weights = problem.weight * problem.shard.weights.reshape(-1)
-        target = _Rows(weights * (by_mean - 2 * by_variance * mean), -2 * weights * by_variance, 0 * weights)
+        data, held, weights = _in_one_axis((problem.shard.data, factors, problem.shard.weights), 2)
+        mean, variance = gaussian(q).project(data.x)
+        target = _Rows(*_target(problem.model, mean, variance, data, problem.weight * weights), jnp.zeros_like(mean))
         change = jax.tree.map(lambda a, b: damping * (a - b), target, held)
-        before = (problem.start / problem.context.natural) ** jnp.sum(change.share)
-        moved = dataclasses.replace(
-            like, precision_mean=change.shift @ data.x, precision=like.gram(data.x, change.precision)
-        )
-        return q * before * moved, jax.tree.map(lambda a, b: a + b.reshape(a.shape), factors, change)
+        return _moved(problem, q, data, change), _added(factors, change)
+
+    def together(self, rows: int) -> int:
+        return _TOGETHER if rows == 1 else 1
+
+    def in_turn(
+        self, problem: Problem, q: Family, factors: _Rows, damping: Scalar, key: Key[Array, ""]
+    ) -> tuple[Family, _Rows]:
+        """Rows one by one by rank-one changes of q, seen in the predictors of the rows that are still to come.
+
+        What a row asks of q is the mean and the variance of its predictor, and what its new factor changes of those of
+        others follows from their covariances (Sherman and Morrison). So q itself is factorised once for all these
+        steps, which bounds rounding too; what is left of the factor from before the visit is taken out with them.
+        """
+        shard = problem.shard
+        if shard.weights[0].size > 1:
+            return super().in_turn(problem, q, factors, damping, key)
+        data, held, weights = _in_one_axis((shard.data, factors, problem.weight * shard.weights), 3)
+
+        def row(joint: Float[Array, "c k"], turn: tuple[PyTree, Array, Array]) -> tuple[Array, Array]:
+            """The change of the first row's factor, and means and covariances of the others' predictors after it."""
+            datum, held, weight = turn
+            mean, variance, others = joint[:1, 0], joint[:1, 1], joint[1:, 1]
+            target = _target(problem.model, mean, variance, jax.tree.map(lambda leaf: leaf[None], datum), weight)
+            change = damping * (jnp.concatenate(target) - held)
+            left = 1 + change[1] * variance
+            shrunk = 1 / jnp.where(left > 0, left, jnp.nan)
+            pull = shrunk * jnp.concatenate([change[0] - change[1] * mean, -change[1] * others])
+            rest = jnp.column_stack([joint[1:, 0], joint[1:, 2:]]) + others[:, None] * pull
+            return jnp.pad(rest, ((0, 1), (0, 1))), change
+
+        sites = jnp.column_stack([held.shift, held.precision])
+        joint = jnp.column_stack(gaussian(q).predictors(data.x))
+        changes = jax.lax.scan(row, joint, (data, sites, weights), unroll=_UNROLLED)[1]
+        change = _Rows(changes[:, 0], changes[:, 1], -damping * held.share)
+        return _moved(problem, q, data, change), _added(factors, change)
+
+
+def _in_one_axis(tree: PyTree, axes: int) -> PyTree:
+    """Arrays whose first axes are one."""
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[axes:]), tree)
+
+
+def _target(
+    model: Model, mean: Float[Array, " n"], variance: Float[Array, " n"], data: PyTree, weights: Float[Array, "*#n"]
+) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """∇_μ of the rows' expected log densities in their predictors: shifts and precisions."""
+    slopes = model.expectation.derivatives(model, mean, variance, data)
+    precision = -2 * weights * slopes.variance
+    return weights * slopes.mean + precision * mean, precision
+
+
+def _moved(problem: Problem, q: Family, data: PyTree, change: _Rows) -> Family:
+    """q after these changes of factors."""
+    like = gaussian(q)
+    before = (problem.start / problem.context.natural) ** jnp.sum(change.share)
+    moved = dataclasses.replace(
+        like, precision_mean=change.shift @ data.x, precision=like.gram(data.x, change.precision)
+    )
+    return q * before * moved
+
+
+def _added(factors: _Rows, change: _Rows) -> _Rows:
+    return jax.tree.map(lambda a, b: a + b.reshape(a.shape), factors, change)

@@ -13,6 +13,7 @@ from partita.local.local_factors import InFamily, LocalFactors
 from partita.local.objective import Problem
 from partita.local.solvers.base import Progress, Solver, after, unmoved
 from partita.local.solvers.fixed_point import FixedPoint
+from partita.numerics.order import random_order
 from partita.numerics.rates import Damping, rate_at
 from partita.numerics.trees import where
 
@@ -29,7 +30,8 @@ class LocalFixedPoint(Solver):
 
     A visit begins with the client's factor in equal shares, and at the fixed point every factor is matched by its own
     rows. So the order of groups is no noise there, and the rate need not fall, unless the expectation is sampled; but
-    visits have to converge, unless all groups are taken at once, since each begins by telling the shares apart.
+    visits have to converge, unless all groups are taken at once, since each begins by telling the shares apart. With
+    `InPredictor` rows in turn change q by rank one, without a factorisation for each.
     """
 
     groups: int | None = eqx.field(static=True, default=None)
@@ -75,20 +77,23 @@ class LocalFixedPoint(Solver):
         key, (groups, size) = jax.random.fold_in(key, index), self._shape(problem)
         at_once = groups if self.at_once is None else min(self.at_once, groups)
         steps = -(-groups // at_once)
-        order = jax.random.permutation(key, groups) if self.shuffled else jnp.arange(groups)
-        # the last step is filled up with a group that does not exist
-        order = jnp.append(order, jnp.full(steps * at_once - groups, groups)).reshape(steps, at_once)
+        order = random_order(key, groups) if self.shuffled and steps > 1 else jnp.arange(groups)
+        together = min(self.factors.together(at_once * size), steps)
+        # the last steps are filled up with a group that does not exist
+        calls = -(-steps // together)
+        missing = calls * together * at_once - groups
+        order = jnp.append(order, jnp.full(missing, groups)).reshape(calls, together, at_once)
         damping, real = rate_at(self.damping, index), order < groups
 
         def taken(leaf: Array) -> Array:
             return jnp.where(real.reshape(*real.shape, *[1] * (leaf.ndim - 1)), leaf[order], 0)
 
-        def turn(q: Family, xs: tuple[PyTree, Int[Array, " k"], Int[Array, ""]]) -> tuple[Family, PyTree]:
+        def turn(q: Family, xs: tuple[PyTree, Int[Array, "c k"], Int[Array, ""]]) -> tuple[Family, PyTree]:
             factors, chosen, draw = xs
             rows = self._rows(problem, chosen, size)
-            return self.factors.updated(rows, q, factors, damping, jax.random.fold_in(key, draw))
+            return self.factors.in_turn(rows, q, factors, damping, jax.random.fold_in(key, draw))
 
-        q, new = jax.lax.scan(turn, progress.q, (jax.tree.map(taken, progress.memory), order, jnp.arange(steps)))
+        q, new = jax.lax.scan(turn, progress.q, (jax.tree.map(taken, progress.memory), order, jnp.arange(calls)))
         whole = jnp.reshape(order, -1)
         put = jax.tree.map(
             lambda old, leaf: old.at[whole].set(leaf.reshape(-1, *old.shape[1:]), mode="drop"), progress.memory, new
@@ -109,10 +114,10 @@ class LocalFixedPoint(Solver):
         groups = rows if self.groups is None else min(self.groups, rows)
         return groups, -(-rows // groups)
 
-    def _rows(self, problem: Problem, groups: Int[Array, " k"], size: int) -> Problem:
-        """The problem with the rows of some groups, as arrays of groups by rows; of weight 0 where there is none."""
+    def _rows(self, problem: Problem, groups: Int[Array, "c k"], size: int) -> Problem:
+        """The problem with the rows of groups, as steps by groups by rows; of weight 0 where there is none."""
         shard = problem.shard
-        places = groups[:, None] * size + jnp.arange(size)
+        places = groups[..., None] * size + jnp.arange(size)
         real, places = places < len(shard.weights), jnp.minimum(places, len(shard.weights) - 1)
         weights = jnp.where(real, shard.weights[places], 0)
         data = jax.tree.map(lambda leaf: leaf[places], shard.data)
