@@ -54,6 +54,13 @@ def call(name, /, **changed):
     return function(**{key: value.made() if isinstance(value, Later) else value for key, value in given.items()})
 
 
+def in_groups(**given):
+    """A check of rows in groups."""
+    engine = pt.LocalEngine(pt.federate([pt.data.GroupedTable(**given)]))
+    recipe = pt.methods.sequential(pt.solvers.FixedPoint(max_steps=1)).recipe(pt.models.GroupEffects(pt.LogisticRegression()))
+    engine.check(recipe, pt.FullGaussian.standard_normal(3))
+
+
 def fitted(x, y, weights):
     """The rows of one client, looked at by the engine as before a run."""
     parts = pt.federate([pt.Table(x, y)], weights=[weights])
@@ -99,6 +106,11 @@ CALLS = {
         },
     ),
     "Ledger": (pt.Ledger, {"path": "ledger.db", "durable": False}),
+    "models.GroupEffects": (pt.models.GroupEffects, {"likelihood": pt.LogisticRegression(), "effects": 1, "nodes": 5, "expectation": pt.expectations.LocalEffects()}),
+    "data.GroupedTable": (
+        in_groups,
+        {"x": X, "y": Y, "z": np.ones((12, 1)), "group": np.arange(12) // 3, "offset": np.zeros(12)},
+    ),
     "LinearRegression": (pt.LinearRegression, {"noise": 1.0, "expectation": pt.expectations.Analytic()}),
     "LocalEngine": (pt.LocalEngine, {"partition": PARTS, "speeds": [1.0, 2.0, 1.0], "threads": 1, "together": 2}),
     "LogDensity": (pt.LogDensity, {"function": min, "expectation": pt.expectations.MonteCarlo()}),
@@ -262,6 +274,7 @@ CALLS = {
     "expectations.Assignments": (pt.expectations.Assignments, {}),
     "expectations.GaussHermite": (pt.expectations.GaussHermite, {"points": 5}),
     "expectations.GridQuadrature": (pt.expectations.GridQuadrature, {"points": 5}),
+    "expectations.LocalEffects": (pt.expectations.LocalEffects, {"max_steps": 10, "tolerance": 1e-9}),
     "expectations.LocalReparameterisation": (pt.expectations.LocalReparameterisation, {"samples": 2}),
     "expectations.MonteCarlo": (pt.expectations.MonteCarlo, {"samples": 2}),
     "expectations.PredictorQuadrature": (pt.expectations.PredictorQuadrature, {"nodes": 16}),

@@ -3,6 +3,7 @@
 from partita.expectations.base import Derivatives, Expectation
 from partita.expectations.deterministic import Analytic, Assignments, GaussHermite, GridQuadrature, root
 from partita.expectations.estimate import Estimate
+from partita.expectations.local_effects import LocalEffects
 from partita.expectations.predictors import PredictorQuadrature
 from partita.expectations.regression import Regression
 from partita.expectations.sampled import LocalReparameterisation, MonteCarlo, Sampled
@@ -15,6 +16,7 @@ __all__ = [
     "Expectation",
     "GaussHermite",
     "GridQuadrature",
+    "LocalEffects",
     "LocalReparameterisation",
     "MonteCarlo",
     "PredictorQuadrature",
