@@ -18,8 +18,7 @@ from partita.io.atomic import write
 from partita.local.objective import Problem
 from partita.local.solvers import FixedPoint
 from partita.numerics.compiled import Compiled
-from partita.numerics.rates import RobbinsMonro
-from partita.numerics.rates import Damping, rate_at
+from partita.numerics.rates import Damping, RobbinsMonro, rate_at
 
 Trace = Float[np.ndarray, " steps"]
 COLUMNS, BATCHES, BATCH = 5, 20, 50
