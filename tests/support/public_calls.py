@@ -57,8 +57,8 @@ def call(name, /, **changed):
 def in_groups(**given):
     """A check of rows in groups."""
     engine = pt.LocalEngine(pt.federate([pt.data.GroupedTable(**given)]))
-    recipe = pt.methods.sequential(pt.solvers.FixedPoint(max_steps=1)).recipe(pt.models.GroupEffects(pt.LogisticRegression()))
-    engine.check(recipe, pt.FullGaussian.standard_normal(3))
+    model = pt.models.GroupEffects(pt.LogisticRegression())
+    engine.check(pt.methods.sequential(pt.solvers.FixedPoint()).recipe(model), pt.FullGaussian.standard_normal(3))
 
 
 def fitted(x, y, weights):
@@ -106,11 +106,7 @@ CALLS = {
         },
     ),
     "Ledger": (pt.Ledger, {"path": "ledger.db", "durable": False}),
-    "models.GroupEffects": (pt.models.GroupEffects, {"likelihood": pt.LogisticRegression(), "effects": 1, "nodes": 5, "expectation": pt.expectations.LocalEffects()}),
-    "data.GroupedTable": (
-        in_groups,
-        {"x": X, "y": Y, "z": np.ones((12, 1)), "group": np.arange(12) // 3, "offset": np.zeros(12)},
-    ),
+    "Limits": (pt.Limits, {"rows": 20, "cell": 3}),
     "LinearRegression": (pt.LinearRegression, {"noise": 1.0, "expectation": pt.expectations.Analytic()}),
     "LocalEngine": (pt.LocalEngine, {"partition": PARTS, "speeds": [1.0, 2.0, 1.0], "threads": 1, "together": 2}),
     "LogDensity": (pt.LogDensity, {"function": min, "expectation": pt.expectations.MonteCarlo()}),
@@ -143,6 +139,10 @@ CALLS = {
     "Monitor": (pt.Monitor, {"metrics": None, "every": 1, "progress": False, "label": "PVI", "callbacks": ()}),
     "Newton": (pt.Newton, {"max_steps": 2, "tolerance": 1e-9, "halvings": 3, "together": 5}),
     "NoDeletion": (pt.NoDeletion, {}),
+    "OutsidePrior": (
+        pt.OutsidePrior,
+        {"density": pt.LogDensity(lambda theta, row: -theta @ theta), "base": PRIOR},
+    ),
     "Partition.only": (PARTS.only, {"name": "client 0"}),
     "PoissonRegression": (pt.PoissonRegression, {"expectation": pt.expectations.Analytic()}),
     "Posterior": (pt.Posterior, {"model": MODEL, "q": PRIOR, "hyper": {}, "mean_field": MeanFieldCheck(), "names": ()}),
@@ -157,7 +157,6 @@ CALLS = {
     "Posterior.summary": (POSTERIOR.summary, {"names": ["age", "dose"], "mass": 0.9}),
     "Prior": (pt.Prior, {"rescaled": True}),
     "Proximal": (pt.Proximal, {"penalty": 1.0}),
-    "RobbinsMonro": (pt.RobbinsMonro, {"first": 0.5, "delay": 2.0, "power": 0.75}),
     "Rules": (
         lambda **given: pt.Rules(**given).check(pt.Damped()),
         {"deadline": 1.0, "quorum": 0.5, "pause": 1.0, "until": 9.0, "admission": pt.Admission()},
@@ -221,6 +220,10 @@ CALLS = {
             "tolerance": 1e-6,
         },
     ),
+    "prior": (
+        pt.prior,
+        {"text": "horseshoe(0.1); a: normal(0, 1)", "names": ["a", "b"], "family": pt.MeanFieldGaussian.from_mean_sd},
+    ),
     "run": (
         pt.run,
         {
@@ -258,6 +261,7 @@ CALLS = {
         {"optimiser": optax.sgd, "learning_rate": 0.1, "gain": 0.5, "start": START},
     ),
     "aggregation.LastFactor": (pt.aggregation.LastFactor, {}),
+    "aggregation.RobbinsMonro": (pt.aggregation.RobbinsMonro, {"first": 0.5, "delay": 2.0, "power": 0.75}),
     "aggregation.ServerOptimiser": (
         pt.aggregation.ServerOptimiser,
         {"optimiser": optax.sgd, "learning_rate": 0.1, "start": START},
@@ -267,6 +271,10 @@ CALLS = {
     "aggregation.check_damping": (pt.aggregation.check_damping, {"damping": 0.5}),
     "data.beta_kappa": (pt.data.beta_kappa, {"y": Y, "clients": 2, "beta": 0.0, "kappa": 0.0}),
     "data.by_column": (pt.data.by_column, {"values": np.array(["a", "b"] * 6)}),
+    "data.GroupedTable": (
+        in_groups,
+        {"x": X, "y": Y, "z": np.ones((12, 1)), "group": np.arange(12) // 3, "offset": np.zeros(12)},
+    ),
     "data.equal_random": (pt.data.equal_random, {"rows": 12, "clients": 3, "seed": 0}),
     "data.k_means": (pt.data.k_means, {"x": X, "clients": 2, "seed": 0}),
     "data.label_shards": (pt.data.label_shards, {"y": Y, "clients": 2, "shards": 2, "seed": 0}),
@@ -392,6 +400,15 @@ CALLS = {
     "metrics.negative_log_likelihood": (pt.metrics.negative_log_likelihood, {"probabilities": Y, "y": Y}),
     "metrics.pruned": (pt.metrics.pruned, {"q": PRIOR, "prior": PRIOR, "threshold": 0.1}),
     "metrics.root_mean_squared_error": (pt.metrics.root_mean_squared_error, {"predictions": Y, "y": Y}),
+    "models.GroupEffects": (
+        pt.models.GroupEffects,
+        {
+            "likelihood": pt.LogisticRegression(),
+            "effects": 1,
+            "nodes": 5,
+            "expectation": pt.expectations.LocalEffects(),
+        },
+    ),
     "models.GaussianMixture": (pt.models.GaussianMixture, {"expectation": pt.expectations.Assignments()}),
     "models.NetworkClassifier": (
         pt.models.NetworkClassifier,
