@@ -42,6 +42,7 @@ def known_covariance(data, deviation, noise=0.8):
     return noise**2 * np.eye(len(z)) + same * (z @ deviation @ z.T)
 
 
+@pytest.mark.slow
 def test_the_gradient_is_that_of_the_best_conditionals_held_fixed():
     model = GroupEffects(pt.LogisticRegression(), expectation=LocalEffects(max_steps=300, tolerance=1e-18))
     q = PRIOR.from_mean_covariance(
@@ -60,7 +61,7 @@ def test_the_gradient_is_that_of_the_best_conditionals_held_fixed():
         np.testing.assert_allclose((ends[0] - ends[1]) / 2e-4, 2 * by_variance[way, 2], rtol=1e-5)
 
 
-@pytest.mark.parametrize("effects", [1, 2])
+@pytest.mark.parametrize("effects", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_linear_model_has_its_marginal_likelihood_and_schur_complement(effects):
     """Given s, E_q log N(y; Xβ, V) with V = σ² + ZΣZᵀ, and β's factor has the precision XᵀV⁻¹X."""
     x = np.asarray(ROWS.data.x)
@@ -94,6 +95,7 @@ def test_the_bound_is_below_quadrature_and_near_it():
     assert 0 < gap < 0.01
 
 
+@pytest.mark.slow
 def test_rows_share_the_total():
     q, data = PRIOR, ROWS.data
     each = jax.jit(lambda q, data: MODEL.expectation.rows(MODEL, q, data, KEY))(q, data)
@@ -139,6 +141,7 @@ def test_bad_rows_are_refused(change, sentence):
         pt.LocalEngine(pt.federate([change(TABLE)])).check(pt.methods.sequential(SOLVER).recipe(MODEL), PRIOR)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "solver",
     [

@@ -22,13 +22,13 @@ from partita.inputs import check_kind, check_whole
 from partita.models.base import Model, check_table
 from partita.models.glm import GeneralisedLinear, softplus
 
-__all__ = ["GroupEffects", "scale_size"]
+__all__ = ["GroupEffects"]
 
 _START = 0.5
 """The power at which a group's conditional starts."""
 
 
-def scale_size(effects: int) -> int:
+def _scale_size(effects: int) -> int:
     """How many elements of θ say how d effects of a group vary: a scale for each, and their correlations."""
     return effects * (effects + 1) // 2
 
@@ -115,16 +115,16 @@ class GroupEffects(Model):
         check_vector(member.mean)
         mean, covariance = member.mean, member.covariance
         split = data.x.shape[1]
-        if len(mean) != split + scale_size(self.effects):
+        if len(mean) != split + _scale_size(self.effects):
             raise DataError(
-                f"θ has {len(mean)} elements: give one for each of {split} columns, and {scale_size(self.effects)} "
+                f"θ has {len(mean)} elements: give one for each of {split} columns, and {_scale_size(self.effects)} "
                 f"for how {self.effects} effects of a group vary."
             )
         root = square_root(covariance[split:, split:])
         along = jsp.linalg.solve_triangular(root, covariance[split:], lower=True).T
         within = covariance - along @ along.T
         each = self.nodes if self.effects == 1 else self.nodes**2
-        nodes, masses = (jnp.asarray(node, mean.dtype) for node in normal_nodes(scale_size(self.effects), each))
+        nodes, masses = (jnp.asarray(node, mean.dtype) for node in normal_nodes(_scale_size(self.effects), each))
         deviation, triangle = self.scales((mean[split:, None] + root @ nodes).T)
         inverse = jsp.linalg.solve_triangular(
             triangle, jnp.broadcast_to(jnp.eye(self.effects, dtype=mean.dtype), triangle.shape), lower=True
@@ -152,7 +152,7 @@ class GroupEffects(Model):
         self, theta: Float[Array, " p"], points: int
     ) -> tuple[Float[Array, " c"], Float[Array, "s d"], Float[Array, " s"]]:
         """The coefficients, and effects of a new group with their masses."""
-        split = len(theta) - scale_size(self.effects)
+        split = len(theta) - _scale_size(self.effects)
         deviation, root = self.scales(theta[split:])
         nodes, masses = (jnp.asarray(node, theta.dtype) for node in normal_nodes(self.effects, points**2))
         return theta[:split], ((deviation[:, None] * root) @ nodes).T, masses
