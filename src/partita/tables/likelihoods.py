@@ -253,7 +253,14 @@ _MADE: Mapping[str, tuple[tuple[str, ...], Callable[[Declared], Likelihood]]] = 
     "exponential": (
         ("event",),
         _constant(
-            Likelihood(NUMERIC, lambda response: PoissonRegression(), "hazard ratio", Newton(), rows=constant_hazard)
+            Likelihood(
+                NUMERIC,
+                lambda response: PoissonRegression(),
+                "hazard ratio",
+                Newton(),
+                rows=constant_hazard,
+                grouped=True,
+            )
         ),
     ),
     "piecewise_exponential": (
