@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self
 
-import jax.numpy as jnp
 import numpy as np
 from jax import enable_x64
 from jaxtyping import Float
@@ -16,6 +15,7 @@ from partita.expectations.capabilities import CurvedInTable, ShiftedResponse, of
 from partita.families import Family
 from partita.families.gaussian import gaussian
 from partita.models.prior import base_of
+from partita.numerics.arrays import jax_array
 from partita.results.mean_field import MeanFieldCheck, independence
 from partita.server.run import Result
 from partita.tables.coefficients import Coefficient, coefficient_grid, text_table
@@ -208,7 +208,7 @@ class Estimates:
         with enable_x64(True):
             posterior = self.result.posterior
             model = offered(posterior.model, ShiftedResponse, "closed-form prediction", "use another family")
-            each = np.asarray(model.expected_response(self.q, jnp.asarray(x), jnp.asarray(offset)))
+            each = np.asarray(model.expected_response(self.q, jax_array(x), jax_array(offset)))
         found = np.zeros((site.rows, *each.shape[1:]))
         np.add.at(found, whose, each)
         responses = np.full((len(frame), *each.shape[1:]), np.nan)
