@@ -13,6 +13,8 @@ SOURCE = ROOT / "src" / "partita"
 OFFERED = {"BinaryRegression", "Callback", "LearningStep", "Optimiser", "Predictor", "ProductRule", "Role"}
 OFFERED |= {"RpropState", "Stored", "model_leaves", "rprop"}
 """Names that nothing here uses from elsewhere: what users' own classes inherit, return or are annotated with."""
+GATHERED = {SOURCE / "federation" / "flower" / "messages.py"}
+"""Modules that define nothing, and have names of another library for those beside them."""
 FOLDERS = ("src", "tests", "docs", "examples", "experiments", "benchmarks")
 
 
@@ -52,7 +54,7 @@ def test_modules_list_what_others_use(words):
     for path in modules:
         text = path.read_text(encoding="utf-8")
         assert listed(text) == sorted(listed(text), key=_order), f"{path.name}: sort __all__"
-        assert set(listed(text)) == defined(text), f"{path.name}: __all__ is not what it defines"
+        assert set(listed(text)) == defined(text) or path in GATHERED, f"{path.name}: __all__ is not what it defines"
         unused = {name for name in listed(text) if files[name] <= (name in words[path])} - OFFERED
         assert not unused, f"{path.name}: nothing else uses {sorted(unused)}: make them private"
 
