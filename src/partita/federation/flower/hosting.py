@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import os
 import socket
@@ -15,6 +16,7 @@ from typing import Any
 
 from partita.errors import FederationError, MissingExtraError
 from partita.federation.config import host_and_port, loopback
+from partita.io.watched import Watched
 
 __all__ = ["hosted", "listening"]
 
@@ -98,10 +100,26 @@ def listening(address: str, patience: float = _FREED) -> socket.socket:
             time.sleep(0.2)
 
 
+def _trust(certificate: Path, key: Path) -> ssl.SSLContext:
+    """What the server shows of itself."""
+    trust = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trust.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        trust.load_cert_chain(certificate, key)
+    except OSError as error:
+        raise FederationError(
+            f"{certificate} and {key.name} cannot be used ({error}): make them again with "
+            "`partita federation credentials`."
+        ) from None
+    return trust
+
+
 class _Acceptor:
     """Accepts connections, and knows those that have not begun TLS yet, so that all of them can be closed."""
 
-    def __init__(self, listener: socket.socket, trust: ssl.SSLContext, made: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(
+        self, listener: socket.socket, trust: Callable[[], ssl.SSLContext], made: Callable[[], asyncio.Protocol]
+    ) -> None:
         self._loop, self._listener, self._trust, self._made = asyncio.get_running_loop(), listener, trust, made
         self._beginning = set[asyncio.Task[None]]()
         listener.setblocking(False)
@@ -126,7 +144,7 @@ class _Acceptor:
     async def _begin(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError):  # of one that does not begin TLS, or not well
             await self._loop.connect_accepted_socket(
-                self._made, connection, ssl=self._trust, ssl_handshake_timeout=_HEAD
+                self._made, connection, ssl=self._trust(), ssl_handshake_timeout=_HEAD
             )
 
     async def close(self) -> None:
@@ -152,16 +170,8 @@ async def _turns() -> None:
 def hosted(
     application: Callable[..., Awaitable[None]], listener: socket.socket, certificate: Path, key: Path
 ) -> Iterator[None]:
-    """Answers calls at a socket, over TLS, until the block ends."""
-    trust = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    trust.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        trust.load_cert_chain(certificate, key)
-    except OSError as error:
-        raise FederationError(
-            f"{certificate} and {key.name} cannot be used ({error}): make them again with "
-            "`partita federation credentials`."
-        ) from None
+    """Answers calls at a socket, over TLS, until the block ends; a certificate that is renewed meanwhile is shown."""
+    trust = Watched(functools.partial(_trust, certificate, key), [certificate, key])
     _more_files()
     began, ended, loop = threading.Event(), asyncio.Event(), asyncio.new_event_loop()
 
