@@ -176,7 +176,7 @@ class Office(Transport):
     # ---- for the clients' calls
 
     def knows(self, name: str, key: bytes) -> None:
-        """A call has come with a client's key: where that is another than before, what was sent for the former is void."""
+        """A call has come with a client's key: where it had another before, what was sent to that one is void."""
         with self._lock:
             node = self._nodes.get(name)
             if node is not None and node.number == _number(key):
