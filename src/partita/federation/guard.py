@@ -20,6 +20,8 @@ __all__ = ["Guard", "agreed_visits"]
 _PRIVATE = 0o600
 _AGAIN = 2
 """How many times as many visits a client answers as a run has rounds, since what fails is asked again."""
+_TOLD = 3
+"""How many times it tells sums of a stage of round 0, since their differences tell of fewer rows than they do."""
 _QUESTIONS = 20
 """How many questions about expected log-likelihoods it answers for each of these visits."""
 _TIGHTER = 1000.0
@@ -56,8 +58,8 @@ class Guard:
     ) -> None:
         self.path = path
         self.visits = agreed_visits(federation) if visits is None else visits
-        self._clients = len(federation.clients)
-        """How often a stage may come: whenever all begin again, one of them is lost."""
+        self._times = min(len(federation.clients), _TOLD)
+        """How often sums of a stage are told: whenever all begin again, one of them is lost."""
         self.answered = _Answered()
         if path is not None and anew:
             path.unlink(missing_ok=True)
@@ -79,8 +81,8 @@ class Guard:
                 return
             if known.encoding:
                 raise _refused(f"has agreed on an encoding already, and tells no other sums; {_ANEW}")
-            if sum(told.partition(".")[0] == stage.partition(".")[0] for told in known.stages) >= self._clients:
-                raise _refused(f"has told these sums {self._clients} times, and does not tell them again; {_ANEW}")
+            if sum(told.partition(".")[0] == stage.partition(".")[0] for told in known.stages) >= self._times:
+                raise _refused(f"has told these sums {self._times} times, and does not tell them again; {_ANEW}")
             return
         if known.encoding not in ("", _digest(agreed)):
             raise _refused(f"has accepted another encoding, and refuses a second; {_ANEW}")
