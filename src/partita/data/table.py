@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Real
 
 from partita.errors import DataError

@@ -20,6 +20,8 @@ __all__ = ["Guard", "agreed_visits"]
 _PRIVATE = 0o600
 _AGAIN = 2
 """How many visits a client answers for each round of a run, since failed ones are repeated."""
+_REPEATED = 3
+"""How often it sends sums of a stage of round 0, since differences of sums are about fewer rows."""
 _QUESTIONS = 20
 """How many questions about expected log-likelihoods it answers for each of these visits."""
 _TIGHTER = 1000.0
@@ -56,7 +58,7 @@ class Guard:
     ) -> None:
         self.path = path
         self.visits = agreed_visits(federation) if visits is None else visits
-        self._clients = len(federation.clients)
+        self._times = min(len(federation.clients), _REPEATED)
         """How often a stage may be asked: whenever round 0 begins again, a client has been lost."""
         self.answered = _Answered()
         if path is not None and anew:
@@ -79,8 +81,8 @@ class Guard:
                 return
             if known.encoding:
                 raise _refused(f"has agreed on an encoding already, and sends no other sums; {_ANEW}")
-            if sum(sent.partition(".")[0] == stage.partition(".")[0] for sent in known.stages) >= self._clients:
-                raise _refused(f"has sent these sums {self._clients} times, and does not send them again; {_ANEW}")
+            if sum(sent.partition(".")[0] == stage.partition(".")[0] for sent in known.stages) >= self._times:
+                raise _refused(f"has sent these sums {self._times} times, and does not send them again; {_ANEW}")
             return
         if known.encoding not in ("", _digest(agreed)):
             raise _refused(f"has accepted another encoding, and refuses a second; {_ANEW}")
