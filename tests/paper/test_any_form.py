@@ -3,6 +3,7 @@
 The references are sums over a grid of log densities in plain NumPy; from the project they take the posteriors.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from partita import Checkpoint, LogDensity, federate, methods, run
 from partita.expectations import Points
 from partita.families import AnyForm, Flow, Mixture
-from partita.local.objective import local_free_energy
+from partita.families.factor import Factor
+from partita.local.objective import Problem, local_free_energy
 from partita.local.solvers import LBFGS
 from partita.server.run import Status
 from support.trajectories import KEY
@@ -33,7 +35,7 @@ STARTS = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
 @pytest.fixture(scope="module")
 def mixture():
     """Two passes of a mixture of three over two clients, after each visit."""
-    prior = AnyForm.of(Mixture.normal(2, 3), visits=5, draws=32)
+    prior = AnyForm.of(Mixture.normal(2, 3), visits=6, draws=32)
     start = prior.with_unconstrained(Mixture.from_means_sd(STARTS, 0.7))
     method = methods.sequential(LBFGS(max_steps=12), start=start)
     results = [run(method, MODEL, prior, PARTS, communications=1, tolerance=None)]
@@ -83,6 +85,36 @@ def test_local_free_energies_sum_to_the_global_one(mixture):
     assert results[-1].free_energy == pytest.approx(ell - divergence, abs=1e-9)
 
 
+def test_local_gradients_add_up_but_for_the_mean_score_over_points(mixture):
+    """Property 3 for any form: Σ_m ∇F_m = ∇F where expectations are exact; over points the score has a mean of its own.
+
+    ∇F_m has E_q[log q_old / t_m − log q], of which M parts have log q_old − log q: its gradient at q_old is minus the
+    mean score over points, and F has one of them.
+    """
+    prior, results = mixture
+    state, q = results[-1].state, results[-1].state.posterior
+    whole = federate([Y]).shards[0]
+
+    @jax.jit
+    def gradients(form):
+        def climbed(shard, context):
+            problem = Problem(MODEL, shard, context, jnp.ones(()), q, jnp.ones(()))
+            return jax.grad(lambda form: problem.free_energy(q.with_unconstrained(form), KEY))(form)
+
+        theta, masses = q.points()
+        score = jax.grad(lambda form: masses @ jax.vmap(form.log_prob)(theta))(form)
+        pairs = zip(PARTS.shards, state.factors, strict=True)
+        local = [climbed(shard, Factor.of(q) / factor) for shard, factor in pairs]
+        return local, climbed(whole, Factor.of(prior)), score
+
+    local, pooled, score = (jax.tree.leaves(each) for each in gradients(q.form))
+    half = len(local) // 2
+    for place, (expected, mean) in enumerate(zip(pooled, score, strict=True)):
+        np.testing.assert_allclose(local[place] + local[half + place], expected - mean, atol=1e-9)
+    assert 1e-4 < max(np.abs(mean).max() for mean in score) < 0.1
+
+
+@pytest.mark.slow
 def test_one_component_is_the_exact_posterior_of_a_conjugate_model():
     x = np.array([[1.0, 0.2], [1.0, -1.0], [1.0, 1.7], [1.0, 0.4]])
     rows = np.column_stack([x, Y])
@@ -99,6 +131,7 @@ def test_one_component_is_the_exact_posterior_of_a_conjugate_model():
     np.testing.assert_allclose(root @ root.T, np.linalg.inv(precision), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_goes_on_from_its_checkpoint_until_there_is_no_room(tmp_path):
     prior = AnyForm.of(Flow.of(Mixture.normal(2, 1), layers=2, units=2), visits=2, draws=8)
     method = methods.sequential(LBFGS(max_steps=2))

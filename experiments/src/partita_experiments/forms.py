@@ -54,7 +54,7 @@ def exact(target: str) -> Float[np.ndarray, " g"]:
 def posterior(target: str, kind: str, clients: int, shift: int, quick: bool) -> tuple[Family, list[float]]:
     """q of sequential PVI, and the free energy after every visit."""
     density, y = TARGETS[target]
-    rounds = 1 if clients == 1 else 2 if quick else 4
+    rounds = 2 if quick else VISITS // clients
     method, prior, expectation = _asked(target, kind, shift, quick)
     model = LogDensity(density, expectation=expectation)
     parts = federate(list(np.array_split(y, clients)))
@@ -79,8 +79,9 @@ def _forms(target: str, kind: str) -> tuple[Form, Form, int]:
     """The prior, where the first visit begins, and the number of draws."""
     apart = np.array([[1.5, 1.5], [-1.5, -1.5]])
     if kind == "mixture":
-        spread = np.random.default_rng(1).normal(size=(6, 2)) * 1.5
-        return Mixture.normal(2, 6, PRIOR_SD), Mixture.from_means_sd(spread, 1.0), 128
+        angles = np.arange(6) * np.pi / 3
+        circle = 2 * np.stack([np.cos(angles), np.sin(angles)], 1)
+        return Mixture.normal(2, 6, PRIOR_SD), Mixture.from_means_sd(circle, 1.0), 128
     if target == "two modes":
         prior, base = Mixture.normal(2, 2, PRIOR_SD), Mixture.from_means_sd(apart, 1.0)
     else:
@@ -148,3 +149,13 @@ def _compared(
         other = on_grid(posterior(target, kind, 1, 1, quick)[0])
         told |= {"other points": divergence(other, truth), "other points to pooled": divergence(other, pooled)}
     return federated, told
+
+
+def markdown(found: dict[str, dict[str, float]]) -> str:
+    """The distances as a table, in nats."""
+    columns = ("federated", "pooled", "federated to pooled", "other points", "other points to pooled")
+    lines = [f"| posterior | {' | '.join(columns)} |", f"| --- | {' | '.join('---:' for _ in columns)} |"]
+    for name, told in found.items():
+        numbers = (f"{told[column]:.4f}" if column in told else "" for column in columns)
+        lines.append(f"| {name} | {' | '.join(numbers)} |")
+    return "\n".join(lines)

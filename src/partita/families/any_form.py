@@ -18,6 +18,9 @@ from partita.numerics.compiled import Scalar
 
 __all__ = ["AnyForm"]
 
+_MOST_VISITS, _MOST_DRAWS = 10_000, 1_000_000
+"""Beyond these a message, or an expectation, takes more memory than there is."""
+
 
 class AnyForm(Family):
     """Π_i d_i(θ)^{e_i}, a product of powers of densities d_0, d_1, … that need not be of an exponential family.
@@ -55,8 +58,8 @@ class AnyForm(Family):
         values, from which their error can be seen.
         """
         check_kind("form", form, Form, "use partita.families.Mixture or Flow")
-        check_whole("number of visits", visits)
-        check_whole("number of draws", draws, 2 * form.dimension)
+        check_whole("number of visits", visits, most=_MOST_VISITS)
+        check_whole("number of draws", draws, 2 * form.dimension, _MOST_DRAWS)
         check_whole("shift", shift, 0)
         forms = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (visits + 1, *leaf.shape)), form)
         dtype = jax.tree.leaves(form)[0].dtype

@@ -13,6 +13,8 @@ from partita.inputs import check_kind, check_seed, check_whole
 
 __all__ = ["Flow"]
 
+_LARGEST = 1_000
+"""The largest number of layers, and of their hidden units."""
 _STEEPEST = 2.0
 """The largest logarithm of a layer's scale, so that no layer is far from invertible in finite precision."""
 
@@ -35,8 +37,8 @@ class Flow(Form):
     def of(cls, base: Form, layers: int = 4, units: int = 16, seed: int = 0) -> Self:
         """The base itself: every layer is the identity, with hidden units that are drawn once."""
         check_kind("base", base, Form, "use partita.families.Mixture")
-        check_whole("number of layers", layers)
-        check_whole("number of hidden units", units)
+        check_whole("number of layers", layers, most=_LARGEST)
+        check_whole("number of hidden units", units, most=_LARGEST)
         check_seed(seed)
         if base.dimension < 2:
             raise SettingsError("A flow of couplings needs two parameters at least: use a Mixture.")

@@ -14,6 +14,9 @@ from partita.inputs import check_whole
 
 __all__ = ["Mixture"]
 
+_LARGEST = 1_000
+"""The largest number of parameters, and of components, each of which has a covariance matrix."""
+
 
 class Mixture(Form):
     """Σ_c π_c N(θ; m_c, L_c L_cᵀ), with full covariances. One component is a Gaussian.
@@ -41,8 +44,8 @@ class Mixture(Form):
     @classmethod
     def normal(cls, size: int, components: int, sd: float = 1.0) -> Self:
         """N(0, sd² I) as a mixture of so many components, which are all the same: a prior."""
-        check_whole("number of parameters", size)
-        check_whole("number of components", components)
+        check_whole("number of parameters", size, most=_LARGEST)
+        check_whole("number of components", components, most=_LARGEST)
         return cls.from_means_sd(jnp.zeros((components, size)), sd)
 
     @property
