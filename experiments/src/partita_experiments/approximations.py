@@ -10,14 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from partita import FullGaussian, LogisticRegression, RobbinsMonro, Table
+from partita import FullGaussian, LogisticRegression, Table
 from partita.data import federate
 from partita.families import Family
 from partita.families.factor import Factor
 from partita.local.objective import Problem
 from partita.local.solvers import FixedPoint
 from partita.numerics.compiled import Compiled
-from partita.numerics.rates import Damping, rate_at
+from partita.numerics.rates import Damping, RobbinsMonro, rate_at
 from partita_experiments.past_work import save
 
 Trace = Float[np.ndarray, " steps"]
