@@ -273,8 +273,13 @@ CALLS = {
     "expectations.GridQuadrature": (pt.expectations.GridQuadrature, {"points": 5}),
     "expectations.LocalReparameterisation": (pt.expectations.LocalReparameterisation, {"samples": 2}),
     "expectations.MonteCarlo": (pt.expectations.MonteCarlo, {"samples": 2}),
+    "expectations.Points": (pt.expectations.Points, {}),
     "expectations.PredictorQuadrature": (pt.expectations.PredictorQuadrature, {"nodes": 16}),
     "expectations.Regression": (pt.expectations.Regression, {"samples": 50}),
+    "families.AnyForm.of": (
+        pt.families.AnyForm.of,
+        {"form": pt.families.Mixture.normal(2, 1), "visits": 2, "draws": 8, "shift": 1},
+    ),
     "families.Dirichlet.from_concentration": (
         pt.families.Dirichlet.from_concentration,
         {"concentration": np.ones(3)},
@@ -291,6 +296,10 @@ CALLS = {
         pt.families.BlockGaussian.standard_normal,
         {"sizes": [2, 1], "scale": 1.0},
     ),
+    "families.Flow.of": (
+        pt.families.Flow.of,
+        {"base": pt.families.Mixture.normal(2, 1), "layers": 2, "units": 3, "seed": 1},
+    ),
     "families.Gamma.from_shape_rate": (pt.families.Gamma.from_shape_rate, {"shape": 2.0, "rate": 1.0}),
     "families.InverseGamma.from_shape_scale": (
         pt.families.InverseGamma.from_shape_scale,
@@ -298,6 +307,11 @@ CALLS = {
     ),
     "families.LogNormal.from_median_sd": (pt.families.LogNormal.from_median_sd, {"median": 2.0, "log_sd": 1.0}),
     "families.LogNormal.of": (pt.families.LogNormal.of, {"original": PRIOR}),
+    "families.Mixture.from_means_sd": (
+        pt.families.Mixture.from_means_sd,
+        {"means": np.ones((3, 2)), "sd": 0.5},
+    ),
+    "families.Mixture.normal": (pt.families.Mixture.normal, {"size": 2, "components": 3, "sd": 0.5}),
     "families.NormalGamma.from_parameters": (
         pt.families.NormalGamma.from_parameters,
         {"mean": np.zeros(2), "covariance": np.eye(2), "shape": 2.0, "rate": 1.0},
@@ -472,8 +486,9 @@ REASONS = {
         "solvers.Solution datasets.Dataset datasets.encoded"
     ),
     "natural parameters, as compiled programs make them; users have the constructors above": (
-        "FullGaussian MeanFieldGaussian NearestMeanField families.BlockGaussian families.Dirichlet families.Gamma "
-        "families.InverseGamma families.LogNormal families.NormalGamma Frame"
+        "FullGaussian MeanFieldGaussian NearestMeanField families.AnyForm families.BlockGaussian families.Dirichlet "
+        "families.Flow families.Gamma families.InverseGamma families.LogNormal families.Mixture families.NormalGamma "
+        "Frame"
     ),
     "as scikit-learn has it: nothing is checked before fit, where it checks rows by itself": (
         "PartitionedClassifier PartitionedPoissonRegressor PartitionedRegressor"

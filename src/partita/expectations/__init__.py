@@ -3,6 +3,7 @@
 from partita.expectations.base import Derivatives, Expectation
 from partita.expectations.deterministic import Analytic, Assignments, GaussHermite, GridQuadrature, root
 from partita.expectations.estimate import Estimate
+from partita.expectations.points import Points
 from partita.expectations.predictors import PredictorQuadrature
 from partita.expectations.regression import Regression
 from partita.expectations.sampled import LocalReparameterisation, MonteCarlo, Sampled
@@ -17,6 +18,7 @@ __all__ = [
     "GridQuadrature",
     "LocalReparameterisation",
     "MonteCarlo",
+    "Points",
     "PredictorQuadrature",
     "Regression",
     "Sampled",
