@@ -26,7 +26,7 @@ def rows(name: str) -> tuple[np.ndarray, np.ndarray]:
     data = pt.datasets.breast_cancer() if name == "breast_cancer" else pt.datasets.adult()
     parts = [data.train] if name == "adult" else [data.train, data.test]
     x, y = (np.concatenate([np.asarray(getattr(part, what), float) for part in parts])[:ROWS] for what in ("x", "y"))
-    x = x[:, x.std(0) > 0]
+    x = x[:, np.ptp(x, axis=0) > 0]
     return np.column_stack([np.ones(len(x)), (x - x.mean(0)) / x.std(0)]), y
 
 

@@ -85,11 +85,12 @@ class NumPyroModel(Model):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """A name for each element of θ."""
+        """A name for each element of θ, which says so where it is not the variable itself."""
         named = list[str]()
         for site in self.sites.shared:
+            label = site.name if site.real else f"unconstrained {site.name}"
             places = [",".join(map(str, place)) for place in np.ndindex(*site.shape)]
-            named += [f"{site.name}[{place}]" if place else site.name for place in places]
+            named += [f"{label}[{place}]" if place else label for place in places]
         return tuple(named)
 
     def prior(self, family: _OfMeanAndSd | None = None) -> Family | OutsidePrior:
@@ -107,10 +108,7 @@ class NumPyroModel(Model):
         family = family or _full
         check_function("family", family)
         with enable_x64(True):
-            try:
-                drawn = np.asarray(_prior_draws(self, jax.random.key(0)))
-            except NotImplementedError:
-                raise SettingsError("A prior of the NumPyro model cannot be drawn from: give a proper one.") from None
+            drawn = np.asarray(_prior_draws(self, jax.random.key(0)))
             low, median, high = np.quantile(drawn, [0.025, 0.5, 0.975], axis=0)
             width = (high - low) / 2 / 1.96
             usable = np.isfinite(median) & np.isfinite(width) & (width > 0)

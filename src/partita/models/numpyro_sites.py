@@ -31,6 +31,8 @@ class SharedSite(NamedTuple):
     name: str
     shape: tuple[int, ...]
     """Without constraints."""
+    real: bool
+    """Whether they are so already."""
 
     @property
     def size(self) -> int:
@@ -101,9 +103,30 @@ def _failing(what: str) -> Iterator[None]:
         yield
     except InputError:
         raise
+    except NotImplementedError as error:
+        raise SettingsError(
+            f"A site of the NumPyro model cannot be drawn from {what}: give it a proper distribution."
+        ) from error
     except Exception as error:
-        why = (str(error) or repr(error)).splitlines()[0]
-        raise SettingsError(f"The NumPyro model fails {what}: {why:.200}") from error
+        why = (str(error) or repr(error)).splitlines()[0].rstrip(".")
+        raise SettingsError(f"The NumPyro model fails {what}: {why:.200}.") from error
+
+
+class _Seen(NamedTuple):
+    """What a site is, without its values."""
+
+    kind: str
+    """Sample, plate, param and so on, as NumPyro calls them."""
+    size: int
+    """Of a plate."""
+    shape: tuple[int, ...]
+    plates: tuple[tuple[str, int], ...]
+    """Those that it is in, with the places of their axes among those of its values, from the front."""
+    observed: bool
+    shared: SharedSite | None
+    """What it is if all rows share it; None if it is discrete."""
+    support: np.ndarray | None
+    """The values of one element, if it is discrete and they are finitely many."""
 
 
 def read_sites(model: Callable[..., Any], rows: Rows, shared: Collection[str], local: Collection[str]) -> Sites:
@@ -111,49 +134,51 @@ def read_sites(model: Callable[..., Any], rows: Rows, shared: Collection[str], l
     count = len(next(iter(rows.values())))
     if count == 1:
         rows, count = {name: np.concatenate([values, values]) for name, values in rows.items()}, 2
-    trace = _gone_through(model, rows, count)
-    single = _gone_through(model, {name: values[:1] for name, values in rows.items()}, 1)
-    if set(trace) != set(single):
+    seen = _looked_at(model, rows, count)
+    single = _looked_at(model, {name: values[:1] for name, values in rows.items()}, 1)
+    if set(seen) != set(single):
         raise SettingsError("The NumPyro model has other sites with fewer rows: give it the same for any number.")
-    own = _plates_of_rows(trace, single, count)
-    _check_plates(trace, own, shared, local)
-    samples = {name: site for name, site in trace.items() if site["type"] == "sample"}
+    sizes = {name: (site.size, single[name].size) for name, site in seen.items() if site.kind == "plate"}
+    own = {name for name, size in sizes.items() if size == (count, 1)}
+    _check_plates(sizes, own, shared, local)
     discrete = dict[str, np.ndarray]()
     found, given, observed = list[SharedSite](), list[str](), list[str]()
-    for name, site in samples.items():
-        plates = {frame.name for frame in site["cond_indep_stack"]}
-        of_rows = bool(plates & own) or np.shape(site["value"]) != np.shape(single[name]["value"])
-        if site["is_observed"]:
+    for name, site in seen.items():
+        if site.kind == "param":
+            raise SettingsError(f"The parameter {name!r} has no prior: make it a numpyro.sample.")
+        if site.kind != "sample":
+            continue
+        plates = {plate for plate, _ in site.plates}
+        of_rows = bool(plates & own) or site.shape != single[name].shape
+        if site.observed:
             if plates and not plates & own:
-                fixed = trace[site["cond_indep_stack"][0].name]
-                raise _other_size(fixed, 1 if _size(fixed) == count else count)
+                fixed = site.plates[0][0]
+                raise _other_size(fixed, sizes[fixed][0], 1 if sizes[fixed][0] == count else count)
             (observed if of_rows else given).append(name)
-        elif site["fn"].support.is_discrete:
+        elif site.shared is None:
             if not plates & own:
                 raise SettingsError(
                     f"The discrete site {name!r} is in no plate of the rows: only a row's own can be summed out."
                 )
-            discrete[name] = _support(name, site, single[name])
+            discrete[name] = _combinations(name, site.support, single[name].shape)
         else:
             _check_shared(name, plates, of_rows, shared, local)
-            found.append(SharedSite(name, _free_shape(site)))
-    for name, site in trace.items():
-        if site["type"] == "param":
-            raise SettingsError(f"The parameter {name!r} has no prior: make it a numpyro.sample.")
+            found.append(site.shared)
     if not observed:
         raise SettingsError("The NumPyro model observes nothing of these rows: give the site of their response obs=….")
     if not found:
         raise SettingsError("The NumPyro model has no variable that rows share: there is nothing to infer.")
     sites = Sites(tuple(found), tuple(given), tuple(observed), _combined(discrete))
-    _check_rows(model, rows, sites, trace, own)
+    axes = {name: next(axis for plate, axis in seen[name].plates if plate in own) for name in discrete}
+    _check_rows(model, rows, sites, axes)
     return sites
 
 
-def _gone_through(model: Callable[..., Any], rows: Rows, count: int) -> Trace:
-    """The model's trace on so many rows; an error tells of a plate with another size, where there is one."""
-    plates = list[dict[str, Any]]()
+def _looked_at(model: Callable[..., Any], rows: Rows, count: int) -> Mapping[str, _Seen]:
+    """The sites on so many rows; nothing is computed. An error tells of a plate with another size, if there is one."""
+    found, plates = dict[str, _Seen](), list[dict[str, Any]]()
 
-    def seen(**rows: Any) -> None:
+    def noting(**rows: Any) -> None:
         from numpyro import handlers
 
         with handlers.trace() as trace:
@@ -162,28 +187,59 @@ def _gone_through(model: Callable[..., Any], rows: Rows, count: int) -> Trace:
             finally:
                 plates.extend(site for site in trace.values() if site["type"] == "plate")
 
+    def look(rows: Rows) -> None:
+        trace, _ = traced(noting, rows, {}, {})
+        found.update((name, _seen(name, site)) for name, site in trace.items())
+
     with _failing("on a single row" if count == 1 else f"on {count} rows"):
         try:
-            return traced(seen, rows, {}, {})[0]
-        except (TypeError, ValueError):
-            for plate in plates:
-                if _size(plate) != count:
-                    raise _other_size(plate, count) from None
-            raise
+            jax.eval_shape(look, rows)
+        except (TypeError, ValueError) as error:
+            other = [plate for plate in plates if int(plate["args"][0]) != count]
+            if isinstance(error, InputError) or not other:
+                raise
+            raise _other_size(other[0]["name"], int(other[0]["args"][0]), count) from None
+    return found
 
 
-def _plates_of_rows(trace: Trace, single: Trace, count: int) -> set[str]:
-    """The plates that are as long as there are rows, whatever their number."""
-    sizes = {name: (_size(site), _size(single[name])) for name, site in trace.items() if site["type"] == "plate"}
-    return {name for name, size in sizes.items() if size == (count, 1)}
+def _seen(name: str, site: dict[str, Any]) -> _Seen:
+    if site["type"] != "sample":
+        size = int(site["args"][0]) if site["type"] == "plate" else 0
+        return _Seen(site["type"], size, (), (), False, None, None)
+    law, shape = site["fn"], np.shape(site["value"])
+    batch = len(shape) - len(law.event_shape)
+    plates = tuple((frame.name, batch + int(frame.dim)) for frame in site["cond_indep_stack"])
+    if site["is_observed"]:
+        return _Seen("sample", 0, shape, plates, True, None, None)
+    if law.support.is_discrete:
+        return _Seen("sample", 0, shape, plates, False, None, _support(name, law))
+    return _Seen("sample", 0, shape, plates, False, _shared_site(name, law, shape), None)
 
 
-def _size(plate: dict[str, Any]) -> int:
-    return int(plate["args"][0])
+def _shared_site(name: str, law: Any, shape: tuple[int, ...]) -> SharedSite:
+    from numpyro.distributions import biject_to, transforms
+
+    transform = biject_to(law.support)
+    while isinstance(transform, transforms.IndependentTransform):
+        transform = transform.base_transform
+    real = isinstance(transform, transforms.IdentityTransform)
+    return SharedSite(name, tuple(transform.inverse_shape(shape)), real)
 
 
-def _check_plates(trace: Trace, own: Collection[str], shared: Collection[str], local: Collection[str]) -> None:
-    plates = [name for name, site in trace.items() if site["type"] == "plate"]
+def _support(name: str, law: Any) -> np.ndarray | None:
+    """The values of one element of a discrete variable, if they are finitely many."""
+    while hasattr(law, "base_dist"):
+        law = law.base_dist
+    if not law.has_enumerate_support:
+        return None
+    with _failing(f"as the values of {name!r} are listed"), jax.ensure_compile_time_eval():
+        listed = np.asarray(law.enumerate_support(expand=False))
+    return listed.reshape(len(listed), *law.event_shape)
+
+
+def _check_plates(
+    plates: Collection[str], own: Collection[str], shared: Collection[str], local: Collection[str]
+) -> None:
     for name in (*shared, *local):
         if name not in plates:
             raise SettingsError(f"The NumPyro model has no plate {name!r}: it has {', '.join(plates) or 'none'}.")
@@ -196,9 +252,9 @@ def _check_plates(trace: Trace, own: Collection[str], shared: Collection[str], l
         raise SettingsError(f"The plate {min(both)!r} is that of the rows, which no other client has: leave it out.")
 
 
-def _other_size(plate: dict[str, Any], count: int) -> DataError:
+def _other_size(plate: str, size: int, count: int) -> DataError:
     return DataError(
-        f"The plate {plate['name']!r} has the size {_size(plate)} where there are {count} rows: "
+        f"The plate {plate!r} has the size {size} where there {'is 1 row' if count == 1 else f'are {count} rows'}: "
         "give it the number of rows, whatever that is, such as len(x)."
     )
 
@@ -210,30 +266,21 @@ def _check_shared(name: str, plates: set[str], of_rows: bool, shared: Collection
         raise SettingsError(f"The site {name!r} {where} is neither shared nor local: {remedy}.")
 
 
-def _free_shape(site: dict[str, Any]) -> tuple[int, ...]:
-    from numpyro.distributions import biject_to
-
-    return tuple(biject_to(site["fn"].support).inverse_shape(np.shape(site["value"])))
-
-
-def _support(name: str, site: dict[str, Any], single: dict[str, Any]) -> np.ndarray:
+def _combinations(name: str, support: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
     """The values that a discrete variable of one row can have, all combinations of its elements."""
-    if not site["fn"].has_enumerate_support:
+    if support is None:
         raise SettingsError(
             f"The discrete site {name!r} has no finite support: sum it out by hand, such as in a mixture distribution."
         )
-    with _failing(f"as the values of {name!r} are listed"):
-        listed = np.asarray(site["fn"].enumerate_support(expand=False))
-    events = site["fn"].event_shape
-    values, batch = listed.reshape(len(listed), *events), tuple(single["fn"].batch_shape)
-    elements = math.prod(batch)
-    if len(values) ** elements > _COMBINATIONS:
-        raise SettingsError(
-            f"The discrete site {name!r} has {len(values)} to the power of {elements} values in a row, "
-            f"more than {_COMBINATIONS:,}: sum it out by hand."
-        )
-    places = np.indices((len(values),) * elements).reshape(elements, -1).T
-    return values[places].reshape(len(places), *batch, *events)
+    elements = math.prod(shape[: len(shape) - (support.ndim - 1)])
+    if elements * math.log(len(support)) > math.log(_COMBINATIONS):
+        raise _too_many(f"The discrete site {name!r} has")
+    places = np.indices((len(support),) * elements).reshape(elements, -1).T
+    return support[places].reshape(len(places), *shape)
+
+
+def _too_many(which: str) -> SettingsError:
+    return SettingsError(f"{which} more than {_COMBINATIONS:,} values in a row: sum some out by hand.")
 
 
 def _combined(sites: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -242,44 +289,47 @@ def _combined(sites: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {}
     counts = [len(values) for values in sites.values()]
     if math.prod(counts) > _COMBINATIONS:
-        raise SettingsError(
-            f"A row's discrete sites have {math.prod(counts):,} values together, more than {_COMBINATIONS:,}: "
-            "sum some out by hand."
-        )
+        raise _too_many("The discrete sites have together")
     places = np.indices(counts).reshape(len(counts), -1)
     return {name: values[place] for (name, values), place in zip(sites.items(), places, strict=True)}
 
 
-def _check_rows(model: Callable[..., Any], rows: Rows, sites: Sites, trace: Trace, own: Collection[str]) -> None:
-    """That each row's density is its own, and that the prior does not depend on rows."""
-    names = (*sites.observed, *sites.discrete)
-    shared = {site.name: trace[site.name]["value"] for site in sites.shared}
-    discrete = {name: trace[name]["value"] for name in sites.discrete}
-    axes = {name: _axis(trace[name], own) for name in discrete}
+def _check_rows(model: Callable[..., Any], rows: Rows, sites: Sites, axes: Mapping[str, int]) -> None:
+    """That each row's density is its own, and that the prior does not depend on rows.
 
-    def one(row: PyTree, values: Mapping[str, Array]) -> Float[Array, ""]:
-        fixed = {name: jnp.expand_dims(value, axes[name]) for name, value in values.items()}
-        return total(traced(model, {name: value[None] for name, value in row.items()}, {}, shared | fixed)[0], names)
+    Args:
+        model: the NumPyro model.
+        rows: any.
+        sites: what they are.
+        axes: which axis of the values of a discrete site has the rows.
 
-    moved = {name: jnp.moveaxis(value, axes[name], 0) for name, value in discrete.items()}
+    """
+    own, prior = (*sites.observed, *sites.discrete), (*(site.name for site in sites.shared), *sites.given)
+
+    @jax.jit
+    def densities(rows: Rows) -> tuple[Float[Array, " n"], Float[Array, ""], Float[Array, " 2"]]:
+        trace, _ = traced(model, rows, {}, {})
+        shared = {site.name: trace[site.name]["value"] for site in sites.shared}
+        moved = {name: jnp.moveaxis(trace[name]["value"], axis, 0) for name, axis in axes.items()}
+
+        def one(row: PyTree, values: Mapping[str, Array]) -> Float[Array, ""]:
+            fixed = {name: jnp.expand_dims(value, axes[name]) for name, value in values.items()}
+            alone = {name: value[None] for name, value in row.items()}
+            return total(traced(model, alone, {}, shared | fixed)[0], own)
+
+        zeros = {name: jnp.zeros_like(values[:1]) for name, values in rows.items()}
+        without = traced(model, zeros, {}, shared)[0]
+        said = jnp.stack([total(each, prior) for each in (trace, without)])
+        return jax.vmap(one)(rows, moved), total(trace, own), said
+
     with _failing("on single rows"):
-        each = np.asarray(jax.vmap(one)({name: jnp.asarray(values) for name, values in rows.items()}, moved))
-        whole = float(total(trace, names))
-        none = {name: np.zeros((1, *np.shape(values)[1:]), np.asarray(values).dtype) for name, values in rows.items()}
-        prior = (*shared, *sites.given)
-        said, without = (total(each, prior) for each in (trace, traced(model, none, {}, shared)[0]))
+        each, whole, (said, without) = (np.asarray(found, float) for found in densities(dict(rows)))
     if np.isfinite(each).all() and abs(each.sum() - whole) > _TOLERANCE * (1 + np.abs(each).sum()):
         raise SettingsError(
             f"The rows of the NumPyro model depend on each other, their log density is {whole:.6g} together and "
             f"{each.sum():.6g} one by one: let the density of a row be its own, given the shared sites."
         )
-    if abs(float(said) - float(without)) > _TOLERANCE * (1 + abs(float(said))):
+    if abs(said - without) > _TOLERANCE * (1 + abs(said)):
         raise SettingsError(
             "The priors of the NumPyro model depend on rows, and the server has none: fix what they need."
         )
-
-
-def _axis(site: dict[str, Any], own: Collection[str]) -> int:
-    """Where the rows are among the axes of a site's values."""
-    frame = next(frame for frame in site["cond_indep_stack"] if frame.name in own)
-    return len(site["fn"].batch_shape) + int(frame.dim)
