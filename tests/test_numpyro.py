@@ -17,7 +17,7 @@ import partita as pt
 from partita.errors import DataError, SettingsError
 from partita.models.numpyro_sites import traced
 from partita.models.prior import OutsidePrior
-from support.numpyro_models import MODELS, SIZE, X, mixture, parts
+from support.numpyro_models import MODELS, SIZE, X, mixture, parts, start
 
 QUIET = pt.Monitor(progress=False)
 METHOD = pt.methods.sequential(pt.solvers.ModeFixedPoint())
@@ -116,8 +116,7 @@ FEW = ["counts"]
 
 @pytest.mark.parametrize("name", [*FEW, *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS if n not in FEW)])
 def test_federated_is_pooled(name):
-    start = _start(name)
-    method = pt.methods.sequential(pt.solvers.ModeFixedPoint(), start=start)
+    method = pt.methods.sequential(pt.solvers.ModeFixedPoint(), start=start(name, len(read(name).names)))
     federated = run(name, method, rounds=200)
     model = read(name)
     pooled = pt.run(
@@ -129,14 +128,6 @@ def test_federated_is_pooled(name):
     np.testing.assert_allclose(federated.posterior.mean / sd, pooled.posterior.mean / sd, atol=3e-6)
     np.testing.assert_allclose(federated.posterior.sd, sd, rtol=3e-6)
     np.testing.assert_allclose(federated.free_energy, pooled.free_energy, rtol=1e-9)
-
-
-def _start(name):
-    """A tight start that tells the units of a network apart; None for the others."""
-    if name != "network":
-        return None
-    mean = np.random.default_rng(4).normal(size=len(read(name).names))
-    return pt.FullGaussian.from_mean_covariance(mean, 0.1 * np.eye(len(mean)))
 
 
 def test_draws_are_numpyros():

@@ -5,6 +5,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
+import partita as pt
+
 GENERATOR = np.random.default_rng(7)
 SIZE = 60
 X = GENERATOR.normal(size=(SIZE, 2))
@@ -99,3 +101,10 @@ MODELS = {
 def parts(rows, clients=3):
     """The rows of each client."""
     return [{name: values[k::clients] for name, values in rows.items()} for k in range(clients)]
+
+
+def start(name, size):
+    """A tight start that tells the units of a network apart; None for the others."""
+    if name != "network":
+        return None
+    return pt.FullGaussian.from_mean_covariance(np.random.default_rng(4).normal(size=size), 0.1 * np.eye(size))

@@ -40,7 +40,7 @@ class CommonDraws(Expectation):
     the number of parameters there would be directions that no draw tells of: one set is the least.
     """
 
-    draws: int = eqx.field(static=True, default=512)
+    draws: int = eqx.field(static=True, default=2048)
     """How many at least."""
 
     def __check_init__(self) -> None:

@@ -46,7 +46,7 @@ class NumPyroModel(Model):
     sites: Sites
     columns: tuple[tuple[str, tuple[int, ...], str], ...] = eqx.field(static=True)
     """Of every argument that rows have: its name, its shape in one row, and its type."""
-    expectation: Expectation
+    expectation: Expectation = eqx.field(kw_only=True)
 
     def log_density(self, theta: Float[Array, " d"], datum: Mapping[str, Array]) -> Float[Array, ""]:
         rows, free = {name: value[None] for name, value in datum.items()}, self.apart(theta)
@@ -232,4 +232,4 @@ def from_numpyro(
         raise DataError("The arguments of the NumPyro model differ in their numbers of rows, or have none: give rows.")
     columns = tuple((str(name), values.shape[1:], values.dtype.str) for name, values in arrays.items())
     sites = read_sites(model, arrays, tuple(shared), tuple(local))
-    return NumPyroModel(model, sites, columns, CommonDraws() if expectation is None else expectation)
+    return NumPyroModel(model, sites, columns, expectation=expectation or CommonDraws())

@@ -331,5 +331,5 @@ def _check_rows(model: Callable[..., Any], rows: Rows, sites: Sites, axes: Mappi
         )
     if abs(said - without) > _TOLERANCE * (1 + abs(said)):
         raise SettingsError(
-            "The priors of the NumPyro model depend on rows, and the server has none: fix what they need."
+            "The priors of the NumPyro model depend on rows, which the server lacks: fix what they need."
         )
