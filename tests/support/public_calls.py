@@ -99,6 +99,7 @@ CALLS = {
         },
     ),
     "Ledger": (pt.Ledger, {"path": "ledger.db", "durable": False}),
+    "Limits": (pt.Limits, {"rows": 20, "cell": 3}),
     "LinearRegression": (pt.LinearRegression, {"noise": 1.0, "expectation": pt.expectations.Analytic()}),
     "LocalEngine": (pt.LocalEngine, {"partition": PARTS, "speeds": [1.0, 2.0, 1.0], "threads": 1, "together": 2}),
     "LogDensity": (pt.LogDensity, {"function": min, "expectation": pt.expectations.MonteCarlo()}),
@@ -131,6 +132,10 @@ CALLS = {
     "Monitor": (pt.Monitor, {"metrics": None, "every": 1, "progress": False, "label": "PVI", "callbacks": ()}),
     "Newton": (pt.Newton, {"max_steps": 2, "tolerance": 1e-9, "halvings": 3, "together": 5}),
     "NoDeletion": (pt.NoDeletion, {}),
+    "OutsidePrior": (
+        pt.OutsidePrior,
+        {"density": pt.LogDensity(lambda theta, row: -theta @ theta), "base": PRIOR},
+    ),
     "Partition.only": (PARTS.only, {"name": "client 0"}),
     "PoissonRegression": (pt.PoissonRegression, {"expectation": pt.expectations.Analytic()}),
     "Posterior": (pt.Posterior, {"model": MODEL, "q": PRIOR, "hyper": {}, "mean_field": MeanFieldCheck(), "names": ()}),
@@ -145,7 +150,6 @@ CALLS = {
     "Posterior.summary": (POSTERIOR.summary, {"names": ["age", "dose"], "mass": 0.9}),
     "Prior": (pt.Prior, {"rescaled": True}),
     "Proximal": (pt.Proximal, {"penalty": 1.0}),
-    "RobbinsMonro": (pt.RobbinsMonro, {"first": 0.5, "delay": 2.0, "power": 0.75}),
     "Rules": (
         lambda **given: pt.Rules(**given).check(pt.Damped()),
         {"deadline": 1.0, "quorum": 0.5, "pause": 1.0, "until": 9.0, "admission": pt.Admission()},
@@ -209,6 +213,10 @@ CALLS = {
             "tolerance": 1e-6,
         },
     ),
+    "prior": (
+        pt.prior,
+        {"text": "horseshoe(0.1); a: normal(0, 1)", "names": ["a", "b"], "family": pt.MeanFieldGaussian.from_mean_sd},
+    ),
     "run": (
         pt.run,
         {
@@ -246,6 +254,7 @@ CALLS = {
         {"optimiser": optax.sgd, "learning_rate": 0.1, "gain": 0.5, "start": START},
     ),
     "aggregation.LastFactor": (pt.aggregation.LastFactor, {}),
+    "aggregation.RobbinsMonro": (pt.aggregation.RobbinsMonro, {"first": 0.5, "delay": 2.0, "power": 0.75}),
     "aggregation.ServerOptimiser": (
         pt.aggregation.ServerOptimiser,
         {"optimiser": optax.sgd, "learning_rate": 0.1, "start": START},

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from partita import FullGaussian, LogisticRegression, RobbinsMonro, Table
+from partita import FullGaussian, LogisticRegression, Table
 from partita.data import federate
 from partita.families import Family
 from partita.families.factor import Factor
@@ -18,7 +18,7 @@ from partita.io.atomic import write
 from partita.local.objective import Problem
 from partita.local.solvers import FixedPoint
 from partita.numerics.compiled import Compiled
-from partita.numerics.rates import Damping, rate_at
+from partita.numerics.rates import Damping, RobbinsMonro, rate_at
 
 Trace = Float[np.ndarray, " steps"]
 COLUMNS, BATCHES, BATCH = 5, 20, 50

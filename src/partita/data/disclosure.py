@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from partita.errors import DataError, SettingsError
+from partita.inputs import described
 
 __all__ = ["Limits"]
 
@@ -31,7 +32,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
             if type(value) is not int or value < 1:
-                raise SettingsError(f"The limit of {name} is {value!r}: give a whole number, 1 for no limit.")
+                raise SettingsError(f"The limit of {name} is {described(value)}: give a whole number, 1 for no limit.")
 
     def raised(self, rows: int | None, cell: int | None) -> Self:
         """The same with others in their place that are not smaller; an `InputError` where one is."""
