@@ -1,6 +1,7 @@
 """How is E_q[log p(y | θ)] computed?"""
 
 from partita.expectations.base import Derivatives, Expectation
+from partita.expectations.common_draws import CommonDraws
 from partita.expectations.deterministic import Analytic, Assignments, GaussHermite, GridQuadrature, root
 from partita.expectations.estimate import Estimate
 from partita.expectations.points import Points
@@ -11,6 +12,7 @@ from partita.expectations.sampled import LocalReparameterisation, MonteCarlo, Sa
 __all__ = [
     "Analytic",
     "Assignments",
+    "CommonDraws",
     "Derivatives",
     "Estimate",
     "Expectation",
