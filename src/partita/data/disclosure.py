@@ -10,9 +10,9 @@ from jaxtyping import Float
 from partita.errors import DataError, SettingsError
 from partita.inputs import described
 
-__all__ = ["FEW_VALUES", "Limits"]
+__all__ = ["FEW", "Limits"]
 
-FEW_VALUES = 3
+FEW = 3
 """The number of distinct values up to which a count, a sum and a sum of squares determine how many rows have each."""
 
 
@@ -75,7 +75,7 @@ def _smallest(values: Float[np.ndarray, " n"]) -> float:
     found, counts = np.unique(values[~np.isnan(values)], return_counts=True)
     if len(found) < 2:
         return np.inf if counts.sum() in (0, len(values)) else counts.sum()
-    return counts.min() if len(found) <= FEW_VALUES else counts.sum() - counts.max()
+    return counts.min() if len(found) <= FEW else counts.sum() - counts.max()
 
 
 def _merged(name: str, part: Any, limits: Limits) -> Any:

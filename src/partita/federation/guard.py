@@ -20,8 +20,8 @@ __all__ = ["Guard", "agreed_visits"]
 _PRIVATE = 0o600
 _AGAIN = 2
 """How many visits a client answers for each round of a run, since failed ones are repeated."""
-_REPEATED = 3
-"""How often it sends sums of a stage of round 0, since differences of sums are about fewer rows."""
+_SENT = 3
+"""How many times a client sends sums of a stage of round 0, since their differences tell of fewer rows than they do."""
 _QUESTIONS = 20
 """How many questions about expected log-likelihoods it answers for each of these visits."""
 _TIGHTER = 1000.0
@@ -58,8 +58,8 @@ class Guard:
     ) -> None:
         self.path = path
         self.visits = agreed_visits(federation) if visits is None else visits
-        self._times = min(len(federation.clients), _REPEATED)
-        """How often a stage may be asked: whenever round 0 begins again, a client has been lost."""
+        self._times = min(len(federation.clients), _SENT)
+        """How often sums of a stage are sent: whenever round 0 begins again, a client has been lost."""
         self.answered = _Answered()
         if path is not None and anew:
             path.unlink(missing_ok=True)

@@ -132,7 +132,7 @@ class Stopping:
 
     def ending(self, state: State) -> Ending | None:
         """How the run has ended, if it has."""
-        return self._failed(state) or self._converged(state) or self._spent(state)
+        return self._failed(state) or self._converged(state) or self._spent(state) or self._full(state)
 
     def _failed(self, state: State) -> Ending | None:
         if not state.communicating.any():
@@ -192,6 +192,12 @@ class Stopping:
         left = distance_left(state)
         far = f" At its present rate about {left:.2g} standard deviations are left: {self._more(state)}."
         return Ending(Status.BUDGET_SPENT, spent + far if DISTANCE_LEFT < left < np.inf else spent)
+
+    def _full(self, state: State) -> Ending | None:
+        if not state.posterior.full:
+            return None
+        kind = type(state.posterior).__name__
+        return Ending(Status.BUDGET_SPENT, f"The {kind} has no room for another visit: begin with more `visits`.")
 
     def _more(self, state: State) -> str:
         """What to change where the budget is spent, and by how much."""
