@@ -44,8 +44,7 @@ def asked(server, place):
     with dial(place / "east", config.load(place / "east"), "east") as link:
         try:
             link.connect()
-        except UnreachableError as error:
-            assert "does not accept its key" in str(error)
+        except UnreachableError:
             return False
         server.post("east", TASK)
         letter = link.pull(2.0)
