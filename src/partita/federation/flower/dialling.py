@@ -253,7 +253,7 @@ class FleetLink(Link):
             return f"nothing answers at {self.address} yet: start the server, or correct server.address"
         if self._node is None:
             return self._stranger(str(error) or type(error).__name__)
-        return f"the connection to {self.address} has broken ({type(error).__name__})"
+        return f"the connection to {self.address} has broken: the server has ended, or the network has failed"
 
     def _stranger(self, why: str) -> str:
         return f"what answers at {self.address} is not the server of this federation ({why}): correct server.address"
