@@ -218,7 +218,7 @@ def test_another_encoding_than_the_first_is_refused(run, tmp_path):
     hello = next(message for message in run[2].asked if message.header["kind"] == "hello")
     assert client.handle(hello).header["kind"] == "hello"  # as before
     pried = unpack(pack(Message(hello.header | {"agreed": other}, {})))
-    assert "tells no other sums" in reason(client.handle(pried))
+    assert "sends no other sums" in reason(client.handle(pried))
     client = kept(tmp_path, run[1], anew=True)
     assert client.handle(task).header["kind"] == "update"
 

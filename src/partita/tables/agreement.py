@@ -53,14 +53,14 @@ class Agreement:
         return cls(rows, Design(rows.formula, indicated), counted)
 
     @property
-    def left(self) -> int:
+    def stages_left(self) -> int:
         """How many stages are left."""
         return len(self._waiting())
 
     @property
     def complete(self) -> bool:
         """Whether nothing is left to agree on."""
-        return self.left == 0
+        return self.stages_left == 0
 
     def answer(self, site: Site) -> Answer:
         """What a site sends next."""
@@ -141,15 +141,15 @@ class Agreement:
 
 
 def agreed(begun: Agreement, sites: Sequence[Site], limits: Limits | None = None) -> Agreement:
-    """All of round 0, where the sites are in this process; what they tell one another may have limits."""
+    """All of round 0 with sites in this process, with limits on what they disclose to one another."""
     found = begun
     while not found.complete:
-        found = found.taken(_told(found, sites, limits))
+        found = found.taken(_answers(found, sites, limits))
     return found
 
 
-def _told(known: Agreement, sites: Sequence[Site], limits: Limits | None) -> list[Answer]:
-    """What sites send next, as far as they may."""
+def _answers(known: Agreement, sites: Sequence[Site], limits: Limits | None) -> list[Answer]:
+    """What sites send next, within the limits."""
     if limits is None:
         return [known.answer(site) for site in sites]
     return [limits.released(site.rows, partial(known.numbers, site), partial(known.answer, site)) for site in sites]

@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from partita.data.columns import Counts
-from partita.data.disclosure import TELLING
+from partita.data.disclosure import FEW
 from partita.tables.design import Design, categories
 from partita.tables.formula import Factor
 from partita.tables.reading import Columns
@@ -31,7 +31,7 @@ def _parts(factor: Factor, columns: Columns) -> list[Int[np.ndarray, " n"]]:
     if is_counted(factor, columns):
         return [np.unique(categories(factor, columns), return_inverse=True)[1]]
     divided = [np.unique(columns[name], return_inverse=True, equal_nan=True) for name in factor.columns]
-    return [groups for values, groups in divided if len(values) <= TELLING]
+    return [groups for values, groups in divided if len(values) <= FEW]
 
 
 def is_counted(factor: Factor, columns: Columns) -> bool:
