@@ -54,6 +54,13 @@ def call(name, /, **changed):
     return function(**{key: value.made() if isinstance(value, Later) else value for key, value in given.items()})
 
 
+def in_groups(**given):
+    """A check of rows in groups."""
+    engine = pt.LocalEngine(pt.federate([pt.data.GroupedTable(**given)]))
+    model = pt.models.GroupEffects(pt.LogisticRegression())
+    engine.check(pt.methods.sequential(pt.solvers.FixedPoint()).recipe(model), pt.FullGaussian.standard_normal(3))
+
+
 def fitted(x, y, weights):
     """The rows of one client, looked at by the engine as before a run."""
     parts = pt.federate([pt.Table(x, y)], weights=[weights])
@@ -264,6 +271,10 @@ CALLS = {
     "aggregation.check_damping": (pt.aggregation.check_damping, {"damping": 0.5}),
     "data.beta_kappa": (pt.data.beta_kappa, {"y": Y, "clients": 2, "beta": 0.0, "kappa": 0.0}),
     "data.by_column": (pt.data.by_column, {"values": np.array(["a", "b"] * 6)}),
+    "data.GroupedTable": (
+        in_groups,
+        {"x": X, "y": Y, "z": np.ones((12, 1)), "group": np.arange(12) // 3, "offset": np.zeros(12)},
+    ),
     "data.equal_random": (pt.data.equal_random, {"rows": 12, "clients": 3, "seed": 0}),
     "data.k_means": (pt.data.k_means, {"x": X, "clients": 2, "seed": 0}),
     "data.label_shards": (pt.data.label_shards, {"y": Y, "clients": 2, "shards": 2, "seed": 0}),
@@ -271,6 +282,7 @@ CALLS = {
     "expectations.Assignments": (pt.expectations.Assignments, {}),
     "expectations.GaussHermite": (pt.expectations.GaussHermite, {"points": 5}),
     "expectations.GridQuadrature": (pt.expectations.GridQuadrature, {"points": 5}),
+    "expectations.LocalEffects": (pt.expectations.LocalEffects, {"max_steps": 10, "tolerance": 1e-9}),
     "expectations.LocalReparameterisation": (pt.expectations.LocalReparameterisation, {"samples": 2}),
     "expectations.MonteCarlo": (pt.expectations.MonteCarlo, {"samples": 2}),
     "expectations.Points": (pt.expectations.Points, {}),
@@ -402,6 +414,15 @@ CALLS = {
     "metrics.negative_log_likelihood": (pt.metrics.negative_log_likelihood, {"probabilities": Y, "y": Y}),
     "metrics.pruned": (pt.metrics.pruned, {"q": PRIOR, "prior": PRIOR, "threshold": 0.1}),
     "metrics.root_mean_squared_error": (pt.metrics.root_mean_squared_error, {"predictions": Y, "y": Y}),
+    "models.GroupEffects": (
+        pt.models.GroupEffects,
+        {
+            "likelihood": pt.LogisticRegression(),
+            "effects": 1,
+            "nodes": 5,
+            "expectation": pt.expectations.LocalEffects(),
+        },
+    ),
     "models.GaussianMixture": (pt.models.GaussianMixture, {"expectation": pt.expectations.Assignments()}),
     "models.NetworkClassifier": (
         pt.models.NetworkClassifier,

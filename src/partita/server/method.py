@@ -82,8 +82,8 @@ class Method(ClientSettings, Axes):
         """Raises a `SettingsError` if it cannot run with a prior that is not in q's family."""
         if self.context.takes_prior or self.aggregation.shares_factor:
             raise SettingsError(
-                "This method weighs the prior or all clients alike, so that the prior must be in q's family: use one "
-                "such as methods.sequential(), or a Gaussian prior."
+                "This method needs a prior in q's family: use a Gaussian prior, or another method, such as "
+                "methods.sequential()."
             )
         if self.learning is not None and (scales := [name for name in self.learning.names if name in PRIOR_SCALES]):
             raise SettingsError(

@@ -75,9 +75,9 @@ _ERRORS = 3.0
 """By how many standard errors a sampled free energy must fall to have fallen."""
 
 _PATIENCE = 10.0
-"""How many times the rounds it has had a run is told to go on for; beyond, larger steps are the remedy."""
+"""How many times the rounds it has had a run is advised to go on for; beyond, larger steps are the remedy."""
 _LATELY = 50
-"""How many of the last rows tell whether the free energy still climbs."""
+"""How many of the last rows decide whether the free energy still rises."""
 _CALMER = 3.0
 """By how much steps are lowered that do not shrink."""
 _REFUSED: Mapping[Reason, Ending] = {
@@ -135,7 +135,7 @@ class Stopping:
         return self._failed(state) or self._converged(state) or self._spent(state) or self._full(state)
 
     def _failed(self, state: State) -> Ending | None:
-        if not state.elsewhere.any():
+        if not state.communicating.any():
             return Ending(Status.STALLED, "All clients have left. Let one join.")
         if state.refused and set(np.flatnonzero(state.active).tolist()) <= state.refused.keys():
             k, refusal = next(iter(state.refused.items()))
@@ -207,8 +207,8 @@ class Stopping:
         if self.tuned is None:
             return "allow many more rounds"
         name, value = self.tuned
-        told = [row.get("free_energy", row.get("reported_free_energy")) for row in self.history.rows[-_LATELY:]]
-        known = np.array([value for value in told if value is not None])
+        reported = [row.get("free_energy", row.get("reported_free_energy")) for row in self.history.rows[-_LATELY:]]
+        known = np.array([value for value in reported if value is not None])
         climbs = len(known) > 1 and known[-1] - known[0] > np.abs(np.diff(known)).sum() / 2
         if name != "damping" and climbs:
             raised = value * min(needed / had, _PATIENCE)

@@ -93,6 +93,8 @@ class Gradient(Solver):
         best, best_value, _, memory = progress
         draws, shuffles, _ = jax.random.split(key, 3)
         step_key = jax.random.fold_in(draws, index)
+        if self._size(problem.shard) < len(problem.shard.weights):
+            problem.check_independent("A mini-batch")
         shard, order = self._batch(problem.shard, memory.order, index, shuffles)
         batch = eqx.tree_at(lambda p: p.shard, problem, shard)
 
