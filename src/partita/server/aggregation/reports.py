@@ -147,7 +147,7 @@ class Reports(NamedTuple):
         value = said - free_energy.temperature * apart
         eps = float(jnp.finfo(jax.tree.leaves(q)[0].dtype).eps)
         rounding = _ROUNDING * eps * (1 + size + apart)
-        noise = _ERRORS * np.sqrt(sums.variance / 2)
+        noise = _ERRORS * float(np.sqrt(sums.variance / 2))
         return (float(value), float(max(rounding, noise) + lag)) if np.isfinite(value) else (-np.inf, 0.0)
 
 
