@@ -84,6 +84,17 @@ def test_after_a_fall_damping_goes_there_too(part, shrinkage):
     np.testing.assert_allclose(second.damping, 0.5 * shrinkage, rtol=1e-9)
 
 
+def test_momentum_does_not_count_as_damping():
+    """The precisions of two factors have their optimum at 3 and 6: whole answers fit, whatever was added."""
+    iterate, best = ADAPTIVE.init(PRIOR, 2), np.array([3.0, 6.0])
+    for value in range(-100, -94):
+        left = best - [float(iterate.factors[k].natural.precision[0]) for k in (0, 1)]
+        taken = ADAPTIVE.update(iterate, dict(enumerate(map(change, left))), reported(iterate, value, value))
+        iterate = taken.iterate
+    assert taken.damping == 1.0
+    np.testing.assert_allclose(precisions(taken), best, rtol=1e-12)
+
+
 def test_after_a_fall_the_step_before_is_taken_again_with_half_the_damping():
     _, second = rounds(-100.0, -200.0)
     assert (second.damping, second.returned, second.refusals) == (0.25, True, {})

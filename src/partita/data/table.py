@@ -8,7 +8,7 @@ from jaxtyping import Array, ArrayLike, Float, Real
 from partita.errors import DataError
 from partita.inputs import real_array
 
-__all__ = ["OffsetTable", "Table", "Times", "Trials", "with_intercept"]
+__all__ = ["GroupedTable", "OffsetTable", "Table", "Times", "Trials", "with_intercept"]
 
 
 class Trials(NamedTuple):
@@ -41,6 +41,20 @@ class OffsetTable(NamedTuple):
 
     x: Float[Array, "n d"]
     y: Float[Array, " n"]
+    offset: Float[Array, " n"]
+
+    def shifted(self, linear: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The same with the offset added; `linear` may have more axes behind."""
+        return linear + self.offset.reshape(self.offset.shape + (1,) * (linear.ndim - self.offset.ndim))
+
+
+class GroupedTable(NamedTuple):
+    """A table of rows in groups, with what effects of a group are multiplied by: its `group` is any number."""
+
+    x: Float[Array, "n d"]
+    y: Float[Array, " n"]
+    z: Float[Array, "n e"]
+    group: Float[Array, " n"]
     offset: Float[Array, " n"]
 
     def shifted(self, linear: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, ClassVar, Protocol, Self, TypeAlias
 
 import equinox as eqx
 import jax
@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Bool, Float, Key, PyTree
 
 from partita.errors import SettingsError
+from partita.families.same import same
 from partita.inputs import check_kind, real_array
 from partita.numerics.compiled import Scalar
 from partita.numerics.trees import all_finite
@@ -61,6 +62,10 @@ class Family(eqx.Module):
     A family supplies the abstract methods. Everything else is derived from them, and may be overridden where a closed
     form is faster or more exact. Methods are written for one member; use `jax.vmap` for a batch.
     """
+
+    exponential: ClassVar[bool] = True
+    """Whether posteriors move within one exponential family, so that there are natural gradients, and changes can be
+    damped and multiplied with each other."""
 
     @abc.abstractmethod
     def statistics(self, theta: Theta) -> Mean:
@@ -261,6 +266,11 @@ class Family(eqx.Module):
         """KL(`returned` ‖ this posterior) in nats; None of a family that returns its members as they are."""
         return None
 
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for another visit."""
+        return False
+
     def part(self, name: str) -> "Family | None":
         """Its independent component with this name, if there is one."""
         return None
@@ -279,7 +289,7 @@ class Family(eqx.Module):
 
     def fitting(self, other: Self, name: str) -> Self:
         """The member cast to the dtype of another; it must be proper and have the same family and shape."""
-        _same(other, self)
+        same(other, self)
         if not self.is_proper():
             raise SettingsError(f"The {name} is improper: give it finite natural parameters and positive precision.")
         return jax.tree.map(lambda a, b: a.astype(b.dtype), self, other)
@@ -305,10 +315,10 @@ class Family(eqx.Module):
         return sum(leaf.size for leaf in jax.tree.leaves(self.plain()))
 
     def __mul__(self, other: Self) -> Self:
-        return jax.tree.map(jnp.add, *_same(self, other))
+        return jax.tree.map(jnp.add, *same(self, other))
 
     def __truediv__(self, other: Self) -> Self:
-        return jax.tree.map(jnp.subtract, *_same(self, other))
+        return jax.tree.map(jnp.subtract, *same(self, other))
 
     def __pow__(self, exponent: Scalar) -> Self:
         return jax.tree.map(lambda leaf: leaf * exponent, self.plain())
@@ -379,19 +389,3 @@ def finite(values: Numbers, name: str) -> Float[Array, "..."]:
 
 def _ravel(tree: PyTree) -> Float[Array, " p"]:
     return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-
-
-def _same(first: Any, second: Any) -> tuple[Any, Any]:
-    """Two members, plain; they must be of one family and shape."""
-    if type(first) is not type(second):
-        raise SettingsError(
-            f"A {type(first).__name__} cannot be combined with a {type(second).__name__}: "
-            "use one family for prior and factors."
-        )
-    first, second = first.plain(), second.plain()
-    mine, theirs = ([leaf.shape for leaf in jax.tree.leaves(member)] for member in (first, second))
-    trees: list[Any] = [jax.tree.structure(member) for member in (first, second)]
-    if mine != theirs or trees[0] != trees[1]:
-        kind = type(first).__name__
-        raise SettingsError(f"Two {kind} members of different shape cannot be combined: {mine} and {theirs}.")
-    return first, second

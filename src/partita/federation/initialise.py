@@ -46,7 +46,7 @@ prominence = 0.0
 deficit = 0.0
 moments = 0.0
 
-[disclosure]  # no client tells of fewer rows, nor of a cell of fewer; an owner may ask for more of its own
+[disclosure]  # no client discloses sums of fewer rows, or of a cell of fewer; an owner may set stricter limits
 rows = 10
 cell = 5
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from partita.errors import SettingsError, unknown
 from partita.families import Family, FullGaussian
-from partita.inputs import check_finite_number, check_whole, described
+from partita.inputs import check_finite_number, check_function, check_texts, check_whole, described
 from partita.models.laws import (
     Folded,
     GammaLaw,
@@ -245,7 +245,10 @@ def prior(
         column of zeros for it.
 
     """
-    if not isinstance(names, Sequence) or isinstance(names, str):
+    check_function("family of a prior", _full if family is None else family)
+    if isinstance(names, list | tuple):
+        check_texts("names of the coefficients", names)
+    else:
         check_whole("number of coefficients", names)
         names = [str(place) for place in range(int(names))]
     said = clauses(text)
@@ -261,7 +264,7 @@ def prior(
         size += inferred
     if lost := set(range(len(names))) - {place for each in placed for place in each.places}:
         raise SettingsError(f"The prior says nothing of {names[min(lost)]!r}: add a law without names, for all others.")
-    return built([each for each in placed if each.places], size, family or _full)
+    return built([each for each in placed if each.places], size, _full if family is None else family)
 
 
 def _full(mean: Float[np.ndarray, " d"], sd: Float[np.ndarray, " d"]) -> Family:

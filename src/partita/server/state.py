@@ -126,8 +126,8 @@ class State:
     """Why each client's solver stopped at its last answer (`Outcome`)."""
     inactive: Bool[np.ndarray, " m"] = per_client(False)
     """Which clients take no part any more."""
-    here: Bool[np.ndarray, " m"] = per_client(False)
-    """For which clients the server answers itself, as for the prior's: see `Engine.here`."""
+    hosted: Bool[np.ndarray, " m"] = per_client(False)
+    """Which clients run in the server itself, such as the prior's: see `Engine.hosted`."""
     rows: Int[np.ndarray, " m"] = per_client(0)
     """A digest of each client's rows; 0 where they cannot be seen from here."""
     in_flight: Tasks = apart(default=Tasks())
@@ -173,9 +173,9 @@ class State:
         return ~self.inactive
 
     @property
-    def elsewhere(self) -> Bool[np.ndarray, " m"]:
-        """Which of those that take part are asked by messages."""
-        return self.active & ~self.here
+    def communicating(self) -> Bool[np.ndarray, " m"]:
+        """Which active clients are asked by messages."""
+        return self.active & ~self.hosted
 
     @property
     def age(self) -> Int[np.ndarray, " m"]:
@@ -194,8 +194,8 @@ class State:
 
     @property
     def prior_in_family(self) -> Family:
-        """The prior as q has it: p(θ | ε), times the factor of a prior that is not in q's family."""
-        return multiplied([self.current_prior, *(self.factors[k].natural for k in np.flatnonzero(self.here))])
+        """The prior within q's family: p(θ | ε), times the factor of a prior outside the family."""
+        return multiplied([self.current_prior, *(self.factors[k].natural for k in np.flatnonzero(self.hosted))])
 
     @property
     def iterate(self) -> Iterate:

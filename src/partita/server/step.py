@@ -99,8 +99,8 @@ def dispatch(method: Method, state: State, away: Bool[np.ndarray, " m"]) -> Stat
         return state
     clients = len(state.factors)
     busy = away | state.inactive
-    # who answers at once waits until as many others have answered as are under way
-    busy |= state.here & (state.age < len(state.in_flight))
+    # a hosted client answers at once: it waits until as many answers of others have come as are in flight
+    busy |= state.hosted & (state.age < len(state.in_flight))
     busy[state.in_flight.clients()] = True
     busy[[task.client for task, _ in state.arrived]] = True
     for turn in range(state.turn, state.turn + 2 * clients):
@@ -221,7 +221,7 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
     """③ Server: multiply the changes into posterior and factors, damped. A refused answer changes nothing."""
     said = jax.device_get([(reply.info, reply.gradient) for _, reply in state.arrived])
     replies = {task.client: Reply(reply.delta, *own) for (task, reply), own in zip(state.arrived, said, strict=True)}
-    trusted = set(np.flatnonzero(state.here).tolist())
+    trusted = set(np.flatnonzero(state.hosted).tolist())
     invalid = admission.refusals([(task, replies[task.client]) for task, _ in state.arrived], trusted)
     deltas = {k: replies[k].delta for k in sorted(replies) if k not in invalid}
     if state.keeps_product:
@@ -314,7 +314,7 @@ def ended(method: Method, engine: Engine, state: State, ask: bool) -> State:
 
     final = method.aggregation.final(state.iterate, climbed._replace(ask=counted) if ask else None)
     ended = state if final.posterior is state.posterior else state.with_iterate(final)
-    return dataclasses.replace(ended, communications=state.communications + len(asked) * int(state.elsewhere.sum()))
+    return dataclasses.replace(ended, communications=state.communications + len(asked) * int(state.communicating.sum()))
 
 
 def _climbed(method: Method, engine: Engine, state: State, replies: Mapping[int, Reply]) -> FreeEnergy:
@@ -342,9 +342,9 @@ def _recorded(
     usable = np.isin(clients, list(accepted)) & ~np.isin(outcomes, RESIDUAL_UNDEFINED)
     columns["residual"][clients] = np.where(usable, residual, np.inf)
     columns["outcome"][clients] = outcomes
-    told = [(k, info) for k, info in zip(clients, infos, strict=True) if np.isfinite(info.ell)]
-    columns["ell"][[k for k, _ in told]] = [info.ell for _, info in told]
-    columns["ell_variance"][[k for k, _ in told]] = [info.ell_variance for _, info in told]
+    reported = [(k, info) for k, info in zip(clients, infos, strict=True) if np.isfinite(info.ell)]
+    columns["ell"][[k for k, _ in reported]] = [info.ell for _, info in reported]
+    columns["ell_variance"][[k for k, _ in reported]] = [info.ell_variance for _, info in reported]
     for name, column in columns["gradients"].items():
         for k in accepted:
             column[k] = replies[k].gradient[name]

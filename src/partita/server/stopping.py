@@ -75,9 +75,9 @@ _ERRORS = 3.0
 """By how many standard errors a sampled free energy must fall to have fallen."""
 
 _PATIENCE = 10.0
-"""How many times the rounds it has had a run is told to go on for; beyond, larger steps are the remedy."""
+"""How many times the rounds it has had a run is advised to go on for; beyond, larger steps are the remedy."""
 _LATELY = 50
-"""How many of the last rows tell whether the free energy still climbs."""
+"""How many of the last rows decide whether the free energy still rises."""
 _CALMER = 3.0
 """By how much steps are lowered that do not shrink."""
 _REFUSED: Mapping[Reason, Ending] = {
@@ -132,10 +132,10 @@ class Stopping:
 
     def ending(self, state: State) -> Ending | None:
         """How the run has ended, if it has."""
-        return self._failed(state) or self._converged(state) or self._spent(state)
+        return self._failed(state) or self._converged(state) or self._spent(state) or self._full(state)
 
     def _failed(self, state: State) -> Ending | None:
-        if not state.elsewhere.any():
+        if not state.communicating.any():
             return Ending(Status.STALLED, "All clients have left. Let one join.")
         if state.refused and set(np.flatnonzero(state.active).tolist()) <= state.refused.keys():
             k, refusal = next(iter(state.refused.items()))
@@ -199,6 +199,12 @@ class Stopping:
             return Ending(Status.BUDGET_SPENT, spent + far)
         return Ending(Status.BUDGET_SPENT, spent + far if DISTANCE_LEFT < left < np.inf else spent)
 
+    def _full(self, state: State) -> Ending | None:
+        if not state.posterior.full:
+            return None
+        kind = type(state.posterior).__name__
+        return Ending(Status.BUDGET_SPENT, f"The {kind} has no room for another visit: begin with more `visits`.")
+
     def _more(self, state: State) -> str:
         """What to change where the budget is spent, and by how much."""
         needed, had = rounds_left(state), state.answers / len(state.names)
@@ -207,8 +213,8 @@ class Stopping:
         if self.tuned is None:
             return "allow many more rounds"
         name, value = self.tuned
-        told = [row.get("free_energy", row.get("reported_free_energy")) for row in self.history.rows[-_LATELY:]]
-        known = np.array([value for value in told if value is not None])
+        reported = [row.get("free_energy", row.get("reported_free_energy")) for row in self.history.rows[-_LATELY:]]
+        known = np.array([value for value in reported if value is not None])
         climbs = len(known) > 1 and known[-1] - known[0] > np.abs(np.diff(known)).sum() / 2
         if name != "damping" and climbs:
             raised = value * min(needed / had, _PATIENCE)

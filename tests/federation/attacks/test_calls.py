@@ -273,7 +273,7 @@ def test_a_chunk_that_is_named_a_million_times_takes_no_memory(place):
             messages_list=[ProtoMessage(metadata=metadata_to_proto(about))],
             message_object_trees=[deep],
         )
-        wide = ObjectTree(object_id=outer, children=[ObjectTree(object_id=name)] * 1000)
+        wide = ObjectTree(object_id=outer, children=[ObjectTree(object_id=name)] * 130)
         odd = PushMessagesRequest(
             node=node(server, "east"),
             messages_list=[ProtoMessage(metadata=metadata_to_proto(about))],

@@ -199,17 +199,18 @@ class FleetLink(Link):
         """Why there is no answer at all."""
         cause: BaseException | None = error
         while cause is not None:
+            why = getattr(cause, "verify_message", "")
             if getattr(cause, "verify_code", 0) in _OUT_OF_TIME:
                 return (
-                    f"by this machine's clock the certificate of {self.address} is not good "
-                    f"({cause.verify_message}): set the clock, or renew it at the server"
+                    f"by this machine's clock the certificate of {self.address} is not good ({why}): set the clock, or "
+                    "renew it at the server"
                 )
             if isinstance(cause, ssl.SSLEOFError):
                 return (
                     f"the connection to {self.address} ends as it begins: start the server, or correct server.address"
                 )
             if isinstance(cause, ssl.SSLError):
-                return self._stranger(getattr(cause, "verify_message", "") or cause.reason or str(cause))
+                return self._stranger(why or cause.reason or str(cause))
             cause = cause.__cause__ or cause.__context__
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             return f"nothing answers at {self.address} yet: start the server, or correct server.address"

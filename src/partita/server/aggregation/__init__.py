@@ -1,5 +1,6 @@
 """Aggregation of clients' changes (step ③ of `alg:vmp`), the only place where damping is applied."""
 
+from partita.numerics.rates import RobbinsMonro
 from partita.server.aggregation.adaptive import Adaptive
 from partita.server.aggregation.anticipating import Anticipating
 from partita.server.aggregation.averaging import Averaging, Mean
@@ -30,6 +31,7 @@ __all__ = [
     "LastFactor",
     "Mean",
     "Report",
+    "RobbinsMonro",
     "ServerOptimiser",
     "Shared",
     "StochasticLoop",

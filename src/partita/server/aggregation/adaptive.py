@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from partita.families import Family
+from partita.families import Family, inner
 from partita.families.factor import Factor
 from partita.inputs import check_fraction
 from partita.numerics.compiled import Compiled
@@ -49,14 +49,16 @@ class Adaptive(Aggregation):
     a half or less, and the step from the last verified posterior is taken again, with the answers that belong to it. A
     run ends at a verified posterior (`final`), so that it never ends lower than it began.
 
-    In rounds of all clients ρ goes where the last two rounds meet (Aitken 1926). What all answer together to the second
-    posterior holds a part a of what they answered to the first: ρ/(1 − a) would have left nothing of it. So ρ grows
-    while the same is asked for again, and shrinks where the opposite is, which is a round before F falls: many clients
-    of a mean-field network bear a tenth of the damping that a generalised linear model does, and one rule finds both.
+    In rounds of all clients ρ follows from the last two rounds: how much the change that all ask for together fell
+    along the step between them tells which ρ would have left nothing of it (`_seen`). So ρ grows while the same is
+    asked for again, and shrinks where the opposite is, which is a round before F falls: many clients of a mean-field
+    network bear a tenth of the damping that a generalised linear model does, and one rule finds both. For conjugate
+    models it finds 1.
 
     Rounds of all clients have momentum, v_k being the last change of t_k: β is the larger of two. One is Nesterov's,
-    (n − 1)/(n + 2) in the n-th round without a fall (restarted as by O'Donoghue and Candès 2015), times the part that
-    is asked for again: much along directions in which mean-field runs crawl, and none where a step arrives or swings.
+    (n − 1)/(n + 2) in the n-th round without a fall (restarted as by O'Donoghue and Candès 2015), times the part of the
+    last change that is asked for again: much along directions in which mean-field runs crawl, and none where a step
+    arrives or swings.
     The other, 1 − √ρ, is that of a quadratic whose stiffest direction bears ρ (Polyak 1964): none where whole answers
     fit, and much where many clients answer what a mean field cannot see together.
 
@@ -103,8 +105,9 @@ class Adaptive(Aggregation):
         if below >= whole:
             part = _SHRINKAGE
             if complete:
-                again = _again(memory.verified.posterior, memory.verified.change, summed(changes))
-                part = _secant(again, _FURTHEST, _SHRINKAGE)
+                verified = memory.verified
+                seen = _seen(verified.posterior, iterate.posterior, verified.change, summed(changes))
+                part = float(np.clip(seen.best / float(memory.damping), _FURTHEST, _SHRINKAGE))
             return self._returned(memory, free_energy.prior, deltas, part)
         damping, ceiling, verified = float(memory.damping), float(memory.ceiling), memory.verified
         rising, returns = int(memory.rising), int(memory.returns)
@@ -113,8 +116,8 @@ class Adaptive(Aggregation):
             change = summed(changes)
             growth, again, on = _GROWTH ** (answers / whole), 0.0, not other and complete
             if on:
-                again, rising = _again(iterate.posterior, verified.change, change), rising + 1
-                growth = _secant(again, _SHRINKAGE, _GROWTH)
+                seen, rising = _seen(verified.posterior, iterate.posterior, verified.change, change), rising + 1
+                again, growth = float(seen.again), float(np.clip(seen.best / damping, _SHRINKAGE, _GROWTH))
             if not other and np.isfinite(error):
                 ceiling = min(ceiling * _RECOVERY ** (answers / whole), self.largest)
                 damping = min(damping * growth, ceiling)
@@ -249,7 +252,7 @@ def _stepped(iterate: Iterate, step: _Step, deltas: Mapping[int, Factor]) -> Agg
     refused.
     """
     whole = summed(times(step.changes, step.dampings))
-    length = float(np.sqrt(_products(iterate.posterior, whole, whole)[0]))
+    length = float(_length(iterate.posterior, whole))
     allowed = _REACH * np.sqrt(whole.size())
     dampings = step.dampings * (allowed / length if allowed < length < np.inf else 1.0)
     for halvings in range(_HALVINGS):
@@ -282,21 +285,36 @@ def _proper(q: Family) -> Bool[Array, ""]:
     return q.is_proper()
 
 
-def _again(q: Family, before: Family, now: Family) -> float:
-    """What part of a change is asked for again: ⟨now, before⟩ / ⟨before, before⟩, in the Fisher metric of q."""
-    again, whole = map(float, _products(q, now, before))
-    return again / whole if whole > 0 else 0.0
+@Compiled
+def _length(q: Family, change: Family) -> Float[Array, ""]:
+    """The length of a change in the Fisher metric of q."""
+    _, image = jax.jvp(jax.grad(lambda member: member.log_normaliser()), (q,), (change,))
+    return jnp.sqrt(inner(image, change))
+
+
+class _Seen(NamedTuple):
+    """What two rounds of all clients in a row tell."""
+
+    again: Float[Array, ""]
+    """What part of the first change is asked for again."""
+    best: Float[Array, ""]
+    """The ρ that would have left nothing of it, were answers linear; ∞ where that is not known."""
 
 
 @Compiled
-def _products(q: Family, first: Family, second: Family) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """⟨first, second⟩ and ⟨second, second⟩ of two changes, in the Fisher metric of q."""
-    _, image = jax.jvp(jax.grad(lambda member: member.log_normaliser()), (q,), (second,))
-    pairs = [zip(jax.tree.leaves(image), jax.tree.leaves(change), strict=True) for change in (first, second)]
-    both, own = (jnp.stack([jnp.vdot(*pair) for pair in each]).sum() for each in pairs)
-    return both, own
+def _seen(before: Family, after: Family, change: Family, change_after: Family) -> _Seen:
+    """The change that is asked for at a posterior, beside that at the next one, in the Fisher metric of the latter.
 
+    The step s = η' − η holds damped answers and momentum. Along it answers c fell by c − c' = H s, so that
+    ρ = ⟨s, s⟩ / ⟨s, H s⟩ (Barzilai and Borwein 1988).
+    """
+    step = after / before
 
-def _secant(again: float, least: float, most: float) -> float:
-    """By how much ρ goes towards 1/(1 − a) of itself, where a part a of the last change is asked for again."""
-    return float(np.clip(1 / (1 - again), least, most)) if again < 1 else most
+    def product(first: Family, second: Family) -> Float[Array, ""]:
+        _, image = jax.jvp(jax.grad(lambda member: member.log_normaliser()), (after,), (first,))
+        return inner(image, second)
+
+    whole, fell = product(change, change), product(step, change / change_after)
+    moved = product(step, step)
+    best = jnp.where((fell > 0) & (moved > 0), moved / jnp.where(fell > 0, fell, 1), jnp.inf)
+    return _Seen(jnp.where(whole > 0, product(change, change_after) / jnp.where(whole > 0, whole, 1), 0), best)

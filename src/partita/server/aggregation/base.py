@@ -103,6 +103,11 @@ class Aggregation(eqx.Module):
         return False
 
     @property
+    def whole(self) -> bool:
+        """Whether it multiplies changes as they are, without powers of them."""
+        return False
+
+    @property
     def settles_evidence(self) -> bool:
         """Whether `log_evidence` has settled where q has, so that it may be told of a run that has converged."""
         return True
