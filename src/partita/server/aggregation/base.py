@@ -167,6 +167,10 @@ class Aggregation(eqx.Module):
         """Whether a step that lowers the free energy is undone in the next, so that a fall does not mean divergence."""
         return False
 
+    def lost(self, iterate: Iterate, prior: Family) -> Aggregated:
+        """The step where no client has a finite answer to the posterior; one that is `guarded` may go back."""
+        return Aggregated(iterate, 0.0, 0, {})
+
     def final(self, iterate: Iterate, free_energy: FreeEnergy | None) -> Iterate:
         """The iterate that a run returns when it ends here; the free energy may be asked for unless it is None."""
         return iterate
