@@ -5,17 +5,20 @@ columns are standardised, and those that are constant are left out.
 """
 
 import argparse
+import functools
 import json
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import nuts
 import partita as pt
 
 LAWS = {"student_t": "student_t(3, 0, 2.5)", "horseshoe": "horseshoe(0.1, 2)", "r2d2": "r2d2(0.5, 0.5)"}
-SITES, ROWS = 3, 2000
+SITES, ROWS, ACCEPT = 3, 2000, 0.95
 
 
 def rows(name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -23,7 +26,7 @@ def rows(name: str) -> tuple[np.ndarray, np.ndarray]:
     data = pt.datasets.breast_cancer() if name == "breast_cancer" else pt.datasets.adult()
     parts = [data.train] if name == "adult" else [data.train, data.test]
     x, y = (np.concatenate([np.asarray(getattr(part, what), float) for part in parts])[:ROWS] for what in ("x", "y"))
-    x = x[:, x.std(0) > 0]
+    x = x[:, np.ptp(x, axis=0) > 0]
     return np.column_stack([np.ones(len(x)), (x - x.mean(0)) / x.std(0)]), y
 
 
@@ -37,16 +40,14 @@ def variational(x: np.ndarray, y: np.ndarray, law: str, sites: int) -> Any:
     clients = pt.federate([pt.Table(x[part], y[part]) for part in parts])
     quiet = pt.Monitor(progress=False)
     return pt.run(
-        pt.methods.sequential(), pt.LogisticRegression(), prior, clients, rounds=300, tolerance=1e-12, monitor=quiet
+        pt.methods.sequential(), pt.LogisticRegression(), prior, clients, rounds=300, tolerance=1e-14, monitor=quiet
     )
 
 
-def sampled(x: np.ndarray, y: np.ndarray, law: str, warmup: int, draws: int) -> tuple[np.ndarray, dict[str, float]]:
-    """Draws of the coefficients, and what tells whether the chains have mixed."""
+def joint(x: Any, y: Any, law: str) -> None:
+    """The same model for NumPyro, with local scales."""
     import numpyro
     import numpyro.distributions as dist
-    from numpyro.diagnostics import effective_sample_size, gelman_rubin
-    from numpyro.infer import MCMC, NUTS
 
     count = x.shape[1] - 1
 
@@ -62,20 +63,12 @@ def sampled(x: np.ndarray, y: np.ndarray, law: str, warmup: int, draws: int) -> 
             return noise * 2 * spread / jnp.sqrt(4 + spread**2)
         return noise * jnp.sqrt(each("share", dist.Gamma(0.5, 1.0)) / numpyro.sample("rate", dist.Gamma(0.5, 1.0)))
 
-    def model() -> None:
-        first = numpyro.sample("first", dist.Normal(0, 10))
-        beta = numpyro.deterministic("beta", jnp.concatenate([first[None], coefficients()]))
-        numpyro.sample("y", dist.Bernoulli(logits=jnp.asarray(x) @ beta), obs=jnp.asarray(y))
-
-    kernel = NUTS(model, target_accept_prob=0.95)
-    chains = MCMC(kernel, num_warmup=warmup, num_samples=draws, num_chains=2, chain_method="sequential")
-    chains.run(jax.random.key(0))
-    beta = np.asarray(chains.get_samples(group_by_chain=True)["beta"])
-    mixed = {"least ess": float(effective_sample_size(beta).min()), "largest r-hat": float(gelman_rubin(beta).max())}
-    return beta.reshape(-1, x.shape[1]), mixed
+    first = numpyro.sample("first", dist.Normal(0, 10))
+    beta = numpyro.deterministic("beta", jnp.concatenate([first[None], coefficients()]))
+    numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
 
 
-def compared(name: str, law: str, warmup: int, draws: int) -> dict[str, Any]:
+def compared(name: str, law: str, folder: Path, warmup: int, count: int) -> dict[str, Any]:
     """One row of the table."""
     x, y = rows(name)
     federated, pooled = (variational(x, y, law, sites).posterior.q for sites in (SITES, 1))
@@ -84,7 +77,11 @@ def compared(name: str, law: str, warmup: int, draws: int) -> dict[str, Any]:
         "federated mean": float(np.abs((federated.mean - pooled.mean) / own).max()),
         "federated sd": float(np.abs(federated.sd / own - 1).max()),
     }
-    beta, mixed = sampled(x, y, law, warmup, draws)
+    model = functools.partial(joint, law=law)
+    found = nuts.draws(
+        f"{name}-{law}", model, ("beta",), folder, warmup, count, ACCEPT, x=jnp.asarray(x), y=jnp.asarray(y)
+    )
+    beta = found["beta"].reshape(-1, x.shape[1])
     moved = np.abs(np.asarray(federated.mean)[: x.shape[1]] - beta.mean(0)) / beta.std(0)
     spread = np.asarray(federated.sd)[: x.shape[1]] / beta.std(0)
     told = {
@@ -94,7 +91,7 @@ def compared(name: str, law: str, warmup: int, draws: int) -> dict[str, Any]:
         "sd ratio, median": float(np.median(spread)),
         "sds within 10%": float((np.abs(spread - 1) < 0.1).mean()),
     }
-    return {"data": name, "prior": law} | far | told | mixed
+    return {"data": name, "prior": law} | far | told | nuts.mixed(found)
 
 
 def main() -> None:
@@ -103,11 +100,12 @@ def main() -> None:
     parser.add_argument("--prior", nargs="*", default=list(LAWS))
     parser.add_argument("--warmup", type=int, default=1000)
     parser.add_argument("--draws", type=int, default=4000)
+    parser.add_argument("--keep", type=Path, default=Path("build/nuts"), help="a folder for chains that are done")
     given = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     for name in given.data:
         for law in given.prior:
-            print(json.dumps(compared(name, law, given.warmup, given.draws)), flush=True)
+            print(json.dumps(compared(name, law, given.keep, given.warmup, given.draws)), flush=True)
 
 
 if __name__ == "__main__":

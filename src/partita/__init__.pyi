@@ -44,6 +44,8 @@ from partita.models import LogDensity as LogDensity
 from partita.models import LogisticRegression as LogisticRegression
 from partita.models import Model as Model
 from partita.models import PoissonRegression as PoissonRegression
+from partita.models.applied import from_apply as from_apply
+from partita.models.numpyro_model import from_numpyro as from_numpyro
 from partita.models.prior import OutsidePrior as OutsidePrior
 from partita.models.prior_text import prior as prior
 from partita.results import metrics as metrics

@@ -61,6 +61,16 @@ def in_groups(**given):
     engine.check(pt.methods.sequential(pt.solvers.FixedPoint()).recipe(model), pt.FullGaussian.standard_normal(3))
 
 
+def waiting(x, y):
+    """A NumPyro model."""
+    import numpyro
+    import numpyro.distributions as dist
+
+    with numpyro.plate("groups", 2):
+        b = numpyro.sample("b", dist.Normal(0, 1))
+    numpyro.sample("y", dist.Normal(x @ b, 1.0), obs=y)
+
+
 def fitted(x, y, weights):
     """The rows of one client, looked at by the engine as before a run."""
     parts = pt.federate([pt.Table(x, y)], weights=[weights])
@@ -154,6 +164,8 @@ CALLS = {
     "Posterior.predict": (POSTERIOR.predict, {"x": X, "how": "closed", "draws": 2, "seed": 0}),
     "Posterior.predict_proba": (POSTERIOR.predict_proba, {"x": X, "how": "closed", "draws": 2, "seed": 0}),
     "Posterior.sample": (POSTERIOR.sample, {"draws": 2, "seed": 0}),
+    "Posterior.draws": (POSTERIOR.draws, {"draws": 8, "seed": 0}),
+    "Posterior.to_arviz": (POSTERIOR.to_arviz, {"draws": 16, "seed": 0}),
     "Posterior.summary": (POSTERIOR.summary, {"names": ["age", "dose"], "mass": 0.9}),
     "Prior": (pt.Prior, {"rescaled": True}),
     "Proximal": (pt.Proximal, {"penalty": 1.0}),
@@ -220,6 +232,26 @@ CALLS = {
             "tolerance": 1e-6,
         },
     ),
+    "from_apply": (
+        pt.from_apply,
+        {
+            "apply": lambda w, x: x @ w,
+            "parameters": np.ones(2),
+            "loss": lambda f, y: (f - y) ** 2 / 2,
+            "response": abs,
+            "expectation": pt.expectations.MonteCarlo(),
+        },
+    ),
+    "from_numpyro": (
+        pt.from_numpyro,
+        {
+            "model": waiting,
+            "rows": {"x": X, "y": Y},
+            "shared": ["groups"],
+            "local": (),
+            "expectation": pt.expectations.CommonDraws(),
+        },
+    ),
     "prior": (
         pt.prior,
         {"text": "horseshoe(0.1); a: normal(0, 1)", "names": ["a", "b"], "family": pt.MeanFieldGaussian.from_mean_sd},
@@ -280,13 +312,19 @@ CALLS = {
     "data.label_shards": (pt.data.label_shards, {"y": Y, "clients": 2, "shards": 2, "seed": 0}),
     "expectations.Analytic": (pt.expectations.Analytic, {}),
     "expectations.Assignments": (pt.expectations.Assignments, {}),
+    "expectations.CommonDraws": (pt.expectations.CommonDraws, {"draws": 16}),
     "expectations.GaussHermite": (pt.expectations.GaussHermite, {"points": 5}),
     "expectations.GridQuadrature": (pt.expectations.GridQuadrature, {"points": 5}),
     "expectations.LocalEffects": (pt.expectations.LocalEffects, {"max_steps": 10, "tolerance": 1e-9}),
     "expectations.LocalReparameterisation": (pt.expectations.LocalReparameterisation, {"samples": 2}),
     "expectations.MonteCarlo": (pt.expectations.MonteCarlo, {"samples": 2}),
+    "expectations.Points": (pt.expectations.Points, {}),
     "expectations.PredictorQuadrature": (pt.expectations.PredictorQuadrature, {"nodes": 16}),
     "expectations.Regression": (pt.expectations.Regression, {"samples": 50}),
+    "families.AnyForm.of": (
+        pt.families.AnyForm.of,
+        {"form": pt.families.Mixture.normal(2, 1), "visits": 2, "draws": 8, "shift": 1},
+    ),
     "families.Dirichlet.from_concentration": (
         pt.families.Dirichlet.from_concentration,
         {"concentration": np.ones(3)},
@@ -303,6 +341,10 @@ CALLS = {
         pt.families.BlockGaussian.standard_normal,
         {"sizes": [2, 1], "scale": 1.0},
     ),
+    "families.Flow.of": (
+        pt.families.Flow.of,
+        {"base": pt.families.Mixture.normal(2, 1), "layers": 2, "units": 3, "seed": 1},
+    ),
     "families.Gamma.from_shape_rate": (pt.families.Gamma.from_shape_rate, {"shape": 2.0, "rate": 1.0}),
     "families.InverseGamma.from_shape_scale": (
         pt.families.InverseGamma.from_shape_scale,
@@ -310,6 +352,11 @@ CALLS = {
     ),
     "families.LogNormal.from_median_sd": (pt.families.LogNormal.from_median_sd, {"median": 2.0, "log_sd": 1.0}),
     "families.LogNormal.of": (pt.families.LogNormal.of, {"original": PRIOR}),
+    "families.Mixture.from_means_sd": (
+        pt.families.Mixture.from_means_sd,
+        {"means": np.ones((3, 2)), "sd": 0.5},
+    ),
+    "families.Mixture.normal": (pt.families.Mixture.normal, {"size": 2, "components": 3, "sd": 0.5}),
     "families.NormalGamma.from_parameters": (
         pt.families.NormalGamma.from_parameters,
         {"mean": np.zeros(2), "covariance": np.eye(2), "shape": 2.0, "rate": 1.0},
@@ -493,8 +540,9 @@ REASONS = {
         "solvers.Solution datasets.Dataset datasets.encoded"
     ),
     "natural parameters, as compiled programs make them; users have the constructors above": (
-        "FullGaussian MeanFieldGaussian NearestMeanField families.BlockGaussian families.Dirichlet families.Gamma "
-        "families.InverseGamma families.LogNormal families.NormalGamma Frame"
+        "FullGaussian MeanFieldGaussian NearestMeanField families.AnyForm families.BlockGaussian families.Dirichlet "
+        "families.Flow families.Gamma families.InverseGamma families.LogNormal families.Mixture families.NormalGamma "
+        "Frame"
     ),
     "as scikit-learn has it: nothing is checked before fit, where it checks rows by itself": (
         "PartitionedClassifier PartitionedPoissonRegressor PartitionedRegressor"

@@ -3,8 +3,10 @@
 A model offers a capability by having its methods; there is nothing to register, and no stub that raises.
 """
 
+from collections.abc import Mapping
 from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
+import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from partita.errors import SettingsError
@@ -22,6 +24,7 @@ __all__ = [
     "LinearPredictor",
     "LocalDraws",
     "LocalResponse",
+    "NamedValues",
     "Predictor",
     "Response",
     "ResponseOfRows",
@@ -191,6 +194,18 @@ class Template(Protocol):
 
     def template(self) -> Theta:
         """A θ of zeros, to build a prior on."""
+
+
+@runtime_checkable
+class NamedValues(Protocol):
+    """Values that users know by name, such as variables with constraints, of which θ is a vector without."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A name for each element of θ."""
+
+    def values(self, theta: Theta) -> Mapping[str, np.ndarray]:
+        """The values at draws of θ, which come along a leading axis."""
 
 
 Capability = TypeVar("Capability")

@@ -5,7 +5,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from partita.expectations.capabilities import (
     LinearInTable,
     LocalDraws,
     LocalResponse,
+    NamedValues,
     Response,
     offered,
 )
@@ -33,9 +34,13 @@ from partita.io.archive import understood
 from partita.models import Model
 from partita.models.base import check_finite
 from partita.numerics.compiled import Compiled
+from partita.results.draws import CHAINS, draws_by_name, draws_to_arviz
 from partita.results.mean_field import MeanFieldCheck, grouped, independence
 from partita.results.posterior_file import load_posterior, save_posterior
 from partita.results.summary import Summary
+
+if TYPE_CHECKING:
+    from xarray import DataTree
 
 __all__ = ["Posterior", "Predictive", "mean_response"]
 
@@ -81,6 +86,15 @@ class Posterior:
         check_whole("number of draws", draws)
         check_seed(seed)
         return self.q.sample(jax.random.key(seed), (draws,))
+
+    def draws(self, draws: int = 1000, seed: int = 0) -> dict[str, np.ndarray]:
+        """Independent draws by name: of a NumPyro model its sites, as `Predictive` takes them; else the leaves of θ."""
+        return draws_by_name(self.model, self.sample(draws, seed))
+
+    def to_arviz(self, draws: int = 1000, seed: int = 0) -> "DataTree":
+        """The same draws in ArviZ's form, as four chains."""
+        check_whole("number of draws", draws, least=CHAINS**2)
+        return draws_to_arviz(self.draws(draws - draws % CHAINS, seed))
 
     def log_prob(self, theta: Theta) -> Float[Array, ""]:
         """log q(θ)."""
@@ -194,6 +208,8 @@ class Posterior:
         """The names that are given or known, or else a name for every parameter from its place in θ."""
         if names is not None or self.names:
             return self.names if names is None else names
+        if isinstance(self.model, NamedValues):
+            return self.model.names
         leaves = jax.tree_util.tree_leaves_with_path(self.mean)
         return [name for path, leaf in leaves for name in _elements(jax.tree_util.keystr(path) or "theta", leaf)]
 

@@ -16,6 +16,7 @@ from partita.errors import MissingExtraError
 from partita.families.base import Theta
 from partita.inputs import check_flag, check_path, check_seed, check_whole
 from partita.io.atomic import write_csv, write_text
+from partita.results.draws import CHAINS
 from partita.tables.draws import draws_of, log_densities
 from partita.tables.fitted import Fitted, rows_at
 from partita.tables.reading import Site
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from xarray import DataTree
 
 __all__ = ["described_fit", "fit_to_arviz", "fit_to_csv", "fit_to_json"]
-
-_CHAINS = 4
-"""Draws are independent; programs that compare chains find four."""
 
 
 def described_fit(fit: Fitted, mass: float = 0.95) -> dict[str, Any]:
@@ -80,31 +78,31 @@ def fit_to_csv(fit: Fitted, path: str | os.PathLike[str], mass: float = 0.95) ->
     check_path(path)
     rows = []
     for row in fit.coefficients(mass):
-        told: dict[str, object] = {name: value for name, value in dataclasses.asdict(row).items() if name != "ratio"}
+        cells: dict[str, object] = {name: value for name, value in dataclasses.asdict(row).items() if name != "ratio"}
         if row.ratio is not None:
-            told |= dict(zip(("ratio", "ratio_low", "ratio_high"), row.ratio, strict=True))
-        rows.append(told)
+            cells |= dict(zip(("ratio", "ratio_low", "ratio_high"), row.ratio, strict=True))
+        rows.append(cells)
     write_csv(path, rows)
 
 
 def fit_to_arviz(fit: Fitted, draws: int, rows: bool, seed: int) -> "DataTree":
     """Draws of the coefficients in ArviZ's form; see `Fit.to_arviz`."""
-    check_whole("number of draws", draws, least=_CHAINS)
+    check_whole("number of draws", draws, least=CHAINS)
     check_flag("choice of rows", rows)
     check_seed(seed)
     try:
         from arviz_base import from_dict
     except ImportError:
         raise MissingExtraError("arviz-base", "arviz") from None
-    count = draws // _CHAINS
+    count = draws // CHAINS
     with enable_x64(True):
-        theta = draws_of(fit.result.posterior.q, _CHAINS * count, seed)
+        theta = draws_of(fit.result.posterior.q, CHAINS * count, seed)
         own, constants = fit.in_own_units(np.asarray(theta))
-    groups = {"posterior": {"coefficients": own.reshape(_CHAINS, count, -1)}}
+    groups = {"posterior": {"coefficients": own.reshape(CHAINS, count, -1)}}
     coords: dict[str, Any] = {"coefficient": list(fit.names)}
     dims = {"coefficients": ["coefficient"]}
     if constants.size:
-        groups["posterior"]["constants"] = constants.reshape(_CHAINS, count, -1)
+        groups["posterior"]["constants"] = constants.reshape(CHAINS, count, -1)
         coords["constant"] = [constant.name for constant in fit.units.constants]
         dims["constants"] = ["constant"]
     sites = np.array([])
@@ -114,7 +112,7 @@ def fit_to_arviz(fit: Fitted, draws: int, rows: bool, seed: int) -> "DataTree":
             density = np.concatenate([_densities(fit, site, theta) for site in own_rows])
         known = [fit.spec.agreement.rows.observed(site, fit.response) for site in own_rows]
         observed, censored = (np.concatenate(part) for part in zip(*known, strict=True))
-        groups["log_likelihood"] = {name: density.T.reshape(_CHAINS, count, -1)}
+        groups["log_likelihood"] = {name: density.T.reshape(CHAINS, count, -1)}
         groups["observed_data"] = {name: observed} | ({f"{name} censored": censored} if censored.any() else {})
         sites = np.repeat([site.name for site in own_rows], [site.rows for site in own_rows])
         coords["row"] = np.arange(len(sites))

@@ -129,7 +129,7 @@ class Fit(Estimates):
 
         Test quantities are the mean, sd, share of zeros and maximum, or the share of a class, with the share of
         simulations above what was observed. Calibration compares expected with observed shares in groups of rows; of
-        other responses it is told how often central predictive intervals hold them, and in which tenth of its
+        other responses it reports how often central predictive intervals hold them, and in which tenth of its
         predictive distribution each row lies. Rows were seen by the fit, so that it looks a little better than it
         would on others; see `loo`. Each site computes with its own rows; a number that would point at fewer than five
         of them does not leave it, nor does a maximum, which is one row's value.
@@ -180,11 +180,11 @@ class Fit(Estimates):
         fit_to_csv(self, path, mass)
 
     def to_json(self, path: str | os.PathLike[str], mass: float = 0.95) -> None:
-        """Writes the posterior and all that is told of it as one JSON file, which another program reads by itself."""
+        """Writes the posterior and everything reported about it as one JSON file for other programs."""
         fit_to_json(self, path, mass)
 
     def report(self, path: str | os.PathLike[str], mass: float = 0.95) -> None:
-        """Writes all that is told of the fit as one HTML file, with its pictures and nothing else to load."""
+        """Writes everything reported about the fit as one self-contained HTML file, with its pictures."""
         write_report(self, path, mass)
 
     @property

@@ -29,7 +29,7 @@ from partita.models.counts import (
     ZeroInflated,
 )
 from partita.models.glm import LinearRegression, LogisticRegression, PoissonRegression, ProbitRegression
-from partita.tables.constants import CUT_POINTS, SCALARS, Constant, Telling
+from partita.tables.constants import CUT_POINTS, SCALARS, Constant, Reporting
 from partita.tables.episodes import RowSplit, constant_hazard, episodes, whole
 from partita.tables.formula import Formula
 from partita.tables.response import (
@@ -53,7 +53,7 @@ _SOLVER = ModeFixedPoint()
 
 @dataclasses.dataclass(frozen=True)
 class Likelihood:
-    """A likelihood, and how its results are told."""
+    """A likelihood, and how its results are reported."""
 
     kind: Kind
     """What the response is."""
@@ -69,9 +69,9 @@ class Likelihood:
     classes: Callable[[Response], Sequence[str]] = lambda response: ("",)
     """A label for each linear predictor, where there are several."""
     threshold: Callable[[Response], Constant] | None = None
-    """What minus the intercept is told as, before the constants."""
-    tell: Telling = SCALARS
-    """Tells constants on their own scale."""
+    """As what minus the intercept is reported, before the constants."""
+    reporting: Reporting = SCALARS
+    """How constants are reported."""
     rows: Callable[[Formula, Declared], RowSplit] = whole
     """Which rows of the design a row of the table becomes."""
     grouped: bool = False
@@ -227,7 +227,7 @@ _MADE: Mapping[str, tuple[tuple[str, ...], Callable[[Declared], Likelihood]]] = 
                 "odds ratio",
                 constants=lambda response: _between(response)[1:],
                 threshold=lambda response: _between(response)[0],
-                tell=CUT_POINTS,
+                reporting=CUT_POINTS,
             )
         ),
     ),

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -24,6 +23,7 @@ from partita.io.settings import build
 from partita.models import Model
 from partita.models.prior import OutsidePrior
 from partita.models.prior_text import Placed, built, clauses, normal
+from partita.numerics.arrays import jax_array
 from partita.server.method import Method
 from partita.tables.agreement import Agreement
 from partita.tables.blocks import block_sizes
@@ -282,18 +282,18 @@ class Spec:
 
     def design_table(self, split: Site) -> Table | OffsetTable | GroupedTable:
         """Rows of the design, which a site's rows were split into, as numbers."""
-        x = jnp.array(self._standardised(split))
-        y = jax.tree.map(jnp.array, self.response.numbers(split.columns))
+        x = jax_array(self._standardised(split))
+        y = jax.tree.map(jax_array, self.response.numbers(split.columns))
         if self.design.formula.grouped:
-            return self.with_groups(OffsetTable(x, y, jnp.array(self._offset(split))), split)
-        return OffsetTable(x, y, jnp.array(self._offset(split))) if self.design.formula.offsets else Table(x, y)
+            return self.with_groups(OffsetTable(x, y, jax_array(self._offset(split))), split)
+        return OffsetTable(x, y, jax_array(self._offset(split))) if self.design.formula.offsets else Table(x, y)
 
     def with_groups(self, table: OffsetTable, split: Site) -> GroupedTable:
         """Rows of the design as numbers, with what effects of groups are multiplied by, and whose they are."""
         term = self.design.formula.grouped
         assert term is not None
         z, group = columns_of_groups(term, self.design, split), numbers_of_groups(term, split)
-        return GroupedTable(table.x, table.y, jnp.array(z), jnp.array(group), table.offset)
+        return GroupedTable(table.x, table.y, jax_array(z), jax_array(group), table.offset)
 
     def inputs(self, site: Site) -> _Inputs:
         """A site's rows as the numbers from which their response is predicted."""

@@ -230,6 +230,10 @@ class LBFGS(Solver):
 
 def to_coordinates(q: Family, coordinates: Coordinates) -> PyTree:
     """q in the coordinates in which it is moved."""
+    if coordinates == "natural" and not q.exponential:
+        raise SettingsError(
+            f"An {type(q).__name__} has no natural coordinates to move in: use unconstrained ones, as by default."
+        )
     return q if coordinates == "natural" else q.unconstrained()
 
 
