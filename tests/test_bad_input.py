@@ -140,7 +140,7 @@ MISTAKES = {
     ),
     "a committee whose prior is outside": (
         lambda: run(prior=pt.prior("cauchy(0, 1)", 3), method=pt.methods.bcm_split(SOLVER)),
-        "the prior must be in q's family",
+        "needs a prior in q's family",
     ),
     "a scale to learn of a prior outside": (
         lambda: run(prior=pt.prior("cauchy(0, 1)", 3), method=pt.methods.sequential(SOLVER, learn=["prior_scale"])),

@@ -25,7 +25,7 @@ from partita import (
 from partita.engines import LocalEngine
 from partita.expectations import GridQuadrature
 from partita.families.factor import Factor
-from partita.local.client import client_update
+from partita.local.client import Visit, client_update
 from partita.local.solvers import AlphaDivergence, MomentMatching, PowerEP
 from partita.server.aggregation import DoubleLoop, StochasticLoop
 from partita.server.monitor import Monitor
@@ -79,7 +79,9 @@ def test_answers_give_the_gradients_of_the_saddle_objective(alpha):
     held, q = member(theta), member(flat(PRIOR) + factors.sum(axis=0))
     recipe = Method(one_row(alpha, points=256)).recipe(MODEL)
     deltas = [
-        client_update(recipe, PRIOR, held, Factor(member(factor), jnp.zeros(())), shard, 0.25, jax.random.key(0)).delta
+        client_update(
+            recipe, Visit(PRIOR, held, Factor(member(factor), jnp.zeros(())), shard, 0.25, jax.random.key(0))
+        ).delta
         for factor, shard in zip(factors, ROWS.shards, strict=True)
     ]
     tilted = [moments(held * delta.natural**alpha) for delta in deltas]

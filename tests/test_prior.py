@@ -122,7 +122,7 @@ def test_the_fixed_point_is_that_of_all_rows_and_does_not_depend_on_the_base():
     assert_product(state)
     # the prior's client costs nothing
     assert state.names == (*PARTS.names, "prior")
-    assert state.here.tolist() == [False, False, False, True]
+    assert state.hosted.tolist() == [False, False, False, True]
     assert state.communications == sum(len(set(row["clients"]) - {"prior"}) for row in result.history.rows)
 
 

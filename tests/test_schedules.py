@@ -8,7 +8,7 @@ import pytest
 
 import partita as pt
 from partita.engines import LocalEngine, local
-from partita.local.client import client_key, client_update
+from partita.local.client import Visit, client_key, client_update
 from partita.server.monitor import Monitor
 from partita.server.schedules import ScheduleView
 from partita.server.state import init
@@ -150,7 +150,7 @@ def test_an_asynchronous_answer_is_formed_against_the_posterior_that_was_sent():
         (k,) = event.clients
         sent = posteriors[state.updates - event.staleness]
         key = client_key(state.seed, k, state.versions[k])
-        reply = client_update(method.recipe(MODEL), PRIOR, sent, state.factors[k], PARTS.shards[k], 1 / 3, key)
+        reply = client_update(method.recipe(MODEL), Visit(PRIOR, sent, state.factors[k], PARTS.shards[k], 1 / 3, key))
         assert eqx.tree_equal(reply, event.replies[k])
         stale += not eqx.tree_equal(sent, state.posterior)
         posteriors.append(new.posterior)

@@ -27,9 +27,9 @@ def visits(monkeypatch, tmp_path):
     """For every visit really made, whether the client had a factor already; every visit is worth keeping."""
     seen = []
 
-    def counted(recipe, prior, q, factor, *rest):
-        seen.append(bool(np.any(np.asarray(factor.natural.precision[0]["bias"]))))
-        return client_update(recipe, prior, q, factor, *rest)
+    def counted(recipe, visit):
+        seen.append(bool(np.any(np.asarray(visit.factor.natural.precision[0]["bias"]))))
+        return client_update(recipe, visit)
 
     monkeypatch.setattr(local, "client_update", counted)
     monkeypatch.setattr(first_visits, "MIN_CACHED_SECONDS", 0.0)

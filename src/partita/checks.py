@@ -206,8 +206,8 @@ def check_engine(engine: Engine, method: Method, model: Model, prior: Family, ti
         estimate = engine.estimate(prior, key)
         parts = [engine.estimate(prior, key, [other for other in names if other != name]) for name in names]
     _near(sum(apart), whole, 1e-8, "ell is not the sum over clients, or `without` leaves out others")
-    for told, summed in zip(estimate, Estimate.sum(parts), strict=True):
-        _near(np.max(np.abs(told - summed)), 0, 1e-8, "the estimate of ell is not the sum over clients")
+    for total, summed in zip(estimate, Estimate.sum(parts), strict=True):
+        _near(np.max(np.abs(total - summed)), 0, 1e-8, "the estimate of ell is not the sum over clients")
     if model.expectation.deterministic:
         said = sum(float(reply.info.ell) for reply in first.values())
         _near(said, whole, 1e-8, "ell is not what clients report with their answers")

@@ -306,7 +306,7 @@ class Stream:
             levels[name] = float(ell.value) - float(said)
         sizes = dict(zip(partition.names, partition.sizes, strict=True))
         arrived = max((batch.arrived + 1 for batch in self.batches), default=0)
-        known = [*self.batches, *(Batch(name, sizes[name], arrived, *told, math.nan) for name, told in new.items())]
+        known = [*self.batches, *(Batch(name, sizes[name], arrived, *scored, math.nan) for name, scored in new.items())]
         batches = tuple(batch._replace(level=levels.get(batch.name, batch.level)) for batch in known)
         return dataclasses.replace(self, state=state, batches=batches, result=result)
 

@@ -45,7 +45,8 @@ class Kept(dict):
 
 
 def office(folder, store=None):
-    return Mailbox(Shared(folder), {name: pair(SERVER, name) for name in NAMES}, Kept() if store is None else store)
+    clients = {name: pair(SERVER, name) for name in NAMES}
+    return Mailbox(Shared(folder), lambda: clients, Kept() if store is None else store)
 
 
 def link(folder, name, place="pins"):

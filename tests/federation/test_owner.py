@@ -66,6 +66,18 @@ CELLS = {
         lambda k, few: {"pain": ("none", "much")[k < 10], "site": ("left", "right")[k % 2 if k > 9 else k < few]},
         "site",
     ),
+    "what an interaction leaves of a level": (
+        "pressure ~ pain*site",
+        GAUSSIAN,
+        lambda k, few: {"pain": ("none", "much")[k < 20], "site": ("left", "right")[k < 20 - few or k > 30]},
+        "'pain:site'",
+    ),
+    "what a product leaves of two values": (
+        "pressure ~ age + ill + I(age * ill)",
+        GAUSSIAN,
+        lambda k, few: {"age": int(k < 20), "ill": int(k < 20 - few or k > 30)},
+        "'I(age * ill)'",
+    ),
 }
 """Columns of forty rows in which few have a cell of their own, with a formula and what is said of it."""
 
@@ -206,14 +218,16 @@ def test_another_encoding_than_the_first_is_refused(run, tmp_path):
     hello = next(message for message in run[2].asked if message.header["kind"] == "hello")
     assert client.handle(hello).header["kind"] == "hello"  # as before
     pried = unpack(pack(Message(hello.header | {"agreed": other}, {})))
-    assert "tells no other sums" in reason(client.handle(pried))
+    assert "sends no other sums" in reason(client.handle(pried))
     client = kept(tmp_path, run[1], anew=True)
     assert client.handle(task).header["kind"] == "update"
 
 
-def test_sums_are_told_to_so_many_stages_and_no_more(tmp_path):
+@pytest.mark.parametrize(("clients", "times"), [(2, 2), (9, 3)])
+def test_sums_are_told_to_so_many_stages_and_no_more(clients, times, tmp_path):
     """A server could shift bins a little each time, and tell from the differences who is where."""
     about = asked("ill ~ bs(age, df=4)")
+    about = dataclasses.replace(about, clients=("east", *(f"site {k}" for k in range(1, clients))))
     client = kept(tmp_path, about)
     first = client.handle(Message({"kind": "hello", "task": "t", "digest": about.digest, "agreed": {}}, {}))
     scheme = beginning(about).taken([first.header["answer"]])
@@ -224,7 +238,7 @@ def test_sums_are_told_to_so_many_stages_and_no_more(tmp_path):
         agreed["design"]["summary"]["columns"][0]["rest"] = 0.0
         about_it = {"kind": "hello", "task": f"{k}", "digest": about.digest, "agreed": agreed}
         told.append(client.handle(Message(about_it, {})).header["kind"])
-    assert told.count("hello") == len(about.clients)
+    assert told.count("hello") == times
     assert told[-1] == "error"
 
 

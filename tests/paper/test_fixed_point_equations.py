@@ -7,7 +7,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from partita import Damped, LogisticRegression, Method, Newton, Synchronous
-from partita.local.client import client_update
+from partita.local.client import Visit, client_update
 from partita.local.solvers import FixedPoint
 from support import reference
 from support.trajectories import EXACT, FAMILIES, KEY, assert_equal, natural, shards, trajectory
@@ -27,7 +27,8 @@ def state(request):
 def answer(solver, state, client):
     """The client's posterior q_k and its factor afterwards."""
     recipe = Method(solver).recipe(MODEL)
-    reply = client_update(recipe, state.prior, state.posterior, state.factors[client], PARTS.shards[client], 1.0, KEY)
+    visit = Visit(state.prior, state.posterior, state.factors[client], PARTS.shards[client], 1.0, KEY)
+    reply = client_update(recipe, visit)
     return state.posterior * reply.delta.natural, state.factors[client] * reply.delta
 
 

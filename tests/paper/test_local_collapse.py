@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from scipy.optimize import minimize_scalar
+from scipy.optimize import minimize, minimize_scalar
 
 from partita import Conjugate, FullGaussian, LinearRegression, Table, federate, methods, run
 from partita.families.factor import Factor
@@ -32,6 +32,20 @@ def test_a_conjugate_clients_collapsed_bound_is_its_evidence_under_the_context()
         assert value == pytest.approx(evidence(noise), rel=1e-10)
         slope = (evidence(noise + 1e-5) - evidence(noise - 1e-5)) / 2e-5
         assert gradient["noise"] == pytest.approx(slope, rel=1e-6)
+
+
+def test_a_client_that_climbs_it_ends_at_the_maximum_of_its_evidence():
+    task = problem(CONTEXT, model=LinearRegression(1.0), x=X, y=Y, context=Factor.of(CONTEXT))
+
+    def fall(log_noise):
+        noise = jnp.exp(log_noise[0])
+        value, gradient = collapsed_bound(Conjugate(), task, {"noise": noise}, KEY)
+        return -float(value), -np.array([gradient["noise"] * noise])
+
+    found = minimize(fall, np.zeros(1), jac=True)
+    best = minimize_scalar(lambda noise: -evidence(noise), (0.3, 1.0), method="brent").x
+    # where BFGS stops, its gradient is below 1e-5
+    assert np.exp(found.x[0]) == pytest.approx(best, rel=1e-5)
 
 
 @pytest.mark.slow

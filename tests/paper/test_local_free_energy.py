@@ -8,7 +8,7 @@ from scipy.optimize import minimize
 
 from partita import Damped, LogisticRegression, MeanFieldGaussian, Method, Synchronous
 from partita.expectations import GaussHermite
-from partita.local.client import client_update
+from partita.local.client import Visit, client_update
 from partita.local.context import Cavity
 from partita.local.objective import Problem
 from support import reference
@@ -28,7 +28,7 @@ def client(request):
     q, factor, shard = state.posterior, state.factors[1], parts.shards[1]
     context = Cavity()(prior, q, factor, jnp.asarray(1.0))
     problem = Problem(MODEL, shard, context, jnp.asarray(1.0), q, jnp.asarray(1.0))
-    reply = client_update(METHOD.recipe(MODEL), prior, q, factor, shard, 1.0, KEY)
+    reply = client_update(METHOD.recipe(MODEL), Visit(prior, q, factor, shard, 1.0, KEY))
 
     theta, volume = reference.grid(2)
     log_cavity = reference.log_density(natural(q), theta) - reference.log_factor(natural(factor), theta)

@@ -57,9 +57,9 @@ def correlated():
 def faulty(change):
     """A client update in which the replies of client 1 of PARTS are changed."""
 
-    def answer(*arguments):
-        reply = client_update(*arguments)
-        return change(reply) if arguments[4] is PARTS.shards[1] else reply
+    def answer(recipe, visit):
+        reply = client_update(recipe, visit)
+        return change(reply) if visit.shard is PARTS.shards[1] else reply
 
     return answer
 

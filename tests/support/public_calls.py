@@ -54,6 +54,13 @@ def call(name, /, **changed):
     return function(**{key: value.made() if isinstance(value, Later) else value for key, value in given.items()})
 
 
+def in_groups(**given):
+    """A check of rows in groups."""
+    engine = pt.LocalEngine(pt.federate([pt.data.GroupedTable(**given)]))
+    model = pt.models.GroupEffects(pt.LogisticRegression())
+    engine.check(pt.methods.sequential(pt.solvers.FixedPoint()).recipe(model), pt.FullGaussian.standard_normal(3))
+
+
 def waiting(x, y):
     """A NumPyro model."""
     import numpyro
@@ -296,6 +303,10 @@ CALLS = {
     "aggregation.check_damping": (pt.aggregation.check_damping, {"damping": 0.5}),
     "data.beta_kappa": (pt.data.beta_kappa, {"y": Y, "clients": 2, "beta": 0.0, "kappa": 0.0}),
     "data.by_column": (pt.data.by_column, {"values": np.array(["a", "b"] * 6)}),
+    "data.GroupedTable": (
+        in_groups,
+        {"x": X, "y": Y, "z": np.ones((12, 1)), "group": np.arange(12) // 3, "offset": np.zeros(12)},
+    ),
     "data.equal_random": (pt.data.equal_random, {"rows": 12, "clients": 3, "seed": 0}),
     "data.k_means": (pt.data.k_means, {"x": X, "clients": 2, "seed": 0}),
     "data.label_shards": (pt.data.label_shards, {"y": Y, "clients": 2, "shards": 2, "seed": 0}),
@@ -304,10 +315,16 @@ CALLS = {
     "expectations.CommonDraws": (pt.expectations.CommonDraws, {"draws": 16}),
     "expectations.GaussHermite": (pt.expectations.GaussHermite, {"points": 5}),
     "expectations.GridQuadrature": (pt.expectations.GridQuadrature, {"points": 5}),
+    "expectations.LocalEffects": (pt.expectations.LocalEffects, {"max_steps": 10, "tolerance": 1e-9}),
     "expectations.LocalReparameterisation": (pt.expectations.LocalReparameterisation, {"samples": 2}),
     "expectations.MonteCarlo": (pt.expectations.MonteCarlo, {"samples": 2}),
+    "expectations.Points": (pt.expectations.Points, {}),
     "expectations.PredictorQuadrature": (pt.expectations.PredictorQuadrature, {"nodes": 16}),
     "expectations.Regression": (pt.expectations.Regression, {"samples": 50}),
+    "families.AnyForm.of": (
+        pt.families.AnyForm.of,
+        {"form": pt.families.Mixture.normal(2, 1), "visits": 2, "draws": 8, "shift": 1},
+    ),
     "families.Dirichlet.from_concentration": (
         pt.families.Dirichlet.from_concentration,
         {"concentration": np.ones(3)},
@@ -324,6 +341,10 @@ CALLS = {
         pt.families.BlockGaussian.standard_normal,
         {"sizes": [2, 1], "scale": 1.0},
     ),
+    "families.Flow.of": (
+        pt.families.Flow.of,
+        {"base": pt.families.Mixture.normal(2, 1), "layers": 2, "units": 3, "seed": 1},
+    ),
     "families.Gamma.from_shape_rate": (pt.families.Gamma.from_shape_rate, {"shape": 2.0, "rate": 1.0}),
     "families.InverseGamma.from_shape_scale": (
         pt.families.InverseGamma.from_shape_scale,
@@ -331,6 +352,11 @@ CALLS = {
     ),
     "families.LogNormal.from_median_sd": (pt.families.LogNormal.from_median_sd, {"median": 2.0, "log_sd": 1.0}),
     "families.LogNormal.of": (pt.families.LogNormal.of, {"original": PRIOR}),
+    "families.Mixture.from_means_sd": (
+        pt.families.Mixture.from_means_sd,
+        {"means": np.ones((3, 2)), "sd": 0.5},
+    ),
+    "families.Mixture.normal": (pt.families.Mixture.normal, {"size": 2, "components": 3, "sd": 0.5}),
     "families.NormalGamma.from_parameters": (
         pt.families.NormalGamma.from_parameters,
         {"mean": np.zeros(2), "covariance": np.eye(2), "shape": 2.0, "rate": 1.0},
@@ -421,6 +447,15 @@ CALLS = {
     "metrics.negative_log_likelihood": (pt.metrics.negative_log_likelihood, {"probabilities": Y, "y": Y}),
     "metrics.pruned": (pt.metrics.pruned, {"q": PRIOR, "prior": PRIOR, "threshold": 0.1}),
     "metrics.root_mean_squared_error": (pt.metrics.root_mean_squared_error, {"predictions": Y, "y": Y}),
+    "models.GroupEffects": (
+        pt.models.GroupEffects,
+        {
+            "likelihood": pt.LogisticRegression(),
+            "effects": 1,
+            "nodes": 5,
+            "expectation": pt.expectations.LocalEffects(),
+        },
+    ),
     "models.GaussianMixture": (pt.models.GaussianMixture, {"expectation": pt.expectations.Assignments()}),
     "models.NetworkClassifier": (
         pt.models.NetworkClassifier,
@@ -505,8 +540,9 @@ REASONS = {
         "solvers.Solution datasets.Dataset datasets.encoded"
     ),
     "natural parameters, as compiled programs make them; users have the constructors above": (
-        "FullGaussian MeanFieldGaussian NearestMeanField families.BlockGaussian families.Dirichlet families.Gamma "
-        "families.InverseGamma families.LogNormal families.NormalGamma Frame"
+        "FullGaussian MeanFieldGaussian NearestMeanField families.AnyForm families.BlockGaussian families.Dirichlet "
+        "families.Flow families.Gamma families.InverseGamma families.LogNormal families.Mixture families.NormalGamma "
+        "Frame"
     ),
     "as scikit-learn has it: nothing is checked before fit, where it checks rows by itself": (
         "PartitionedClassifier PartitionedPoissonRegressor PartitionedRegressor"

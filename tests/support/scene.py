@@ -78,9 +78,7 @@ class Scene:
             command[0] = "resume"
         clocked = [sys.executable, clock.__file__, str(self._clock(name)), *command]
         with self.log(name).open("ab") as log:
-            self.running[name] = subprocess.Popen(
-                self._relay if name == LINK else clocked, stdout=log, stderr=log, start_new_session=True
-            )
+            self.running[name] = subprocess.Popen(self._relay if name == LINK else clocked, stdout=log, stderr=log)
 
     def kill(self, name):
         """As `kill -9` does."""

@@ -99,7 +99,7 @@ def test_few_rows_are_not_told():
     assert all(group.observed is None for group in found.sites["large"].calibration)
     text = repr(found)
     assert "< 5" in text
-    assert "not told" in text
+    assert "not reported" in text
 
 
 @pytest.mark.parametrize("family", ["bernoulli", "poisson"])

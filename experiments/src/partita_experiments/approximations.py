@@ -14,11 +14,11 @@ from partita import FullGaussian, LogisticRegression, Table
 from partita.data import federate
 from partita.families import Family
 from partita.families.factor import Factor
-from partita.io.atomic import write
 from partita.local.objective import Problem
 from partita.local.solvers import FixedPoint
 from partita.numerics.compiled import Compiled
 from partita.numerics.rates import Damping, RobbinsMonro, rate_at
+from partita_experiments.past_work import save
 
 Trace = Float[np.ndarray, " steps"]
 COLUMNS, BATCHES, BATCH = 5, 20, 50
@@ -91,8 +91,11 @@ def draw(path: Path, quick: bool) -> dict[str, list[float]]:
     axes = figure.subplots(1, 3)
     found: dict[str, list[float]] = {}
 
-    def line(axis: Axes, name: str, x: np.ndarray, y: Trace, colour: str, style: str = "-") -> None:
-        axis.semilogy(x, np.maximum(y, 1e-9), style, color=colour, label=name)
+    def line(axis: Axes, name: str, x: np.ndarray, y: Trace, colour: str, style: str) -> None:
+        """With a marker at every eighth of the line: its colour, its dashes and its marker each tell which it is."""
+        axis.semilogy(
+            x, np.maximum(y, 1e-9), style, color=colour, label=name, markevery=max(1, len(x) // 8), markersize=5
+        )
         found[f"{axis.get_title()}: {name}"] = y.tolist()
 
     iid = Updates(*_rows(BATCHES * BATCH), BATCHES)
@@ -100,30 +103,32 @@ def draw(path: Path, quick: bool) -> dict[str, list[float]]:
     seen = np.arange(1, len(order) + 1) / BATCHES
     whole = Updates(*_rows(BATCHES * BATCH), 1)
     axes[0].set_title("mini-batches or all rows")
-    line(axes[0], "all rows", np.arange(1, passes + 1), whole.all_together([0] * passes, 1.0), "black", "o-")
-    line(axes[0], "global, ρ falls", seen, iid.all_together(order, RobbinsMonro(1.0)), "#1b6ca8")
-    line(axes[0], "local, ρ = 1", seen, iid.one_by_one(order, 1.0), "#c8553d")
+    line(axes[0], "all rows", np.arange(1, passes + 1), whole.all_together([0] * passes, 1.0), "black", ":o")
+    line(axes[0], "global, ρ falls", seen, iid.all_together(order, RobbinsMonro(1.0)), "#1b6ca8", "-s")
+    line(axes[0], "local, ρ = 1", seen, iid.one_by_one(order, 1.0), "#c8553d", "--^")
     axes[0].set_xlabel("passes over all rows")
 
     apart, turns = Updates(*_rows(200, 2.0), 2), 10 if quick else 40
     stream = [0] * turns + [1] * turns
     axes[1].set_title("a stream that is not iid")
-    line(axes[1], "global, ρ' = 0.6", np.arange(2 * turns), apart.all_together(stream, 0.3), "#1b6ca8")
-    line(axes[1], "local, ρ = 0.6", np.arange(2 * turns), apart.one_by_one(stream, 0.6), "#c8553d")
+    line(axes[1], "global, ρ' = 0.6", np.arange(2 * turns), apart.all_together(stream, 0.3), "#1b6ca8", "-s")
+    line(axes[1], "local, ρ = 0.6", np.arange(2 * turns), apart.one_by_one(stream, 0.6), "#c8553d", "--^")
     axes[1].axvline(turns, color="grey", linestyle=":", label="the second batch comes")
     axes[1].set_xlabel("steps")
 
     axes[2].set_title("rates above one, iid")
     once = np.arange(1, BATCHES + 1)
-    for rate, colour in ((1.0, "#9bbfdd"), (3.0, "#5b97c9")):
+    for rate, colour, style in ((1.0, "#9bbfdd", ":v"), (3.0, "#5b97c9", "-.D")):
         name = f"global, ρ' = {rate:g}"
-        line(axes[2], name, once, iid.all_together(order[:BATCHES], rate / BATCHES), colour)
-    line(axes[2], "global, ρ' falls from 20", once, iid.all_together(order[:BATCHES], RobbinsMonro(1.0)), "#1b6ca8")
-    line(axes[2], "local, ρ = 1", once, iid.one_by_one(order[:BATCHES], 1.0), "#c8553d")
+        line(axes[2], name, once, iid.all_together(order[:BATCHES], rate / BATCHES), colour, style)
+    line(
+        axes[2], "global, ρ' falls from 20", once, iid.all_together(order[:BATCHES], RobbinsMonro(1.0)), "#1b6ca8", "-s"
+    )
+    line(axes[2], "local, ρ = 1", once, iid.one_by_one(order[:BATCHES], 1.0), "#c8553d", "--^")
     axes[2].set_xlabel("batches seen for the first time")
     for axis in axes:
         axis.set_ylabel("KL to global VI's posterior, nats")
         axis.grid(alpha=0.25)
         axis.legend(fontsize="small")
-    write(path, lambda file: figure.savefig(file, dpi=130, format="png"))
+    save(figure, path)
     return found

@@ -24,7 +24,7 @@ from partita.local.objective import Problem
 from partita.local.solvers import Newton, ProximalPoint
 from partita.models import LogisticRegression
 from partita.numerics.compiled import Compiled
-from partita_experiments import approximations
+from partita_experiments import approximations, forms, past_work
 
 Vector = Float[np.ndarray, " p"]
 STYLES = {
@@ -51,12 +51,16 @@ def run(folder: Path, quick: bool, as_json: bool) -> None:
         "errors": {name: list(map(float, values)) for name, values in found.items()},
     }
     table["paths"] = paths
+    table["forms"] = forms.draw(folder / "forms.png", quick)
+    past_work.draw(folder / "past_work.png")
+    past_work.draw_cases(folder / "special_cases.png")
     write_text(folder / "results.json", json.dumps(table))
     if as_json:
-        files = [str(folder / file) for file in ("results.json", "equivalences.png", "stochastic.png")]
+        drawn = ("equivalences.png", "stochastic.png", "forms.png", "past_work.png", "special_cases.png")
+        files = [str(folder / file) for file in ("results.json", *drawn)]
         print(json.dumps({"experiment": "theory", **table, "files": files}))
     else:
-        Console().print(markdown(rates, found), soft_wrap=True)
+        Console().print(markdown(rates, found), forms.markdown(table["forms"]), sep="\n\n", soft_wrap=True)
 
 
 class Step:

@@ -18,6 +18,6 @@ def begin() -> None:
         try:
             keep_programs(folder)
         except InputError as error:
-            print(f"Programs are not kept. {error}", file=sys.stderr)
+            print(f"Compiled programs are not cached. {error}", file=sys.stderr)
         except OSError:
             return

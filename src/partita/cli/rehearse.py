@@ -42,7 +42,7 @@ def run_rehearsal(folder: Path, pairs: Sequence[str], as_json: bool, output: Pat
         sent = {name: {"messages": one.messages, "bytes": one.bytes} for name, one in link.sent.items()}
         print(json.dumps({"status": result.status.value, "summary": rows, "sent": sent, "account": lines}, indent=2))
         return
-    print(table, "", *lines, "", *_told(result, link.sent), sep="\n")
+    print(table, "", *lines, "", *_messages(result, link.sent), sep="\n")
 
 
 def _files(pairs: Sequence[str], clients: Sequence[str]) -> dict[str, Path]:
@@ -62,7 +62,7 @@ def _files(pairs: Sequence[str], clients: Sequence[str]) -> dict[str, Path]:
     return {name: found[name] for name in clients if name in found}
 
 
-def _told(result: Result, sent: dict[str, Sent]) -> list[str]:
+def _messages(result: Result, sent: dict[str, Sent]) -> list[str]:
     """What each client would send, and what follows."""
     rounds = result.state.answers / max(len(result.state.names), 1)
     lines = [f"The run took {rounds:.0f} rounds. What each client would send to the server:"]

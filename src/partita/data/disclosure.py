@@ -1,4 +1,4 @@
-"""What may be told of rows in round 0: sums of enough of them, and no small cell among them."""
+"""Limits on what a client discloses in round 0: sums of enough rows, without small cells."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -10,18 +10,18 @@ from jaxtyping import Float
 from partita.errors import DataError, SettingsError
 from partita.inputs import described
 
-__all__ = ["Limits"]
+__all__ = ["FEW", "Limits"]
 
-_TELLING = 3
-"""A number, a sum and a sum of squares tell how many rows have each of so many values."""
+FEW = 3
+"""The number of distinct values up to which a count, a sum and a sum of squares determine how many rows have each."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The smallest numbers of rows that may be told of.
+    """The smallest numbers of rows that may be disclosed.
 
-    A site declines to tell of fewer; small counts in bins are merged with their neighbours instead, so that quantiles,
-    and so knots of splines and ends of intervals, may lie some bins from where they are without limits.
+    A site refuses to send sums of fewer. Small counts in bins are merged with neighbouring bins instead, so that
+    quantiles, and with them knots of splines and ends of intervals, may be some bins off.
     """
 
     rows: int = 10
@@ -35,7 +35,7 @@ class Limits:
                 raise SettingsError(f"The limit of {name} is {described(value)}: give a whole number, 1 for no limit.")
 
     def raised(self, rows: int | None, cell: int | None) -> Self:
-        """The same with others in their place that are not smaller; an `InputError` where one is."""
+        """These limits with stricter ones in their place; an `InputError` where one is less strict."""
         wanted = {name: value for name, value in (("rows", rows), ("cell", cell)) if value is not None}
         for name, value in wanted.items():
             if value < (least := getattr(self, name)):
@@ -53,7 +53,7 @@ class Limits:
     ) -> dict[str, Any]:
         """An answer of round 0, with small counts in bins merged; an `InputError` where another cell is too small.
 
-        How many values are missing is told as it is.
+        The number of missing values has no limit.
 
         Args:
             rows: How many the site has.
@@ -62,8 +62,8 @@ class Limits:
 
         """
         if rows < self.rows:
-            said = f"has fewer than {self.rows} rows, of which its owner tells nothing"
-            raise DataError(f"It {said}: lower the limit if that may be.", f"It {said}.")
+            said = f"has fewer than {self.rows} rows, too few to disclose their sums"
+            raise DataError(f"It {said}: lower the limit if that is acceptable.", f"It {said}.")
         for name, values in numbers().items():
             if _smallest(values) < self.cell:
                 raise _declined(name, self)
@@ -71,15 +71,15 @@ class Limits:
 
 
 def _smallest(values: Float[np.ndarray, " n"]) -> float:
-    """The smallest number of rows that sums of a column tell of."""
+    """The smallest number of rows that the sums of a column disclose."""
     found, counts = np.unique(values[~np.isnan(values)], return_counts=True)
     if len(found) < 2:
         return np.inf if counts.sum() in (0, len(values)) else counts.sum()
-    return counts.min() if len(found) <= _TELLING else counts.sum() - counts.max()
+    return counts.min() if len(found) <= FEW else counts.sum() - counts.max()
 
 
 def _merged(name: str, part: Any, limits: Limits) -> Any:
-    """A part of an answer: counts of levels are large enough, and counts in bins are made so."""
+    """A part of an answer: small counts of levels are refused, and those in bins merged."""
     if isinstance(part, list) and part and all(type(count) is int for count in part):
         return _together(name, part, limits)
     for column in part if isinstance(part, list) else ():
@@ -89,7 +89,7 @@ def _merged(name: str, part: Any, limits: Limits) -> Any:
 
 
 def _together(name: str, counts: list[int], limits: Limits) -> list[int]:
-    """Counts in neighbouring bins together in the fullest of them, so that none but 0 is small."""
+    """Counts with neighbouring bins merged into the fullest of them, so that each is 0 or large enough."""
     found, group = [0] * len(counts), list[int]()
     for place, count in enumerate(counts):
         group += [place] if count else []
@@ -103,5 +103,5 @@ def _together(name: str, counts: list[int], limits: Limits) -> list[int]:
 
 
 def _declined(name: str, limits: Limits) -> DataError:
-    said = f"has a cell of fewer than {limits.cell} rows in {name!r}, of which its owner tells nothing"
-    return DataError(f"It {said}: merge levels, or lower the limit if that may be.", f"It {said}.")
+    said = f"has a cell of fewer than {limits.cell} rows in {name!r}, too few to disclose"
+    return DataError(f"It {said}: merge levels, or lower the limit if that is acceptable.", f"It {said}.")

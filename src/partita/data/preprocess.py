@@ -182,7 +182,7 @@ def federated(frames: Iterable[Frame]) -> Encoding:
 
 
 def _column(name: str, **contents: Any) -> tuple[str, Column]:
-    """A column's summary, whose kind is told by its fields."""
+    """A column's summary, whose kind its fields determine."""
     fields = {kind: {field.name for field in dataclasses.fields(kind)} for kind in KINDS.values()}
     (kind,) = (kind for kind in KINDS.values() if fields[kind] == contents.keys())
     return str(name), build(kind, contents, "the summary")

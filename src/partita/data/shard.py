@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree, Shaped
 
-from partita.data.table import OffsetTable, Table
+from partita.data.table import GroupedTable, OffsetTable, Table
 from partita.errors import DataError
 from partita.inputs import check_choice, check_kind, check_texts, check_whole, described, real_array
 from partita.io.digest import number_digest
+from partita.numerics.arrays import jax_array
 
 __all__ = ["Partition", "Shard", "federate", "real_numbers"]
 
@@ -89,7 +90,7 @@ def federate(
 
     Shards are padded to at most `buckets` different lengths, chosen to minimise padding; None disables padding.
     """
-    if not isinstance(clients, Sequence) or isinstance(clients, str | Table | OffsetTable):
+    if not isinstance(clients, Sequence) or isinstance(clients, str | Table | OffsetTable | GroupedTable):
         raise DataError(f"Give a list with the data of each client, not {described(clients)}.")
     if not len(clients):
         raise DataError("There are no clients: give the data of at least one.")
@@ -173,7 +174,7 @@ def _float_type(data: PyTree) -> np.dtype:
 
 def _floating(data: PyTree) -> PyTree:
     """Converts a table's integers and booleans to floating point; other data are unchanged."""
-    if not isinstance(data, Table | OffsetTable):
+    if not isinstance(data, Table | OffsetTable | GroupedTable):
         return data
     kind = _float_type(data)
     return jax.tree.map(lambda leaf: np.asarray(leaf, kind), data)
@@ -204,6 +205,5 @@ def _bucket_lengths(sizes: Sequence[int], buckets: int | None) -> list[int]:
 def _pad(data: PyTree, weights: np.ndarray, size: int, length: int) -> Shard:
     index = np.minimum(np.arange(length), size - 1)
     padded = np.where(np.arange(length) < size, np.asarray(weights)[index], 0).astype(_float_type(data))
-    # `array` copies; `asarray` would compile a program for each shape
-    rows = jax.tree.map(lambda leaf: jnp.array(np.asarray(leaf)[index]), data)
-    return Shard(rows, jnp.array(padded), jnp.array(size))
+    rows = jax.tree.map(lambda leaf: jax_array(np.asarray(leaf)[index]), data)
+    return Shard(rows, jax_array(padded), jnp.array(size))

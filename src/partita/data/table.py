@@ -2,13 +2,14 @@
 
 from typing import NamedTuple
 
-import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Real
 
 from partita.errors import DataError
 from partita.inputs import real_array
+from partita.numerics.arrays import jax_array
 
-__all__ = ["OffsetTable", "Table", "Times", "Trials", "with_intercept"]
+__all__ = ["GroupedTable", "OffsetTable", "Table", "Times", "Trials", "with_intercept"]
 
 
 class Trials(NamedTuple):
@@ -48,9 +49,23 @@ class OffsetTable(NamedTuple):
         return linear + self.offset.reshape(self.offset.shape + (1,) * (linear.ndim - self.offset.ndim))
 
 
+class GroupedTable(NamedTuple):
+    """A table of rows in groups, with what effects of a group are multiplied by: its `group` is any number."""
+
+    x: Float[Array, "n d"]
+    y: Float[Array, " n"]
+    z: Float[Array, "n e"]
+    group: Float[Array, " n"]
+    offset: Float[Array, " n"]
+
+    def shifted(self, linear: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The same with the offset added; `linear` may have more axes behind."""
+        return linear + self.offset.reshape(self.offset.shape + (1,) * (linear.ndim - self.offset.ndim))
+
+
 def with_intercept(x: Real[ArrayLike, "n d"]) -> Real[Array, "n d+1"]:
     """Prepends a column of ones to x."""
-    x = jnp.asarray(real_array("inputs", x, DataError))
+    x = real_array("inputs", x, DataError)
     if x.ndim != 2:
         raise DataError(f"The inputs have the shape {x.shape}: give a matrix with a row for each response.")
-    return jnp.concatenate([jnp.ones((len(x), 1), x.dtype), x], axis=1)
+    return jax_array(np.concatenate([np.ones((len(x), 1), x.dtype), x], axis=1))

@@ -258,8 +258,8 @@ class Engine(abc.ABC):
         return False
 
     @property
-    def here(self) -> tuple[str, ...]:
-        """The names of clients for which the server answers itself: no message is sent, and no bound judges them."""
+    def hosted(self) -> tuple[str, ...]:
+        """The names of clients that run in the server itself: they get no messages, and no bound applies to them."""
         return ()
 
     @property

@@ -26,8 +26,9 @@ from partita.families import Family
 from partita.hyper.values import Hyper, model_given
 from partita.inputs import check_kind, check_whole, described, real_array
 from partita.local.batch import Common, Visits, ells, replies
-from partita.local.client import Recipe, Reply, client_key, client_update, prepare_update
+from partita.local.client import Recipe, Reply, Visit, client_key, client_update, prepare_update
 from partita.models import Model
+from partita.numerics.arrays import jax_array
 from partita.numerics.compiled import Compiled
 from partita.numerics.stack import stacked
 
@@ -296,14 +297,17 @@ class LocalEngine(Engine):
 
 def reply(recipe: Recipe, task: Task, shard: Shard, share: float) -> Reply:
     """What a client with these rows, a share of all, replies to a task."""
-    key = client_key(task.seed, task.client, task.version)
-    return client_update(recipe, task.prior, task.posterior, task.factor, shard, share, key, task.hyper)
+    return client_update(recipe, _visit(task, shard, share))
 
 
 def prepare_reply(recipe: Recipe, task: Task, shard: Shard, share: float) -> None:
     """Compiles what a reply to tasks of this one's shapes takes."""
+    prepare_update(recipe, _visit(task, shard, share))
+
+
+def _visit(task: Task, shard: Shard, share: float) -> Visit:
     key = client_key(task.seed, task.client, task.version)
-    prepare_update(recipe, task.prior, task.posterior, task.factor, shard, share, key, task.hyper)
+    return Visit(task.prior, task.posterior, task.factor, shard, share, key, task.hyper)
 
 
 def _check_rows(model: Model, prior: Family, partition: Partition) -> None:
@@ -314,7 +318,7 @@ def _check_rows(model: Model, prior: Family, partition: Partition) -> None:
         except InputError as error:
             raise SettingsError(f"{name}: {error}.") from None
     shard, key = partition.shards[0], jax.random.key(0)
-    row = jax.tree.map(lambda leaf: jnp.array(np.asarray(leaf)[0]), shard.data)
+    row = jax.tree.map(lambda leaf: jax_array(np.asarray(leaf)[0]), shard.data)
     failures = [
         *_failures(lambda q: model.ell(q, shard.data, shard.weights, key), prior),
         *_failures(lambda q: _check_density(model.log_density(q.sample(key), row)), prior),

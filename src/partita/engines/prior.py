@@ -38,7 +38,7 @@ class PriorEngine(Engine):
         self._asked: list[Task] = []
 
     @property
-    def here(self) -> tuple[str, ...]:
+    def hosted(self) -> tuple[str, ...]:
         return (PRIOR,)
 
     @property

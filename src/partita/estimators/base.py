@@ -10,7 +10,6 @@ import math
 import warnings
 from typing import Any, Self
 
-import jax.numpy as jnp
 import numpy as np
 from jax import enable_x64
 from jaxtyping import Float
@@ -23,6 +22,7 @@ from partita.data.table import Table
 from partita.errors import DataError
 from partita.families import Family, FullGaussian
 from partita.inputs import check_finite_number, check_whole
+from partita.numerics.arrays import jax_array
 from partita.server.monitor import Monitor
 from partita.server.run import run
 from partita.stream import Stream
@@ -106,8 +106,8 @@ class Partitioned(BaseEstimator, abc.ABC):
         """Mean and covariance of the coefficients of standardised columns, the latter over the noise variance."""
 
     @property
-    def _told(self) -> Float[np.ndarray, "t p"]:
-        """What is told, as weighted sums of the linear predictors; there is one of these unless there are classes."""
+    def _reported(self) -> Float[np.ndarray, "t p"]:
+        """What is reported, as weighted sums of the linear predictors, one unless there are classes."""
         return np.eye(1)
 
     def _first_targets(self, y: np.ndarray, classes: Any, weight: np.ndarray) -> np.ndarray:
@@ -152,7 +152,7 @@ class Partitioned(BaseEstimator, abc.ABC):
         wide = np.zeros((rows, _columns(x.shape[1])))
         wide[: len(x), : x.shape[1]] = x
         tall = np.concatenate([y, np.full(rows - len(y), y[0])])
-        return Table(jnp.asarray(wide), jnp.asarray(tall)), np.concatenate([weight, np.zeros(rows - len(weight))])
+        return Table(jax_array(wide), jax_array(tall)), np.concatenate([weight, np.zeros(rows - len(weight))])
 
     def _sds(self) -> np.ndarray:
         """Of the prior; those of the columns of zeros are 1."""
@@ -162,22 +162,22 @@ class Partitioned(BaseEstimator, abc.ABC):
         return sds
 
     def _keep(self, stream: Stream) -> None:
-        """Sets what a fit is known by; coefficients have a row for each thing that is told."""
+        """Sets what a fit is known by; coefficients have a row for each thing that is reported."""
         if stream.result is not None and not stream.result.status.arrived:
             warnings.warn(f"The fit has not converged. {stream.result.message}", ConvergenceWarning, stacklevel=3)
         self.stream_ = dataclasses.replace(stream, result=None)
-        size, told = self.n_features_in_ + 1, self._told
+        size, reported = self.n_features_in_ + 1, self._reported
         assert stream.state is not None
         mean, spread, self._noise = self._coefficients(stream.state.posterior)
-        block = (told.shape[1], _columns(size))
+        block = (reported.shape[1], _columns(size))
         self._mean = mean.reshape(block)[:, :size]
         self._spread = spread.reshape(*block, *block)[:, :size, :, :size]
         turn = np.diag(1 / np.concatenate([[1.0], self._unit]))
         turn[0, 1:] = -self._centre / self._unit
         scale, shift = self._response_scale()
-        own = scale * told @ self._mean @ turn.T
+        own = scale * reported @ self._mean @ turn.T
         self.intercept_, self.coef_ = own[:, 0] + shift, own[:, 1:]
-        each = np.kron(told, scale * turn)
+        each = np.kron(reported, scale * turn)
         self.covariance_ = self._noise * each @ self._spread.reshape(each.shape[1], -1) @ each.T
 
     def _response_scale(self) -> tuple[float, float]:

@@ -74,7 +74,7 @@ class PartitionedClassifier(ClassifierMixin, Partitioned):
         return Stream(_FIXED_POINT, MultinomialRegression(classes=classes), prior, draws=0)
 
     @property
-    def _told(self) -> Float[np.ndarray, "t p"]:
+    def _reported(self) -> Float[np.ndarray, "t p"]:
         """Coefficients less their mean over classes, that of the first being zero; of two classes the difference."""
         classes = len(self.classes_)
         return np.eye(1) if classes == 2 else np.eye(classes)[:, 1:] - 1 / classes

@@ -4,6 +4,8 @@ from partita.expectations.base import Derivatives, Expectation
 from partita.expectations.common_draws import CommonDraws
 from partita.expectations.deterministic import Analytic, Assignments, GaussHermite, GridQuadrature, root
 from partita.expectations.estimate import Estimate
+from partita.expectations.local_effects import LocalEffects
+from partita.expectations.points import Points
 from partita.expectations.predictors import PredictorQuadrature
 from partita.expectations.regression import Regression
 from partita.expectations.sampled import LocalReparameterisation, MonteCarlo, Sampled
@@ -17,8 +19,10 @@ __all__ = [
     "Expectation",
     "GaussHermite",
     "GridQuadrature",
+    "LocalEffects",
     "LocalReparameterisation",
     "MonteCarlo",
+    "Points",
     "PredictorQuadrature",
     "Regression",
     "Sampled",

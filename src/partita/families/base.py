@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, ClassVar, Protocol, Self, TypeAlias
 
 import equinox as eqx
 import jax
@@ -12,7 +12,9 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Bool, Float, Key, PyTree
 
 from partita.errors import SettingsError
+from partita.families.same import same
 from partita.inputs import check_kind, real_array
+from partita.numerics.arrays import jax_array
 from partita.numerics.compiled import Scalar
 from partita.numerics.trees import all_finite
 
@@ -61,6 +63,10 @@ class Family(eqx.Module):
     A family supplies the abstract methods. Everything else is derived from them, and may be overridden where a closed
     form is faster or more exact. Methods are written for one member; use `jax.vmap` for a batch.
     """
+
+    exponential: ClassVar[bool] = True
+    """Whether posteriors move within one exponential family, so that there are natural gradients, and changes can be
+    damped and multiplied with each other."""
 
     @abc.abstractmethod
     def statistics(self, theta: Theta) -> Mean:
@@ -261,6 +267,11 @@ class Family(eqx.Module):
         """KL(`returned` ‖ this posterior) in nats; None of a family that returns its members as they are."""
         return None
 
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for another visit."""
+        return False
+
     def part(self, name: str) -> "Family | None":
         """Its independent component with this name, if there is one."""
         return None
@@ -279,7 +290,7 @@ class Family(eqx.Module):
 
     def fitting(self, other: Self, name: str) -> Self:
         """The member cast to the dtype of another; it must be proper and have the same family and shape."""
-        _same(other, self)
+        same(other, self)
         if not self.is_proper():
             raise SettingsError(f"The {name} is improper: give it finite natural parameters and positive precision.")
         return jax.tree.map(lambda a, b: a.astype(b.dtype), self, other)
@@ -305,10 +316,10 @@ class Family(eqx.Module):
         return sum(leaf.size for leaf in jax.tree.leaves(self.plain()))
 
     def __mul__(self, other: Self) -> Self:
-        return jax.tree.map(jnp.add, *_same(self, other))
+        return jax.tree.map(jnp.add, *same(self, other))
 
     def __truediv__(self, other: Self) -> Self:
-        return jax.tree.map(jnp.subtract, *_same(self, other))
+        return jax.tree.map(jnp.subtract, *same(self, other))
 
     def __pow__(self, exponent: Scalar) -> Self:
         return jax.tree.map(lambda leaf: leaf * exponent, self.plain())
@@ -350,11 +361,11 @@ def check_start(start: Any) -> None:
 def floating(leaf: Numbers, name: str = "parameters") -> Float[Array, "..."]:
     """The leaf as a floating-point array with a strong dtype; a weak one would cause recompilation."""
     if not isinstance(leaf, jax.Array):
-        leaf = jnp.array(real_array(name, leaf))  # unlike `asarray`, compiles no program for a new shape
-    dtype = jnp.asarray(leaf).dtype
-    if jnp.issubdtype(dtype, jnp.complexfloating):
+        array = real_array(name, leaf)
+        return jax_array(array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float))
+    if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
         raise SettingsError(f"The {name} hold complex numbers where real numbers are needed: take their real parts.")
-    return jnp.asarray(leaf, dtype if jnp.issubdtype(dtype, jnp.floating) else float)
+    return jnp.asarray(leaf, leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else float)
 
 
 def positive(values: Numbers, name: str) -> Float[Array, "..."]:
@@ -379,19 +390,3 @@ def finite(values: Numbers, name: str) -> Float[Array, "..."]:
 
 def _ravel(tree: PyTree) -> Float[Array, " p"]:
     return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-
-
-def _same(first: Any, second: Any) -> tuple[Any, Any]:
-    """Two members, plain; they must be of one family and shape."""
-    if type(first) is not type(second):
-        raise SettingsError(
-            f"A {type(first).__name__} cannot be combined with a {type(second).__name__}: "
-            "use one family for prior and factors."
-        )
-    first, second = first.plain(), second.plain()
-    mine, theirs = ([leaf.shape for leaf in jax.tree.leaves(member)] for member in (first, second))
-    trees: list[Any] = [jax.tree.structure(member) for member in (first, second)]
-    if mine != theirs or trees[0] != trees[1]:
-        kind = type(first).__name__
-        raise SettingsError(f"Two {kind} members of different shape cannot be combined: {mine} and {theirs}.")
-    return first, second

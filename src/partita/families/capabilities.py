@@ -13,6 +13,7 @@ __all__ = [
     "GroupedGaussian",
     "IndependentGaussian",
     "NoisyPredictor",
+    "Pointed",
     "Positive",
     "Probabilities",
     "Projected",
@@ -28,6 +29,14 @@ class Spreading(Sampler, Protocol):
 
     def spread(self, noise: Float[Array, "s d"]) -> Theta:
         """The values of θ, along a leading axis, with these standardised, raveled coordinates."""
+
+
+@runtime_checkable
+class Pointed(Protocol):
+    """A density whose expectations are sums over points."""
+
+    def points(self) -> tuple[Theta, Float[Array, " n"]]:
+        """Values of θ along a leading axis, and their masses, both differentiable in its coordinates."""
 
 
 @runtime_checkable

@@ -69,8 +69,8 @@ class Attendance:
 def attendance(reception: Enrolment, result: Result) -> list[Attendance]:
     """Everybody's part, in the order of federation.toml; others that took part come last."""
     state, refused, skipped = result.state, result.history.last_refused, result.history.last("skipped")
-    told = [name for name, here in zip(state.names, state.here, strict=True) if not here]
-    answers = dict.fromkeys((*reception.federation.clients, *told), 0)
+    asked = [name for name, hosted in zip(state.names, state.hosted, strict=True) if not hosted]
+    answers = dict.fromkeys((*reception.federation.clients, *asked), 0)
     for row in result.history:
         for name in answers.keys() & set(row["clients"]):
             answers[name] += name not in row["refused"]

@@ -38,7 +38,7 @@ except ImportError:
 _YEARS, _AUTHORITY_YEARS = 2, 10
 """The validity in years of the server's certificate, and of the authority's."""
 _BEFORE = datetime.timedelta(days=1)
-"""How long before it is made a certificate is good, for slow clocks: what is wrong with one is told later."""
+"""How long before it is made a certificate is valid, for slow clocks: their error is reported later."""
 _WARNED = datetime.timedelta(days=31)
 """How long before its end a certificate is warned of."""
 _LARGEST = 2000

@@ -33,7 +33,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0
 
 
 def usable(path: Path, federation: Federation, limits: Limits) -> Own:
-    """A client's rows; an `InputError` unless they fit what the federation fits, and may be told of."""
+    """A client's rows; an `InputError` unless they fit the federation's model and its limits on disclosure."""
     begun = beginning(federation)
     own = begun.read(path, path.stem)
     begun.released(own, limits)
@@ -44,12 +44,12 @@ class Client:
     """Answers the stages of round 0 with summaries of its columns, and then tasks."""
 
     def __init__(self, name: str, federation: Federation, path: Path, limits: Limits | None = None) -> None:
-        """Its owner's limits may be others than the federation's."""
+        """Limits are the federation's unless its owner gives stricter ones."""
         self.name, self.federation, self.path = name, federation, path
         self.limits = limits or federation.disclosure
         self._sites: dict[str, ClientEndpoint] = {}
         self._foreseen: Callable[[], Scheme] | None = None
-        """What is agreed on, or will be as far as this client's own rows tell, where nothing is prepared for it yet."""
+        """What is, or will probably be, agreed on, until it has been prepared for."""
 
     def handle(self, message: Message) -> Message:
         """The answer to a message, or an error message that contains no data.
@@ -69,9 +69,9 @@ class Client:
             if message.header.get("kind") == "hello":
                 own, scheme = self._own, self._beginning.restored(agreed)
                 answer = scheme.released(own, self.limits)
-                told = {"rows": own.size, "incomplete": own.incomplete, "answer": answer}
+                sums = {"rows": own.size, "incomplete": own.incomplete, "answer": answer}
                 self._foreseen = lambda: scheme if scheme.complete else scheme.taken([answer])
-                return Message({**about, "kind": "hello", **told}, {})
+                return Message({**about, "kind": "hello", **sums}, {})
             if message.header.get("kind") == "agreed":
                 self._foreseen = lambda: self._beginning.restored(agreed)
                 return Message({**about, "kind": "ack"}, {})
@@ -82,7 +82,7 @@ class Client:
     def prepare(self) -> None:
         """Compiles for the tasks to come, where what is agreed on shows their shapes; called while nothing is asked."""
         foreseen, self._foreseen = self._foreseen, None
-        with contextlib.suppress(Exception):  # which the answer to a task will tell of
+        with contextlib.suppress(Exception):  # the answer to a task will report it
             if foreseen is not None and (scheme := foreseen()).complete:
                 self._endpoint(scheme).prepare()
 
@@ -95,10 +95,10 @@ class Client:
         """How many rows it has."""
         return self._own.size
 
-    def left(self, message: Message) -> int:
-        """How many stages of round 0 are left by what a message says was agreed on."""
+    def stages_left(self, message: Message) -> int:
+        """How many stages of round 0 are left after what a message says is agreed on."""
         agreed: Any = message.header.get("agreed", {})
-        return self._beginning.restored(agreed).left
+        return self._beginning.restored(agreed).stages_left
 
     def tightness(self, message: Message, answer: Message) -> tuple[float, float]:
         """Of a task and its answer: see `ClientEndpoint.tightness`."""
@@ -116,7 +116,7 @@ class Client:
         key = repr(agreed)
         if key not in self._sites:
             scheme = self._beginning.restored(agreed)
-            scheme.released(self._own, self.limits)  # of one that comes late, nothing of its columns was told before
+            scheme.released(self._own, self.limits)  # a late client has disclosed nothing of its columns before
             self._sites = {key: self._endpoint(scheme)}
         return self._sites[key]
 
@@ -127,7 +127,7 @@ class Client:
 
 
 def failed(name: str, message: Message, error: Exception) -> Message:
-    """What the server is told of a message that could not be answered; the whole error is in the client's own log."""
+    """The reply to a message that could not be answered; the full error is only in the client's own log."""
     _LOG.warning("%s: %s: %s", name, type(error).__name__, error)
     public = error.public if isinstance(error, InputError) else None
     about = {"name": name, "task": str(message.header.get("task", ""))}
@@ -143,9 +143,9 @@ def attend(
 ) -> None:
     """Answers the server's messages until it is interrupted.
 
-    A server that cannot be reached is tried again, after pauses that grow; what is said of it is said once. So is a
-    message that cannot be answered since a disk is full. An answer is handed in again until the server has it. `idle`
-    is called when there is nothing to do.
+    A server that cannot be reached is tried again after growing pauses, and the reason is printed once. The same goes
+    for a message that cannot be answered because a disk is full. An answer is sent again until the server has it.
+    `idle` is called when there is nothing to do.
     """
     pause, said, connected = _FIRST_PAUSE, "", False
     letter: Letter | None = None
@@ -165,7 +165,7 @@ def attend(
             said = ""
             idle()
         except (UnreachableError, DiskError) as error:
-            connected = letter is not None and answer is None  # it is not the link, but the answer, that fails
+            connected = letter is not None and answer is None  # the answer fails, not the link
             if str(error) != said:
                 say(f"{str(error).removesuffix('.')}; the client goes on trying.")
             said = str(error)

@@ -1,4 +1,4 @@
-"""The server's clock for how long clients are silent: it does not run while the process itself is stopped."""
+"""The server's clock for the silence of clients, which stands still while the server's process is suspended."""
 
 import threading
 import time
@@ -7,11 +7,11 @@ from collections.abc import Callable
 __all__ = ["awake"]
 
 _PAUSE = 10.0
-"""Seconds between two looks at the clock after which the process has been stopped: it looks about once a second."""
+"""Seconds between two readings beyond which the process was suspended: it reads the clock about once a second."""
 
 
 def awake(clock: Callable[[], float] = time.monotonic) -> Callable[[], float]:
-    """A clock that leaves out when nobody looks at it for long, as while a machine sleeps.
+    """A clock that leaves out long gaps between readings, as while a machine sleeps.
 
     Otherwise every client would count as away, and every task as late, the moment the server goes on.
     """

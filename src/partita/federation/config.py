@@ -137,7 +137,7 @@ class Federation:
     run: Run = Run()
     admission: Bounds = Bounds()
     disclosure: Limits = Limits()
-    """What no client tells of in round 0; an owner may ask for more rows."""
+    """Limits on what a client discloses in round 0; its owner may set stricter ones."""
     server: Server = Server()
     seed: int = 0
 

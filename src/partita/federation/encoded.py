@@ -20,7 +20,7 @@ from partita.families import Family
 from partita.federation import rows
 from partita.federation.config import CONFIG_FILE, Data, Federation
 from partita.federation.grid import printed
-from partita.federation.scheme import Answer, Own, Row, Scheme, Sizes, told
+from partita.federation.scheme import Answer, Own, Row, Scheme, Sizes, naming_response
 from partita.models import Model
 from partita.results.posterior import Posterior
 from partita.server.method import Method
@@ -55,7 +55,7 @@ class Encoded(Scheme):
     encoding: Encoding | None = None
 
     @property
-    def left(self) -> int:
+    def stages_left(self) -> int:
         return int(self.encoding is None)
 
     @property
@@ -65,7 +65,7 @@ class Encoded(Scheme):
     def read(self, path: Path, name: str) -> Own:
         frame = rows.read(path, self._data)
         own = federated([frame])
-        with told(self._data.response):
+        with naming_response(self._data.response):
             self.federation.built_model(len(own.names)).check(own.encode(frame))
         return Own(frame, frame.size)
 
@@ -118,7 +118,7 @@ class Encoded(Scheme):
 
     def table(self, own: Own) -> Table:
         table = self._agreed.encode(own.rows)
-        with told(self._data.response):
+        with naming_response(self._data.response):
             self.model().check(table)
         return table
 

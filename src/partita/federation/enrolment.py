@@ -29,7 +29,7 @@ _UNFIT, _GONE = "incompatible", "gone"
 _SAID = {_UNFIT: "does not fit: ", _GONE: ""}
 """How a sentence about that client goes on, before the reason."""
 _FAR = 10.0
-"""Sds from the medians of all beyond which a client is spoken of, though none is refused for it."""
+"""Sds from the medians of all beyond which a warning names the client, which is not refused for it."""
 _MOST_ROWS = 2**53
 """The largest number of rows: exact as integer and as float."""
 _LEFT = "did not answer while clients agreed on the design, so that the others went on without it"
@@ -108,7 +108,7 @@ class Enrolment:
                 self._ask[name] = self.link.now() + RETRY_SECONDS
 
     def welcome(self, letter: Delivery) -> None:
-        """Takes a client's answer if it fits; otherwise logs the reason and tells the client."""
+        """Takes a client's answer if it fits; otherwise logs the reason and notifies the client."""
         name, message = letter.name, letter.message or Message({"reason": letter.reason}, {})
         strange = letter.message is not None and message.words("task", "") != self._task(name)
         if name not in self._awaited() or message.header.get("kind") == "ack" or strange:
@@ -155,7 +155,7 @@ class Enrolment:
         self._keep()
 
     def _agreed_with(self, name: str) -> dict[str, Any]:
-        """What a client is told that was agreed on so far."""
+        """What was agreed on so far, as it is sent to a client."""
         return self._doubted[name].agreed if name in self._doubted else self.scheme.to_dict()
 
     def _awaited(self) -> list[str]:
@@ -205,7 +205,7 @@ class Enrolment:
         self._refuse(name, event, reason)
 
     def _refuse(self, name: str, event: str, reason: str) -> None:
-        """Logs why a client stays out and tells it, once; later it is invited again."""
+        """Logs why a client stays out and notifies it, once; later it is invited again."""
         reason = sanitise(reason)
         said = _SAID[event] + reason
         self._why[name] = event, reason

@@ -19,14 +19,16 @@ __all__ = ["Guard", "agreed_visits"]
 
 _PRIVATE = 0o600
 _AGAIN = 2
-"""How many times as many visits a client answers as a run has rounds, since what fails is asked again."""
+"""How many visits a client answers for each round of a run, since failed ones are repeated."""
+_SENT = 3
+"""How many times a client sends sums of a stage of round 0, since their differences tell of fewer rows than they do."""
 _QUESTIONS = 20
 """How many questions about expected log-likelihoods it answers for each of these visits."""
 _TIGHTER = 1000.0
 """How many times as precise a posterior may be as the client's own factor, for its share of all rows."""
 _LEAST_SHARE = 1e-5
 _REMEMBERED = 500
-"""How many messages are known again, so that one that comes twice is not counted twice."""
+"""How many messages are remembered, so that a repeated one is not counted twice."""
 _ANEW = "for a new run its owner starts it once with --anew"
 
 
@@ -37,7 +39,7 @@ class _Answered:
     encoding: str = ""
     """The digest of the encoding that was first accepted."""
     stages: tuple[str, ...] = ()
-    """How many stages of round 0 were left, with the digest of what was agreed on, whenever its sums were told."""
+    """Each stage whose sums were sent: how many stages were left, and the digest of what was agreed on."""
     visits: int = 0
     questions: int = 0
     share: float = 0.0
@@ -49,15 +51,15 @@ class _Answered:
 
 
 class Guard:
-    """Judges every message before it is answered, and every answer before it leaves; keeps account in a file."""
+    """Checks every message before it is answered and every answer before it leaves; keeps an account in a file."""
 
     def __init__(
         self, federation: Federation, path: Path | None = None, visits: int | None = None, anew: bool = False
     ) -> None:
         self.path = path
         self.visits = agreed_visits(federation) if visits is None else visits
-        self._clients = len(federation.clients)
-        """How often a stage may come: whenever all begin again, one of them is lost."""
+        self._times = min(len(federation.clients), _SENT)
+        """How often sums of a stage are sent: whenever round 0 begins again, a client has been lost."""
         self.answered = _Answered()
         if path is not None and anew:
             path.unlink(missing_ok=True)
@@ -78,9 +80,9 @@ class Guard:
             if stage in known.stages or _digest(agreed) == known.encoding:
                 return
             if known.encoding:
-                raise _refused(f"has agreed on an encoding already, and tells no other sums; {_ANEW}")
-            if sum(told.partition(".")[0] == stage.partition(".")[0] for told in known.stages) >= self._clients:
-                raise _refused(f"has told these sums {self._clients} times, and does not tell them again; {_ANEW}")
+                raise _refused(f"has agreed on an encoding already, and sends no other sums; {_ANEW}")
+            if sum(sent.partition(".")[0] == stage.partition(".")[0] for sent in known.stages) >= self._times:
+                raise _refused(f"has sent these sums {self._times} times, and does not send them again; {_ANEW}")
             return
         if known.encoding not in ("", _digest(agreed)):
             raise _refused(f"has accepted another encoding, and refuses a second; {_ANEW}")
@@ -91,14 +93,14 @@ class Guard:
         if kind in (ELL, ESTIMATE) and known.questions >= _QUESTIONS * self.visits:
             raise _refused(f"has answered {known.questions} questions, as many as its visits allow")
 
-    def told(self, message: Message, left: int) -> None:
-        """Takes account of sums of round 0, before they leave."""
+    def record(self, message: Message, left: int) -> None:
+        """Records sums of round 0 before they leave."""
         known, stage = self.answered, _stage(message, left)
         if stage not in known.stages and _digest(message.header.get("agreed", {})) != known.encoding:
             self._keep(dataclasses.replace(known, stages=(*known.stages, stage)))
 
     def release(self, message: Message, precision: float, own: float) -> None:
-        """Takes account of an answer, before it leaves; an `InputError` where it must not.
+        """Records an answer before it leaves; an `InputError` where it must not.
 
         Args:
             message: What is answered.
@@ -111,7 +113,7 @@ class Guard:
         share = known.share or (float(claimed) if isinstance(claimed, int | float) and 0 < claimed <= 1 else 0.0)
         largest = max(known.precision, own)
         if largest and precision > _TIGHTER * largest / max(share, _LEAST_SHARE):
-            raise _refused("was sent a posterior much tighter than this run's can be, and tells nothing at it")
+            raise _refused("was sent a posterior much tighter than this run's can be, and does not answer at it")
         digest = _digest_of(message)
         new = digest not in known.messages
         self._keep(

@@ -16,7 +16,7 @@ __all__ = ["Guarded", "Owner", "guarded", "log_of"]
 
 
 class Guarded:
-    """Answers messages as its client does, as far as the guard lets it."""
+    """Answers messages as its client does, where the guard allows it."""
 
     def __init__(self, client: Client, guard: Guard, log: SentLog) -> None:
         self.client, self.guard, self.log = client, guard, log
@@ -24,7 +24,7 @@ class Guarded:
     def handle(self, message: Message) -> Message:
         """The answer to a message, which may leave, or an error message that contains no data.
 
-        A `DiskError` where account of it cannot be kept, or the log not be written: then nothing leaves.
+        A `DiskError` where the account or the log cannot be written: then nothing leaves.
         """
         try:
             answer = self._released(message)
@@ -38,11 +38,11 @@ class Guarded:
     def _released(self, message: Message) -> Message:
         """The client's answer; raises where the guard refuses."""
         if message.header.get("digest") == self.client.federation.digest:
-            self.guard.check(message, self.client.left)
+            self.guard.check(message, self.client.stages_left)
         answer = self.client.handle(message)
         kind = answer.header.get("kind")
         if kind == "hello":
-            self.guard.told(message, self.client.left(message))
+            self.guard.record(message, self.client.stages_left(message))
         elif kind in ("update", ELL, ESTIMATE):
             precision, own = self.client.tightness(message, answer)
             self.guard.release(message, precision, max(own, self.client.rows))
@@ -53,22 +53,22 @@ class Owner(NamedTuple):
     """What a client's owner has decided."""
 
     limits: Limits | None = None
-    """What is told of; the federation's where this is None."""
+    """Limits on disclosure; the federation's where this is None."""
     visits: int | None = None
-    """How many tasks of a run it answers; as many as are agreed on where this is None."""
+    """How many tasks of a run it answers; the federation's number where this is None."""
     log: Path | None = None
-    """Where it is said what has left; beside the data where this is None."""
+    """The log of what was sent; beside the data where this is None."""
     anew: bool = False
     """Whether a new run begins, and what was answered before is forgotten."""
 
 
 def guarded(folder: Path, federation: Federation, name: str, data: Path, owner: Owner) -> Guarded:
-    """The client of this name in its folder, with account of its answers there, and a log beside its data."""
+    """The client of this name in its folder, with its account of answers there, and a log beside its data."""
     guard = Guard(federation, folder / f"answered-{name}.json", owner.visits, owner.anew)
     log = SentLog(owner.log or log_of(data, name), f"{federation.name} at {federation.server.address}")
     return Guarded(Client(name, federation, data, owner.limits), guard, log)
 
 
 def log_of(data: Path, name: str) -> Path:
-    """Where the log is, unless its owner says another place: beside the data."""
+    """The log's default place: beside the data."""
     return data.with_name(f"{data.name}.sent-by-{name}.log")

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.engines.remote import Transport
+from partita.errors import FederationError
 from partita.federation.config import Federation, shared_folder
 from partita.federation.credentials import was_revoked
 from partita.federation.link import Link
+from partita.io.watched import Watched
 from partita.storage.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -51,10 +53,12 @@ def reader(folder: Path, name: str) -> "Reader":
 def listen(folder: Path, federation: Federation, ledger: Ledger) -> Iterator[Transport]:
     """The server's link to its clients, at its one port or in its folder; who has enrolled may still be on its way."""
     public = {name: folder / "keys" / f"{name}.pub" for name in federation.clients}
-    known = {name: path for name, path in public.items() if path.exists() or not was_revoked(folder, name)}
+    for name, path in public.items():
+        if not path.exists() and not was_revoked(folder, name):
+            raise FederationError(f"There is no {path}: make the clients' keys with `partita federation credentials`.")
     shared = shared_folder(federation.server.address)
     if shared is not None:
-        with _mailbox(folder, shared, known, ledger) as mailbox:
+        with _mailbox(folder, shared, public, ledger) as mailbox:
             yield mailbox
             return
     enrolled = list((ledger.said("roster") or {}).get("rows", {}))
@@ -64,7 +68,7 @@ def listen(folder: Path, federation: Federation, ledger: Ledger) -> Iterator[Tra
     from partita.federation.flower.signature import Keyring, steady
 
     now = steady()
-    keys = Keyring(known, now)
+    keys = Keyring(public, now)
     office = Office(keys.keys, enrolled, federation.run.deadline)
     with (
         contextlib.closing(listening(federation.server.address)) as listener,
@@ -74,7 +78,7 @@ def listen(folder: Path, federation: Federation, ledger: Ledger) -> Iterator[Tra
 
 
 @contextlib.contextmanager
-def _mailbox(folder: Path, shared: Path, known: Mapping[str, Path], ledger: Ledger) -> Iterator[Transport]:
+def _mailbox(folder: Path, shared: Path, public: Mapping[str, Path], ledger: Ledger) -> Iterator[Transport]:
     """Letters stay where a server is interrupted, since it may go on; a run that has ended leaves none."""
     from partita.federation.certificates import SERVER_KEY, private_key, public_key
     from partita.federation.mailbox.envelope import Correspondent
@@ -82,7 +86,11 @@ def _mailbox(folder: Path, shared: Path, known: Mapping[str, Path], ledger: Ledg
     from partita.federation.mailbox.shared import Shared
 
     key = private_key(folder / SERVER_KEY)
-    clients = {name: Correspondent(SERVER, name, key, public_key(path)) for name, path in known.items()}
-    mailbox = Mailbox(Shared(shared), clients, ledger)
+
+    def known() -> dict[str, Correspondent]:
+        found = {name: path for name, path in public.items() if path.exists()}
+        return {name: Correspondent(SERVER, name, key, public_key(path)) for name, path in found.items()}
+
+    mailbox = Mailbox(Shared(shared), Watched(known, list(public.values())), ledger)
     yield mailbox
     mailbox.close()

@@ -33,7 +33,7 @@ class _Shown:
 
 
 def preview(federation: Federation, client: Client, visits: int | None) -> Iterator[str]:
-    """Lines that say what the client would send to the server if it were alone; nothing leaves.
+    """Lines about what the client would send to the server if it were alone; nothing leaves.
 
     What others send changes which levels and knots there are, and so the sizes of later messages.
     """
@@ -49,7 +49,8 @@ def preview(federation: Federation, client: Client, visits: int | None) -> Itera
         rest = [f"- What follows depends on the other clients: alone, {error}"]
     yield from (f"- {words}" for words in shown.words)
     yield from rest
-    yield f"It tells of {limits.rows} rows or more (--least-rows), in cells of {limits.cell} or more (--least-cell)."
+    least = f"of at least {limits.rows} rows (--least-rows), in cells of at least {limits.cell} (--least-cell)"
+    yield f"It sends sums {least}."
     most = agreed_visits(federation) if visits is None else visits
     numbers = f", with {most * shown.numbers:,} numbers about {client.rows:,} rows" if shown.numbers else ""
     yield f"It answers {most} tasks at most{numbers} (--visits). Nothing has left, and no row ever does."

@@ -13,7 +13,7 @@ from partita.data.table import OffsetTable, Table
 from partita.errors import DataError, FederationError, InputError
 from partita.families import Family
 from partita.federation.config import CONFIG_FILE, Federation
-from partita.federation.scheme import PRIVATE_ERROR, Answer, Own, Row, Scheme, Sizes, told
+from partita.federation.scheme import PRIVATE_ERROR, Answer, Own, Row, Scheme, Sizes, naming_response
 from partita.models import Model
 from partita.models.prior import OutsidePrior
 from partita.server.method import Method
@@ -43,8 +43,8 @@ class Regression(Scheme):
         return cls(federation, federation.fit.begun)
 
     @property
-    def left(self) -> int:
-        return self.agreement.left
+    def stages_left(self) -> int:
+        return self.agreement.stages_left
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ class Regression(Scheme):
             (site,) = sites_of(frame, self._settings.columns, None, self._settings.optional)
             site = site._replace(name=name)
             self._settings.row_weights(site)
-            with told(self._formula.response.text):
+            with naming_response(self._formula.response.text):
                 self._settings.check_response(site)
             self.agreement.answer(site)
         except InputError as error:
@@ -107,7 +107,7 @@ class Regression(Scheme):
 
     def table(self, own: Own) -> Table | OffsetTable:
         table = self._spec.table(own.rows)
-        with told(self._formula.response.text):
+        with naming_response(self._formula.response.text):
             self.model().check(table)
         return table
 

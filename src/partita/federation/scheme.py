@@ -18,7 +18,7 @@ from partita.models.prior import OutsidePrior
 from partita.server.method import Method
 from partita.server.run import Result
 
-__all__ = ["PRIVATE_ERROR", "Answer", "Own", "Row", "Scheme", "Sizes", "told"]
+__all__ = ["PRIVATE_ERROR", "Answer", "Own", "Row", "Scheme", "Sizes", "naming_response"]
 
 Answer = Mapping[str, Any]
 """What a client sends before the first task: counts and sums as lists, texts and numbers."""
@@ -47,13 +47,13 @@ class Scheme(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def left(self) -> int:
-        """How many stages are left in which something is agreed on."""
+    def stages_left(self) -> int:
+        """How many stages of round 0 are left."""
 
     @property
     def complete(self) -> bool:
         """Whether nothing is left to agree on."""
-        return self.left == 0
+        return self.stages_left == 0
 
     @property
     @abc.abstractmethod
@@ -69,7 +69,7 @@ class Scheme(abc.ABC):
         """What a client sends next; an `InputError` where its rows do not fit what was agreed on."""
 
     def released(self, own: Own, limits: Limits) -> Answer:
-        """What a client sends next, as far as its owner lets it leave; an `InputError` where that is not all."""
+        """What a client sends next, with small counts merged; an `InputError` where the owner's limits forbid it."""
         return limits.released(own.size, lambda: self.numbers(own), lambda: self.answer(own))
 
     @abc.abstractmethod
@@ -86,7 +86,7 @@ class Scheme(abc.ABC):
 
     @abc.abstractmethod
     def outlying(self, answers: Mapping[str, Answer], bound: float) -> dict[str, str]:
-        """The clients whose means or sds lie beyond a bound from the medians of all, and why; 0 is no bound."""
+        """Clients whose means or sds are further from the medians of all than a bound, and why; 0 is no bound."""
 
     @abc.abstractmethod
     def imputed(self, answer: Answer, rows: int) -> dict[str, int]:
@@ -118,7 +118,7 @@ class Scheme(abc.ABC):
 
     @abc.abstractmethod
     def prior(self) -> Family | OutsidePrior:
-        """The prior, a member of q's family, or one outside whose base is."""
+        """The prior: a member of q's family, or an `OutsidePrior` with a base in it."""
 
     @abc.abstractmethod
     def method(self) -> Method:
@@ -142,8 +142,8 @@ class Scheme(abc.ABC):
 
 
 @contextlib.contextmanager
-def told(response: str) -> Iterator[None]:
-    """Names the response where the model does not take it; the server is told what the model needs, and no value."""
+def naming_response(response: str) -> Iterator[None]:
+    """Names the response in errors of the model; the server gets what the model needs, and no value."""
     try:
         yield
     except InputError as error:

@@ -1,4 +1,4 @@
-"""What leaves a client, in words and sizes, and the log of it beside the data."""
+"""Descriptions of what leaves a client, and the log of them beside the data."""
 
 import datetime
 import hashlib
@@ -14,15 +14,15 @@ from partita.io.wire import Message, pack, sanitise
 __all__ = ["SentLog", "in_words"]
 
 _LARGEST = 2**23
-"""The size of the log in bytes at which it is put aside, under the next number."""
+"""The size of the log in bytes beyond which it is rotated, under the next number."""
 _MOST_EMPTY = 1000
-"""How many lines a process writes of what tells nothing of its rows, such as errors."""
+"""How many lines a process writes for messages without information about rows, such as errors."""
 _FEW = 12
 """The most levels that are named."""
 
 
 def in_words(message: Message) -> str:
-    """What a message of a client holds: its kind, its size as it is packed, and what each part tells."""
+    """A description of a client's message: its kind, its packed size, and what each part contains."""
     kind = str(message.header.get("kind"))
     described = "; ".join(_PARTS.get(kind, _other)(message))
     return sanitise(f"{_NAMES.get(kind, kind)}, {len(pack(message)):,} bytes: {described}", 4000)
@@ -80,10 +80,10 @@ _PARTS: dict[str, Callable[[Message], Iterator[str]]] = {
 
 
 class SentLog:
-    """A line for everything that leaves: when, to whom, and what. It is written first, and what cannot be stays.
+    """A line for every message that leaves: when, to whom, and what. Without its line a message does not leave.
 
-    Nothing of it is ever removed, whatever a server sends: how often a client tells of its rows is bounded by its
-    guard, what leaves again has no second line, and of what tells nothing of its rows there are few lines.
+    Lines are never removed. A server cannot fill the disk with them: the guard bounds how often a client sends numbers
+    about its rows, a repeated message has no second line, and the number of lines about other messages is bounded.
     """
 
     def __init__(self, path: Path, to: str) -> None:
@@ -93,14 +93,14 @@ class SentLog:
     def add(self, message: Message) -> None:
         """Writes a line; a `DiskError` if it cannot be written."""
         words = in_words(message)
-        telling = message.header.get("kind") in _NAMES
-        known = hashlib.sha256(pack(message)).hexdigest() if telling else words
-        if known in self._written or (not telling and self._empty >= _MOST_EMPTY):
+        about_rows = message.header.get("kind") in _NAMES
+        known = hashlib.sha256(pack(message)).hexdigest() if about_rows else words
+        if known in self._written or (not about_rows and self._empty >= _MOST_EMPTY):
             return
         when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         self._write(f"{when}  to {self.to}  {words}\n".encode())
         self._written.add(known)
-        self._empty += not telling
+        self._empty += not about_rows
 
     def _write(self, line: bytes) -> None:
         try:

@@ -52,7 +52,7 @@ def keep_programs(folder: str | os.PathLike[str], megabytes: int = _MEGABYTES) -
     """Keeps what this process compiles from now on in a folder, and takes from there what others have compiled.
 
     Several processes may do so at a time. Whoever can write to the folder can have programs run, so a folder that is
-    not the user's own is refused. The oldest programs go when there are too many.
+    not the user's own is refused. The oldest programs are deleted when there are too many.
 
     Args:
         folder: where they are kept; it is made if it is not there.
@@ -83,7 +83,7 @@ def keep_programs(folder: str | os.PathLike[str], megabytes: int = _MEGABYTES) -
 
 
 def _check_own(folder: Path) -> None:
-    """Raises an `InputError` where somebody else can write to a folder, as far as the system tells."""
+    """Raises an `InputError` where somebody else can write to a folder, as far as its mode shows."""
     about = folder.stat()
     theirs = hasattr(os, "geteuid") and about.st_uid != os.geteuid()
     if theirs or (os.name == "posix" and about.st_mode & _WRITTEN_BY_OTHERS):

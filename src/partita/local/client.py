@@ -3,7 +3,8 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self
 
 import equinox as eqx
 import jax
@@ -32,6 +33,7 @@ __all__ = [
     "Info",
     "Recipe",
     "Reply",
+    "Visit",
     "VisitSpec",
     "answer",
     "assign",
@@ -149,38 +151,36 @@ class VisitSpec(eqx.Module):
     trust_region: Float[Array, ""]
 
 
-def client_update(
-    recipe: Recipe,
-    prior: Family,
-    q: Family,
-    factor: Factor,
-    shard: Shard,
-    share: float,
-    key: Key[Array, ""],
-    hyper: Hyper | None = None,
-) -> Reply:
+class Visit(NamedTuple):
+    """What a client's update depends on beside the recipe."""
+
+    prior: Family
+    q: Family
+    factor: Factor
+    shard: Shard
+    share: float
+    """The client's part of all rows."""
+    key: Key[Array, ""]
+    hyper: Hyper = MappingProxyType({})
+
+
+def client_update(recipe: Recipe, visit: Visit) -> Reply:
     """Updates a client's factor by maximising its local free energy (`eq:vfe`).
 
     Two compiled programs, so that the expensive one (the solver) is shared by all methods.
     """
-    hyper = hyper or {}
-    assignment = assign(recipe, prior, q, factor, share, hyper)
-    return answer(recipe.model, recipe.solver, assignment, q, shard, key, likelihood_hyper(hyper))
+    return answer(*_solved_with(recipe, visit))
 
 
-def prepare_update(
-    recipe: Recipe,
-    prior: Family,
-    q: Family,
-    factor: Factor,
-    shard: Shard,
-    share: float,
-    key: Key[Array, ""],
-    hyper: Hyper,
-) -> None:
-    """Compiles what an update with arguments of these shapes takes, and computes nothing that is costly."""
-    assignment = assign(recipe, prior, q, factor, share, hyper)
-    answer.compile(recipe.model, recipe.solver, assignment, q, shard, key, likelihood_hyper(hyper))
+def prepare_update(recipe: Recipe, visit: Visit) -> None:
+    """Compiles an update with arguments of these shapes, and computes nothing that is costly."""
+    answer.compile(*_solved_with(recipe, visit))
+
+
+def _solved_with(recipe: Recipe, visit: Visit) -> tuple[Model, Solver, VisitSpec, Family, Shard, Key[Array, ""], Hyper]:
+    """The arguments of `answer`."""
+    assignment = assign(recipe, visit.prior, visit.q, visit.factor, visit.share, dict(visit.hyper))
+    return recipe.model, recipe.solver, assignment, visit.q, visit.shard, visit.key, likelihood_hyper(visit.hyper)
 
 
 @Compiled

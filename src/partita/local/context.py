@@ -1,4 +1,4 @@
-"""Against what is a client's answer formed? Together with the weight w this is all that tells methods apart."""
+"""Against what is a client's answer formed? Together with the weight w this is all in which methods differ."""
 
 import abc
 from typing import ClassVar

@@ -83,7 +83,7 @@ class InFamily(LocalFactors[Family]):
         return q * jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), change), factors * change
 
 
-class _Rows(NamedTuple):
+class _RowFactors(NamedTuple):
     """Factors exp(shift·f − precision·f²/2) · (start / context)^share of rows with a predictor f = xᵀθ."""
 
     shift: Float[Array, "l s"]
@@ -91,28 +91,30 @@ class _Rows(NamedTuple):
     share: Float[Array, "l s"]
 
 
-class InPredictor(LocalFactors[_Rows]):
+class InPredictor(LocalFactors[_RowFactors]):
     """Three numbers a row, for generalised linear models and a Gaussian with full covariance.
 
     The factor of a row is a Gaussian in its predictor f: two numbers, whatever the number of parameters. The third is
     how much of the factor from before the visit is still this row's. The factor of a group is the product of its rows'.
     """
 
-    def begin(self, problem: Problem, shares: Float[Array, "l s"]) -> _Rows:
+    def begin(self, problem: Problem, shares: Float[Array, "l s"]) -> _RowFactors:
         q = linear_start(problem, "A factor in the predictor", "use InFamily()")
         if q.independent_groups > 1:
             raise SettingsError(
                 f"The factor of a row is no function of its predictor in a {type(q).__name__}, whose parameters are "
                 "independent: use InFamily(), or a FullGaussian as the prior."
             )
-        return _Rows(jnp.zeros_like(shares), jnp.zeros_like(shares), shares)
+        return _RowFactors(jnp.zeros_like(shares), jnp.zeros_like(shares), shares)
 
     def updated(
-        self, problem: Problem, q: Family, factors: _Rows, damping: Scalar, key: Key[Array, ""]
-    ) -> tuple[Family, _Rows]:
+        self, problem: Problem, q: Family, factors: _RowFactors, damping: Scalar, key: Key[Array, ""]
+    ) -> tuple[Family, _RowFactors]:
         data, held, weights = _in_one_axis((problem.shard.data, factors, problem.shard.weights), 2)
         mean, variance = gaussian(q).project(data.x)
-        target = _Rows(*_target(problem.model, mean, variance, data, problem.weight * weights), jnp.zeros_like(mean))
+        target = _RowFactors(
+            *_target(problem.model, mean, variance, data, problem.weight * weights), jnp.zeros_like(mean)
+        )
         change = jax.tree.map(lambda a, b: damping * (a - b), target, held)
         return _moved(problem, q, data, change), _added(factors, change)
 
@@ -120,8 +122,8 @@ class InPredictor(LocalFactors[_Rows]):
         return _TOGETHER if rows == 1 else 1
 
     def in_turn(
-        self, problem: Problem, q: Family, factors: _Rows, damping: Scalar, key: Key[Array, ""]
-    ) -> tuple[Family, _Rows]:
+        self, problem: Problem, q: Family, factors: _RowFactors, damping: Scalar, key: Key[Array, ""]
+    ) -> tuple[Family, _RowFactors]:
         """Rows one by one by rank-one changes of q, seen in the predictors of the rows that are still to come.
 
         What a row asks of q is the mean and the variance of its predictor, and what its new factor changes of those of
@@ -148,7 +150,7 @@ class InPredictor(LocalFactors[_Rows]):
         sites = jnp.column_stack([held.shift, held.precision])
         joint = jnp.column_stack(gaussian(q).predictors(data.x))
         changes = jax.lax.scan(row, joint, (data, sites, weights), unroll=_UNROLLED)[1]
-        change = _Rows(changes[:, 0], changes[:, 1], -damping * held.share)
+        change = _RowFactors(changes[:, 0], changes[:, 1], -damping * held.share)
         return _moved(problem, q, data, change), _added(factors, change)
 
 
@@ -166,7 +168,7 @@ def _target(
     return weights * slopes.mean + precision * mean, precision
 
 
-def _moved(problem: Problem, q: Family, data: PyTree, change: _Rows) -> Family:
+def _moved(problem: Problem, q: Family, data: PyTree, change: _RowFactors) -> Family:
     """q after these changes of factors."""
     like = gaussian(q)
     before = (problem.start / problem.context.natural) ** jnp.sum(change.share)
@@ -176,5 +178,5 @@ def _moved(problem: Problem, q: Family, data: PyTree, change: _Rows) -> Family:
     return q * before * moved
 
 
-def _added(factors: _Rows, change: _Rows) -> _Rows:
+def _added(factors: _RowFactors, change: _RowFactors) -> _RowFactors:
     return jax.tree.map(lambda a, b: a + b.reshape(a.shape), factors, change)

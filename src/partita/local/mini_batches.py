@@ -18,6 +18,7 @@ def with_random_rows(problem: Problem, size: int | None, key: Key[Array, ""]) ->
     """
     if size is None:
         return problem
+    problem.check_independent("A mini-batch")
     shard = problem.shard
     chosen = jax.random.randint(jax.random.fold_in(key, 1), (size,), 0, shard.rows)
     weights = shard.weights[chosen] * (shard.rows / size).astype(shard.weights.dtype)

@@ -7,6 +7,7 @@ import jax
 from jaxtyping import Array, Bool, Float, Key
 
 from partita.data.shard import Shard
+from partita.errors import SettingsError
 from partita.families.base import Family
 from partita.families.factor import Factor
 from partita.models import Model
@@ -29,6 +30,14 @@ class Problem(eqx.Module):
     trust_region: Float[Array, ""]
     free: tuple[bool, ...] | None = eqx.field(static=True, default=None)
     """For each leaf of q whether it may change; None if all may. See `Blockwise`."""
+
+    def check_independent(self, who: str) -> None:
+        """Raises a `SettingsError` where a solver takes rows apart that are not independent given θ."""
+        if not self.model.independent_rows:
+            raise SettingsError(
+                f"{who} takes rows one by one, but those of a {type(self.model).__name__} share variables of their "
+                "group: use FixedPoint, Gradient or LBFGS on all rows."
+            )
 
     def ell(self, q: Family, key: Key[Array, ""]) -> Float[Array, ""]:
         """w · E_q[log p(y | θ)]."""

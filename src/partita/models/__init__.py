@@ -8,6 +8,7 @@ from partita.models.glm import (
     PoissonRegression,
     ProbitRegression,
 )
+from partita.models.group_effects import GroupEffects
 from partita.models.mixture import GaussianMixture
 from partita.models.network import Network, NetworkClassifier, NetworkRegressor
 from partita.models.unknown_noise import UnknownNoiseRegression
@@ -15,6 +16,7 @@ from partita.models.unknown_noise import UnknownNoiseRegression
 __all__ = [
     "GaussianMixture",
     "GeneralisedLinear",
+    "GroupEffects",
     "LinearRegression",
     "LogDensity",
     "LogisticRegression",

@@ -32,6 +32,9 @@ class Model(eqx.Module):
     predicts_classes: ClassVar[bool] = False
     """Whether the response is the probability of a class."""
 
+    independent_rows: ClassVar[bool] = True
+    """Whether rows are independent given θ, so that they may be taken one by one."""
+
     @abc.abstractmethod
     def log_density(self, theta: Theta, datum: PyTree) -> Float[Array, ""]:
         """The log density log p(y_n | θ) of one row."""

@@ -159,9 +159,9 @@ class PoissonRegression(GeneralisedLinear):
         y = np.asarray(data.y)
         check_values(y, (y >= 0) & (y == np.round(y)), "counts are whole numbers from 0 up")
         kind = y.dtype if y.dtype.kind == "f" else np.dtype(float)
-        told = float(jnp.finfo(kind).eps) * y * np.log1p(y) < 1
+        exact = float(jnp.finfo(kind).eps) * y * np.log1p(y) < 1
         large = f"this count is too large for {kind}, which rounds its log density by a nat: model its logarithm"
-        check_values(y, told, large)
+        check_values(y, exact, large)
 
     def log_link_density(self, f: Float[Array, "*#k"], y: Real[Array, "*#k"]) -> Float[Array, "*#k"]:
         return y * f - jnp.exp(f) - jsp.special.gammaln(y + 1)

@@ -13,8 +13,8 @@ def random_order(key: Key[Array, ""], length: int) -> Int[Array, " n"]:
     """0, …, length − 1 in a pseudo-random order, by a Feistel cipher of the places.
 
     Sorting random numbers, as `jax.random.permutation` does, takes longer than all else in a pass over many rows. The
-    cipher permutes the numbers of as many bits as `length` needs; what it takes beyond the last place is enciphered
-    again until it is a place.
+    cipher permutes all numbers with as many bits as `length` needs; one that is `length` or more is enciphered again
+    until it is below.
     """
     bits = max(length - 1, 3).bit_length()
     low = bits // 2

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
 
-__all__ = ["Column", "Rows"]
+__all__ = ["Column", "HistoryRows"]
 
 _CODES = {float: "d", int: "q"}
 _INTEGERS = 2**63
@@ -56,7 +56,7 @@ def _kept(value: Any, known: dict[Any, Any]) -> Any:
     return copy.copy(value)
 
 
-class Rows(Sequence[dict[str, Any]]):
+class HistoryRows(Sequence[dict[str, Any]]):
     """The rows, each made when it is asked for."""
 
     def __init__(self) -> None:

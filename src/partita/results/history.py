@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from partita.errors import InputError, unknown
-from partita.results.columns import Rows
+from partita.results.columns import HistoryRows
 
 __all__ = ["History", "with_error"]
 
@@ -27,7 +27,7 @@ class History:
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]] = ()) -> None:
-        self.rows = Rows()
+        self.rows = HistoryRows()
         """The rows, each a dict that is made when it is asked for: a step takes a few hundred bytes."""
         for row in rows:
             self.append(row)

@@ -17,7 +17,7 @@ __all__ = ["MAX_COLUMNS", "MeanFieldCheck", "grouped", "independence", "ratios"]
 MAX_COLUMNS = 2_500
 """The largest number of columns whose full covariance is looked at; it takes about as long as a step of Newton's."""
 _LIMIT = 1.2
-"""How many times as large, or as small, a standard deviation may be with full covariance before it is told."""
+"""How many times as large, or as small, a standard deviation may be with full covariance before it is reported."""
 _NAMED = 3
 """How many coefficients are named."""
 
@@ -72,7 +72,7 @@ def ratios(precision: Float[np.ndarray, "d d"], sd: _Ratios) -> _Ratios | None:
     """The standard deviations that a precision matrix implies, as multiples of those given.
 
     A multiple counts only where the matrix has a correlation that explains it: other reasons, such as a run that has
-    not converged, are told elsewhere. None if the matrix is not that of a distribution.
+    not converged, are reported elsewhere. None if the matrix is not that of a distribution.
     """
     if not (np.diagonal(precision) > 0).all():
         return None

@@ -61,7 +61,7 @@ class Admission(NamedTuple):
                 check_number(f"bound on {what}", bound, lambda number: number > 0, "above 0")
 
     def refusals(self, arrived: Sequence[tuple[Task, Reply]], trusted: Collection[int] = ()) -> dict[int, Refusal]:
-        """The clients whose answers are invalid on their own, with the refusal; no bound is for those trusted."""
+        """The clients whose answers are invalid on their own, with the refusal; no bounds on those trusted."""
         not_finite = Refusal(Reason.NOT_FINITE, "is not finite")
         refused = {task.client: not_finite for task, reply in arrived if not reply.info.finite}
         for task, reply in arrived if self.deficit < _INFINITE else ():
@@ -200,8 +200,8 @@ def admit(
     """Aggregates changes without those of clients beyond a bound; the worst goes first, since it makes others look odd.
 
     Of factors that are held already, those to be judged that are beyond a bound beside what others have said since, as
-    may be found of the first answers of a sequential run, are divided out. Those trusted are neither judged nor
-    compared with.
+    may be found of the first answers of a sequential run, are divided out. Trusted clients are
+    neither judged nor compared with others.
     """
     deltas, judged, held = dict(deltas), set(judged), set(held)
     refusals, divided = dict[int, Refusal](), set[int]()

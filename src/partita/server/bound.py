@@ -74,7 +74,7 @@ def partition_free_energy(
 
 
 def outside_ell(prior: Family | OutsidePrior, q: Family, seed: int) -> float:
-    """E_q[log p − log b] of a prior p that is not in q's family, with the base b; 0 of one that is."""
+    """E_q[log p − log b] of a prior p outside q's family with the base b; 0 for a prior in the family."""
     if not isinstance(prior, OutsidePrior):
         return 0.0
     return float(shard_estimate(prior.row, q, "", prior.shard(1.0), _evaluation_key(seed)).value)

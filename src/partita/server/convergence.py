@@ -22,7 +22,7 @@ A hundredth is promised; what is kept back is the error of the estimate, of whic
 _ROUNDS = 16
 """How many rounds the rate of convergence is estimated from at most."""
 _SLOWEST = 0.999
-"""The largest rate that is told from rounding: movements of which a thousandth more is left do not count."""
+"""The largest rate that is distinguished from rounding: movements of which a thousandth more is left do not count."""
 
 
 def measured(state: State) -> State:

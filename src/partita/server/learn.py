@@ -73,7 +73,7 @@ def learn(
         learning=moved.memory,
         updates=state.updates + (new is not state),
         residual=np.where(present, np.maximum(state.residual, moved.left), state.residual),
-        communications=state.communications + moved.trials * int(state.elsewhere.sum()),
+        communications=state.communications + moved.trials * int(state.communicating.sum()),
     )
 
 

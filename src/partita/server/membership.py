@@ -59,6 +59,6 @@ CHANGES: Mapping[str, Callable[[State, str, Aggregation], State]] = {"leave": le
 def _client(state: State, name: str) -> int:
     if name not in state.names:
         raise unknown("client", name, state.names)
-    if state.here[state.names.index(name)]:
+    if state.hosted[state.names.index(name)]:
         raise SettingsError(f"{name!r} is the prior's own client, and cannot leave: start a run with another prior.")
     return state.names.index(name)

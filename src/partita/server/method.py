@@ -60,15 +60,30 @@ class Method(ClientSettings, Axes):
             raise SettingsError(
                 "Without the deletion step there is no bound to learn hyperparameters with: use PVI instead."
             )
+        if not prior.exponential:
+            self._check_ratios(type(prior).__name__, clients)
         if self.start is not None:
             self.start.fitting(prior, "start")
+
+    def _check_ratios(self, family: str, clients: int) -> None:
+        """Raises a `SettingsError` where factors that are ratios of densities would have to be more than that."""
+        if self._selected(clients) > 1 or not self.aggregation.whole:
+            raise SettingsError(
+                f"Factors of an {family} are ratios of densities, which can be neither damped nor multiplied with each "
+                "other: use methods.sequential(), undamped, or an exponential family."
+            )
+        if self.context.takes_prior or self.restart:
+            raise SettingsError(
+                f"Factors of an {family} are ratios of the posteriors that were visited, so every visit must begin at "
+                "the posterior: use methods.sequential(), without restart."
+            )
 
     def check_outside(self) -> None:
         """Raises a `SettingsError` if it cannot run with a prior that is not in q's family."""
         if self.context.takes_prior or self.aggregation.shares_factor:
             raise SettingsError(
-                "This method weighs the prior or all clients alike, so that the prior must be in q's family: use one "
-                "such as methods.sequential(), or a Gaussian prior."
+                "This method needs a prior in q's family: use a Gaussian prior, or another method, such as "
+                "methods.sequential()."
             )
         if self.learning is not None and (scales := [name for name in self.learning.names if name in PRIOR_SCALES]):
             raise SettingsError(
@@ -78,8 +93,12 @@ class Method(ClientSettings, Axes):
 
     def answers(self, clients: int) -> int:
         """How many answers the server aggregates per step."""
+        return self.schedule.answers_per_step or self._selected(clients)
+
+    def _selected(self, clients: int) -> int:
+        """How many clients have tasks at once."""
         first = ScheduleView(0, np.full(clients, np.inf), np.zeros(clients, int), np.zeros(clients, bool), 0)
-        return self.schedule.answers_per_step or len(self.schedule.select(first))
+        return len(self.schedule.select(first))
 
     def recipe(self, model: Model) -> Recipe:
         """The part of the method that clients need."""

@@ -33,7 +33,7 @@ Callback = Callable[[State, Mapping[str, Any]], None]
 
 @dataclasses.dataclass(frozen=True)
 class Monitor:
-    """What is evaluated during a run, and who is told of it."""
+    """What is evaluated during a run, and who is notified."""
 
     metrics: Metrics | None = None
     """A function of the posterior that returns numbers by name, which become columns of the history."""

@@ -78,7 +78,7 @@ class Result:
         return float(self.history.latest(name))
 
     def __repr__(self) -> str:
-        clients = int(self.state.elsewhere.sum())
+        clients = int(self.state.communicating.sum())
         spent = f"{clients} clients, {self.state.communications} communications"
         done = "" if self.status.arrived or self.status is Status.COMPLETE else " so far"
         value = with_error(self.free_energy, self.free_energy_error)
@@ -112,7 +112,7 @@ def run(
     Args:
         method: what is run, from `partita.methods` or composed.
         model: the likelihood.
-        prior: the prior, a member of q's family; or an `OutsidePrior`, whose base is.
+        prior: the prior, a member of q's family; or an `OutsidePrior`, whose base is one.
         partition: the clients' rows, for clients in this process.
         rounds: how many rounds at most; a round is as many answers as there are clients. 100 where no budget is given,
             and never more than the method's own number of passes.
@@ -162,7 +162,7 @@ def run(
         fresh = with_learning(fresh, method.learning, model)
     fresh = with_rows(dataclasses.replace(fresh, origin=origin(method, model, given)), engine.digests())
     start = fresh if state is None else continued(state, fresh, method)
-    start = dataclasses.replace(start, here=np.isin(start.names, engine.here))
+    start = dataclasses.replace(start, hosted=np.isin(start.names, engine.hosted))
     budget = Budget.of(method, start, len(engine.names), rounds, communications)
     state, history = store.load(start)
     check_origin(state, start, store)

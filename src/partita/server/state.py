@@ -116,6 +116,10 @@ class State:
     """How many of each client's answers made its factor; with client and seed it gives the client's random key."""
     residual: Float[np.ndarray, " m"] = per_client(np.inf)
     """KL(q_k ‖ q) at each client's last answer."""
+    moved: Float[np.ndarray, " m"] = per_client(0.0)
+    """The largest residual of answers that have changed q since the one that each client's last answer is about."""
+    moved_since: Float[np.ndarray, " m"] = per_client(0.0)
+    """The same since the q that each client was last sent."""
     last_turn: Int[np.ndarray, " m"] = per_client(0)
     """The turn after each client's last answer."""
     ell: Float[np.ndarray, " m"] = per_client(-np.inf)
@@ -126,8 +130,8 @@ class State:
     """Why each client's solver stopped at its last answer (`Outcome`)."""
     inactive: Bool[np.ndarray, " m"] = per_client(False)
     """Which clients take no part any more."""
-    here: Bool[np.ndarray, " m"] = per_client(False)
-    """For which clients the server answers itself, as for the prior's: see `Engine.here`."""
+    hosted: Bool[np.ndarray, " m"] = per_client(False)
+    """Which clients run in the server itself, such as the prior's: see `Engine.hosted`."""
     rows: Int[np.ndarray, " m"] = per_client(0)
     """A digest of each client's rows; 0 where they cannot be seen from here."""
     in_flight: Tasks = apart(default=Tasks())
@@ -173,9 +177,9 @@ class State:
         return ~self.inactive
 
     @property
-    def elsewhere(self) -> Bool[np.ndarray, " m"]:
-        """Which of those that take part are asked by messages."""
-        return self.active & ~self.here
+    def communicating(self) -> Bool[np.ndarray, " m"]:
+        """Which active clients are asked by messages."""
+        return self.active & ~self.hosted
 
     @property
     def age(self) -> Int[np.ndarray, " m"]:
@@ -194,8 +198,8 @@ class State:
 
     @property
     def prior_in_family(self) -> Family:
-        """The prior as q has it: p(θ | ε), times the factor of a prior that is not in q's family."""
-        return multiplied([self.current_prior, *(self.factors[k].natural for k in np.flatnonzero(self.here))])
+        """The prior within q's family: p(θ | ε), times the factor of a prior outside the family."""
+        return multiplied([self.current_prior, *(self.factors[k].natural for k in np.flatnonzero(self.hosted))])
 
     @property
     def iterate(self) -> Iterate:
@@ -208,8 +212,8 @@ class State:
         return float(self.residual[self.active].max(initial=0.0))
 
     def settled(self, tolerance: float) -> bool:
-        """Whether the last answer of every active client lay within so many nats of the posterior."""
-        return self.worst_residual <= tolerance
+        """Whether every active client's last answer lies within so many nats of the posterior, then and since."""
+        return max(self.worst_residual, float(self.moved[self.active].max(initial=0.0))) <= tolerance
 
     def with_iterate(self, iterate: Iterate) -> "State":
         """The state with another iterate; a new posterior counts as an update."""

@@ -75,9 +75,9 @@ _ERRORS = 3.0
 """By how many standard errors a sampled free energy must fall to have fallen."""
 
 _PATIENCE = 10.0
-"""How many times the rounds it has had a run is told to go on for; beyond, larger steps are the remedy."""
+"""How many times the rounds it has had a run is advised to go on for; beyond, larger steps are the remedy."""
 _LATELY = 50
-"""How many of the last rows tell whether the free energy still climbs."""
+"""How many of the last rows decide whether the free energy still rises."""
 _CALMER = 3.0
 """By how much steps are lowered that do not shrink."""
 _REFUSED: Mapping[Reason, Ending] = {
@@ -132,14 +132,16 @@ class Stopping:
 
     def ending(self, state: State) -> Ending | None:
         """How the run has ended, if it has."""
-        return self._failed(state) or self._converged(state) or self._spent(state)
+        return self._failed(state) or self._converged(state) or self._spent(state) or self._full(state)
 
     def _failed(self, state: State) -> Ending | None:
-        if not state.elsewhere.any():
+        if not state.communicating.any():
             return Ending(Status.STALLED, "All clients have left. Let one join.")
         if state.refused and set(np.flatnonzero(state.active).tolist()) <= state.refused.keys():
             k, refusal = next(iter(state.refused.items()))
             status, remedy = _REFUSED[refusal.reason]
+            if refusal.reason is Reason.NOT_FINITE and state.updates:
+                remedy = "Earlier steps have led too far. Use more damping, or another start."
             name = state.names[k]
             return Ending(status, f"No answer could be accepted: that of {name} {refusal.sentence}. {remedy}")
         # a fall that is undone ends in the second round after it
@@ -147,7 +149,8 @@ class Stopping:
         if len(self.history) and lasting and not self.latest.value > self._floor and not np.isnan(self.first):
             return Ending(Status.DIVERGED, f"The free energy diverged to {self.latest.value:.6g}. {_slower(state)}")
         if np.all(state.outcome[state.active] == Outcome.NO_MOMENTS):
-            return Ending(Status.IMPROPER, "No client found the moments of its tilted density.")
+            remedy = "Raise samples or points tenfold, or match rows one by one, with power EP."
+            return Ending(Status.IMPROPER, f"No client found the moments of its tilted density. {remedy}")
         return None
 
     @property
@@ -191,7 +194,16 @@ class Stopping:
         spent = f"The budget is spent; the residual is {worst:.3g} {nats}."
         left = distance_left(state)
         far = f" At its present rate about {left:.2g} standard deviations are left: {self._more(state)}."
+        if self.tolerance is not None and self.tolerance < worst < np.inf and left <= DISTANCE_LEFT:
+            far = " Rounds end where they began, though clients do not agree. Use more damping, or fewer solver steps."
+            return Ending(Status.BUDGET_SPENT, spent + far)
         return Ending(Status.BUDGET_SPENT, spent + far if DISTANCE_LEFT < left < np.inf else spent)
+
+    def _full(self, state: State) -> Ending | None:
+        if not state.posterior.full:
+            return None
+        kind = type(state.posterior).__name__
+        return Ending(Status.BUDGET_SPENT, f"The {kind} has no room for another visit: begin with more `visits`.")
 
     def _more(self, state: State) -> str:
         """What to change where the budget is spent, and by how much."""
@@ -201,8 +213,8 @@ class Stopping:
         if self.tuned is None:
             return "allow many more rounds"
         name, value = self.tuned
-        told = [row.get("free_energy", row.get("reported_free_energy")) for row in self.history.rows[-_LATELY:]]
-        known = np.array([value for value in told if value is not None])
+        reported = [row.get("free_energy", row.get("reported_free_energy")) for row in self.history.rows[-_LATELY:]]
+        known = np.array([value for value in reported if value is not None])
         climbs = len(known) > 1 and known[-1] - known[0] > np.abs(np.diff(known)).sum() / 2
         if name != "damping" and climbs:
             raised = value * min(needed / had, _PATIENCE)

@@ -16,7 +16,7 @@ from partita.storage.records import insert
 __all__ = ["OpenTasks", "packed"]
 
 _LARGE = 2**20
-"""Bytes of a posterior beyond which it is not written where it is prior times factors: that halves an answer's cost."""
+"""Bytes beyond which a posterior that equals prior times factors is not written, which halves an answer's cost."""
 
 
 class OpenTasks:
@@ -79,9 +79,9 @@ class OpenTasks:
         return (place, *(getattr(task, name) for name in STORED), factor, info, answer)
 
     def _posteriors(self, db: sqlite3.Connection, state: State, changed: list[Task]) -> None:
-        """Writes the posteriors of open tasks, and the current one unless it is large, and prior times factors.
+        """Writes the posteriors of open tasks, and the current one unless it is large and equals prior times factors.
 
-        A product has the rounding of its order, and a run goes on to the same bit only from what it had.
+        A product computed anew has other rounding, so that only a stored posterior lets a run go on to the same bit.
         """
         spared = state.keeps_product and sum(leaf.nbytes for leaf in jax.tree.leaves(state.posterior)) > _LARGE
         known = {task.updates: (task.posterior, task.hyper) for task in changed}

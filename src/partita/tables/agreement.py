@@ -22,6 +22,7 @@ from partita.data.plausible import MOST_LEVELS, check_sums, crowding, outlying
 from partita.data.preprocess import Summary, merge
 from partita.errors import DataError, SettingsError
 from partita.tables import bins
+from partita.tables.cells import is_counted, smallest_cells
 from partita.tables.design import Design, absent, categories, numbers
 from partita.tables.episodes import Episodes, RowSplit, split_from_dict
 from partita.tables.formula import Factor
@@ -52,14 +53,14 @@ class Agreement:
         return cls(rows, Design(rows.formula, indicated), counted)
 
     @property
-    def left(self) -> int:
+    def stages_left(self) -> int:
         """How many stages are left."""
         return len(self._waiting())
 
     @property
     def complete(self) -> bool:
         """Whether nothing is left to agree on."""
-        return self.left == 0
+        return self.stages_left == 0
 
     def answer(self, site: Site) -> Answer:
         """What a site sends next."""
@@ -140,15 +141,15 @@ class Agreement:
 
 
 def agreed(begun: Agreement, sites: Sequence[Site], limits: Limits | None = None) -> Agreement:
-    """All of round 0, where the sites are in this process; what they tell one another may have limits."""
+    """All of round 0 with sites in this process, with limits on what they disclose to one another."""
     found = begun
     while not found.complete:
-        found = found.taken(_told(found, sites, limits))
+        found = found.taken(_answers(found, sites, limits))
     return found
 
 
-def _told(known: Agreement, sites: Sequence[Site], limits: Limits | None) -> list[Answer]:
-    """What sites send next, as far as they may."""
+def _answers(known: Agreement, sites: Sequence[Site], limits: Limits | None) -> list[Answer]:
+    """What sites send next, within the limits."""
     if limits is None:
         return [known.answer(site) for site in sites]
     return [limits.released(site.rows, partial(known.numbers, site), partial(known.answer, site)) for site in sites]
@@ -220,7 +221,7 @@ class _Factors(_Stage):
     def numbers(self, known: Agreement, site: Site) -> dict[str, Float[np.ndarray, " n"]]:
         columns = known.rows.split(site)[0].columns
         asked = [factor for factor in self._all(known)[known.counted :] if factor.function != "missing"]
-        return {factor.text: numbers(factor, columns) for factor in asked if not _is_counted(factor, columns)}
+        return {factor.text: numbers(factor, columns) for factor in asked if not is_counted(factor, columns)}
 
     def check(self, known: Agreement, answer: Answer, rows: int) -> None:
         found = _merged([answer], [factor.text for factor in self._all(known)])
@@ -289,7 +290,8 @@ class _Scales(_Stage):
 
     def numbers(self, known: Agreement, site: Site) -> dict[str, Float[np.ndarray, " n"]]:
         marked = {factor.text for factor in known.design.marked}
-        return {name: column for name, column in self._columns(known, site).items() if name not in marked}
+        told = {name: column for name, column in self._columns(known, site).items() if name not in marked}
+        return told | smallest_cells(known.design, known.rows.split(site)[0].columns)
 
     @staticmethod
     def _columns(known: Agreement, site: Site) -> dict[str, Float[np.ndarray, " n"]]:
@@ -346,16 +348,9 @@ def _summarised(factor: Factor, columns: Columns) -> Column:
     """What a site sends of a factor: counts of levels where it is a category, else moments."""
     if factor.function == "missing":
         return Moments.summarise(factor.text, absent(factor, columns))
-    if _is_counted(factor, columns):
+    if is_counted(factor, columns):
         return _counted(factor, columns)
     return Moments.summarise(factor.text, numbers(factor, columns))
-
-
-def _is_counted(factor: Factor, columns: Columns) -> bool:
-    """Whether a factor is a category."""
-    name = factor.columns[0] if factor.columns else factor.text
-    is_text = columns[name].dtype.kind == Counts.dtype.kind and len(factor.columns) == 1
-    return factor.function == "C" or (is_text and not factor.function and factor.text == name)
 
 
 def _counted(factor: Factor, columns: Columns) -> Counts:

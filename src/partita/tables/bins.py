@@ -45,7 +45,7 @@ def check_binned(name: str, counts: Int[np.ndarray, " b"], least: int, most: int
 
 
 def spline(factor: Factor, about: Moments, counts: Int[np.ndarray, " b"]) -> Spline:
-    """Knots at quantiles, which are told from counts to within a tenth of a standard deviation; or those given."""
+    """Knots at quantiles, which counts give to within a tenth of a standard deviation; or those given."""
     edges = about.mean + (about.sd or 1.0) * _BINS
     used = np.flatnonzero(counts)
     low, high = float(edges[used[0]]), float(edges[used[-1] + 1])

@@ -44,15 +44,19 @@ class Check:
 
     @property
     def score(self) -> float:
-        """The mean log predictive density of all rows that were told."""
-        told = [(site.rows, site.score) for site in self.sites.values() if site.score is not None]
-        return sum(rows * score for rows, score in told) / sum(rows for rows, _ in told) if told else float("nan")
+        """The mean log predictive density of all rows that were reported."""
+        reported = [(site.rows, site.score) for site in self.sites.values() if site.score is not None]
+        return (
+            sum(rows * score for rows, score in reported) / sum(rows for rows, _ in reported)
+            if reported
+            else float("nan")
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader should know."""
-        told = [(name, each) for name, site in self.sites.items() for each in site.quantities if each.p is not None]
-        odd = [f"{each.name} at {name}" for name, each in told if each.p is not None and not 0.01 <= each.p <= 0.99]
+        reported = [(name, each) for name, site in self.sites.items() for each in site.quantities if each.p is not None]
+        odd = [f"{each.name} at {name}" for name, each in reported if each.p is not None and not 0.01 <= each.p <= 0.99]
         said = [f"Mean log predictive density of a row: {self.score:.4g} nats."]
         if odd:
             said.append(f"The fit does not explain: {', '.join(odd[:6])}{', …' if len(odd) > 6 else ''}.")
@@ -124,9 +128,9 @@ def _site(spec: Spec, model: Model, site: Site, theta: Theta, seed: int) -> Site
     rank, censored = np.concatenate(ranks), bool(own.censored.any())
     inside = [(mass, int((np.abs(rank - 0.5) <= mass / 2).sum())) for mass in _COVERED]
     covered = [Group(site.rows, mass, None if few(count, site.rows) else count / site.rows) for mass, count in inside]
-    told = tuple(None if 0 < count < FEW else int(count) for count in np.histogram(rank, _BINS)[0])
+    histogram = tuple(None if 0 < count < FEW else int(count) for count in np.histogram(rank, _BINS)[0])
     quantities = () if censored else totals.quantities()
-    return SiteCheck(site.rows, score, quantities, (), tuple(covered), told, censored)
+    return SiteCheck(site.rows, score, quantities, (), tuple(covered), histogram, censored)
 
 
 def _places(drawn: Float[np.ndarray, "n s"], own: Observed, generator: np.random.Generator) -> Float[np.ndarray, " n"]:
@@ -184,8 +188,8 @@ def _shares(counts: np.ndarray, labels: Sequence[str]) -> tuple[Quantity, ...]:
     """The share of each class; of two, that of the second."""
     found, rows = [], counts[:, 0].sum()
     for place in range(1 if len(counts) == 2 else 0, len(counts)):
-        told = _quantity(f"share of {labels[place]}", counts[place] / rows)
-        found.append(dataclasses.replace(told, observed=None, p=None) if few(counts[place, 0], rows) else told)
+        share = _quantity(f"share of {labels[place]}", counts[place] / rows)
+        found.append(dataclasses.replace(share, observed=None, p=None) if few(counts[place, 0], rows) else share)
     return tuple(found)
 
 
@@ -235,4 +239,4 @@ def _mean_response(model: ResponseOfRows, theta: Theta, data: PyTree) -> Float[A
 
 
 def _cell(number: float | None) -> str:
-    return "not told" if number is None else short(number)
+    return "not reported" if number is None else short(number)

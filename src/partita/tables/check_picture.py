@@ -34,24 +34,24 @@ def draw_check(sites: Mapping[str, SiteCheck]) -> "Figure":
         elif site.ranks:
             _ranks(axes, site)
         else:
-            axes.text(0.5, 0.5, "too few rows to be told", transform=axes.transAxes, ha="center")
+            axes.text(0.5, 0.5, "too few rows to report", transform=axes.transAxes, ha="center")
     return figure
 
 
 def _calibration(axes: "Axes", groups: tuple[Group, ...]) -> None:
-    """Each group's share with the 95% range that the expected share allows; none where it is not told."""
-    told = [(group.rows, group.expected, group.observed) for group in groups if group.observed is not None]
+    """Each group's share with the 95% range that the expected share allows; none where it is not reported."""
+    reported = [(group.rows, group.expected, group.observed) for group in groups if group.observed is not None]
     axes.plot([0, 1], [0, 1], color="0.5", linewidth=0.8)
-    if told:
-        rows, expected, observed = (np.array(part, dtype=float) for part in zip(*told, strict=True))
+    if reported:
+        rows, expected, observed = (np.array(part, dtype=float) for part in zip(*reported, strict=True))
         reach = 1.96 * np.sqrt(expected * (1 - expected) / rows)
         axes.vlines(expected, expected - reach, expected + reach, color="0.75", linewidth=5)
         axes.plot(expected, observed, "o", color="black", markersize=5)
         low, high = min((expected - reach).min(), observed.min()), max((expected + reach).max(), observed.max())
         room = 0.05 * max(high - low, 0.2)
         axes.set(xlim=(max(0, low - room), min(1, high + room)), ylim=(max(0, low - room), min(1, high + room)))
-    if len(told) < len(groups):
-        said = f"{len(groups) - len(told)} of {len(groups)} groups not told"
+    if len(reported) < len(groups):
+        said = f"{len(groups) - len(reported)} of {len(groups)} groups not reported"
         axes.text(0.98, 0.03, said, transform=axes.transAxes, ha="right", fontsize=8)
     axes.set(xlabel="expected share", ylabel="observed share")
 

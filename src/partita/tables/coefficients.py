@@ -41,12 +41,12 @@ def coefficient_grid(rows: Sequence[Coefficient], ratio: str | None, mass: float
     heads = ["", "mean", "sd", f"{mass:.0%} interval", *([ratio, "its interval"] if ratio else []), "standardised"]
     cells = []
     for row in rows:
-        told = [row.name, short(row.mean), short(row.sd), f"{short(row.low)} to {short(row.high)}"]
+        shown = [row.name, short(row.mean), short(row.sd), f"{short(row.low)} to {short(row.high)}"]
         if row.ratio is not None:
-            told += [short(row.ratio[0]), f"{short(row.ratio[1])} to {short(row.ratio[2])}"]
+            shown += [short(row.ratio[0]), f"{short(row.ratio[1])} to {short(row.ratio[2])}"]
         elif ratio:
-            told += ["", ""]
-        cells.append([*told, "" if row.standardised is None else short(row.standardised)])
+            shown += ["", ""]
+        cells.append([*shown, "" if row.standardised is None else short(row.standardised)])
     return heads, cells
 
 

@@ -84,13 +84,13 @@ def compare(fits: Mapping[str, Fit], draws: int = 1000, seed: int = 0) -> _Compa
     _check_same(fits)
     found, errors = _left_out(fits, draws, seed)
     order = sorted(found, key=lambda name: -found[name].elpd)
-    best, highest = found[order[0]].elpd, max(told.free_energy for told in found.values())
+    best, highest = found[order[0]].elpd, max(loo.free_energy for loo in found.values())
     return _Comparison(tuple(_row(name, found[name], best, highest, errors[order[0]][name]) for name in order))
 
 
-def _row(name: str, told: Loo, best: float, highest: float, error: float) -> Compared:
+def _row(name: str, loo: Loo, best: float, highest: float, error: float) -> Compared:
     return Compared(
-        name, told.elpd, best - told.elpd, error, told.free_energy, highest - told.free_energy, told.shape, told.trusted
+        name, loo.elpd, best - loo.elpd, error, loo.free_energy, highest - loo.free_energy, loo.shape, loo.trusted
     )
 
 

@@ -1,4 +1,4 @@
-"""Parameters beside the coefficients, such as a dispersion: their priors, and how they are told on their own scale."""
+"""Parameters beside the coefficients, such as a dispersion: their priors, and summaries on their own scale."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
-__all__ = ["CUT_POINTS", "SCALARS", "Constant", "Telling", "Told"]
+__all__ = ["CUT_POINTS", "SCALARS", "Constant", "ConstantSummary", "Reporting"]
 
 _NODES, _MASSES = np.polynomial.hermite_e.hermegauss(60)
 
@@ -25,7 +25,7 @@ class Constant(NamedTuple):
     """Whether it has the unit of the response."""
 
 
-class Told(NamedTuple):
+class ConstantSummary(NamedTuple):
     """A constant on its own scale."""
 
     name: str
@@ -35,10 +35,12 @@ class Told(NamedTuple):
     high: float
 
 
-class Telling(NamedTuple):
-    """How constants are told on their own scale, given those without bounds."""
+class Reporting(NamedTuple):
+    """How constants are reported on their own scale, given those without bounds."""
 
-    moments: Callable[[Sequence[Constant], Float[np.ndarray, " c"], Float[np.ndarray, "c c"], float], Sequence[Told]]
+    moments: Callable[
+        [Sequence[Constant], Float[np.ndarray, " c"], Float[np.ndarray, "c c"], float], Sequence[ConstantSummary]
+    ]
     """Of a Gaussian mean and covariance, with intervals of this mass."""
     draws: Callable[[Sequence[Constant], Float[np.ndarray, "s c"]], Float[np.ndarray, "s c"]]
     """Of draws."""
@@ -46,22 +48,22 @@ class Telling(NamedTuple):
 
 def _scalars(
     constants: Sequence[Constant], mean: Float[np.ndarray, " c"], covariance: Float[np.ndarray, "c c"], mass: float
-) -> list[Told]:
+) -> list[ConstantSummary]:
     """Each by itself: mean and sd by quadrature; an interval's ends are those of its Gaussian, transformed."""
     reach = float(stats.norm.ppf((1 + mass) / 2))
-    told = []
+    found = []
     for constant, centre, spread in zip(constants, mean, np.sqrt(np.diag(covariance)), strict=True):
         values, weights = constant.scale(centre + spread * _NODES), _MASSES / _MASSES.sum()
         average = float(weights @ values)
         sd = float(np.sqrt(weights @ (values - average) ** 2))
         low, high = constant.scale(np.array([centre - reach * spread, centre + reach * spread])).tolist()
-        told.append(Told(constant.name, average, sd, low, high))
-    return told
+        found.append(ConstantSummary(constant.name, average, sd, low, high))
+    return found
 
 
 def _cut_points(
     constants: Sequence[Constant], mean: Float[np.ndarray, " c"], covariance: Float[np.ndarray, "c c"], mass: float
-) -> list[Told]:
+) -> list[ConstantSummary]:
     """The cut points c_0, c_0 + exp(δ_1), …, given c_0 and the log increments δ.
 
     Their means and covariances are exact, those of a Gaussian and log-normals; intervals are mean ± a multiple of sd.
@@ -74,7 +76,7 @@ def _cut_points(
     centres, sds = sums @ means, np.sqrt(np.diag(sums @ spread @ sums.T))
     reach = float(stats.norm.ppf((1 + mass) / 2))
     return [
-        Told(constant.name, float(m), float(s), float(m - reach * s), float(m + reach * s))
+        ConstantSummary(constant.name, float(m), float(s), float(m - reach * s), float(m + reach * s))
         for constant, m, s in zip(constants, centres, sds, strict=True)
     ]
 
@@ -87,5 +89,5 @@ def _raised(constants: Sequence[Constant], draws: Float[np.ndarray, "s c"]) -> F
     return np.cumsum(np.column_stack([draws[:, :1], np.exp(draws[:, 1:])]), axis=1)
 
 
-SCALARS = Telling(_scalars, _scaled)
-CUT_POINTS = Telling(_cut_points, _raised)
+SCALARS = Reporting(_scalars, _scaled)
+CUT_POINTS = Reporting(_cut_points, _raised)

@@ -26,7 +26,7 @@ class _BatchDrift:
     nats: float
     """Half the squared distance of what it says from what the others predict of it, in their joint uncertainty."""
     expected: float
-    """Its mean where nothing has changed: half the number of directions that the batch tells of."""
+    """Its mean where nothing has changed: half the number of directions about which the batch is informative."""
     probability: float
     """That of so many nats, or more, where nothing has changed."""
 

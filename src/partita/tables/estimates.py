@@ -1,26 +1,28 @@
-"""What a fitted formula tells of its coefficients, in the table's own units."""
+"""A fitted formula's coefficients, in the table's own units."""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self
 
-import jax.numpy as jnp
 import numpy as np
 from jax import enable_x64
 from jaxtyping import Float
 from scipy import stats
 
 from partita.data.shard import Partition
+from partita.data.table import OffsetTable
 from partita.errors import SettingsError, unknown
 from partita.expectations.capabilities import CurvedInTable, ShiftedResponse, offered
 from partita.families import Family
 from partita.families.gaussian import gaussian
 from partita.models.prior import base_of
+from partita.numerics.arrays import jax_array
 from partita.results.mean_field import MeanFieldCheck, independence
 from partita.server.run import Result
 from partita.tables.coefficients import Coefficient, coefficient_grid, text_table
-from partita.tables.constants import Told
+from partita.tables.constants import ConstantSummary
 from partita.tables.design import Design
+from partita.tables.group_effects import responses as responses_in_groups
 from partita.tables.likelihoods import Likelihood
 from partita.tables.reading import Site, columns_of, complete, frame_of, sites_of
 from partita.tables.response import Response
@@ -82,7 +84,7 @@ class Estimates:
     @property
     def likelihood(self) -> Likelihood:
         """The likelihood."""
-        return self.spec.settings.likelihood
+        return self.spec.likelihood
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -156,12 +158,12 @@ class Estimates:
                 name, float(own), float(wide), float(low), float(high), float(plain), self._ratio(own, low, high)
             )
             for name, own, wide, low, high, plain in rows
-        ] + [Coefficient(*told, None, None) for told in self._constants(mass)]
+        ] + [Coefficient(*constant, None, None) for constant in self._constants(mass)]
 
-    def _constants(self, mass: float) -> Sequence[Told]:
+    def _constants(self, mass: float) -> Sequence[ConstantSummary]:
         mean, covariance = self._own(self.q)
         first = len(self.names)
-        return self.likelihood.tell.moments(self.units.constants, mean[first:], covariance[first:, first:], mass)
+        return self.likelihood.reporting.moments(self.units.constants, mean[first:], covariance[first:, first:], mass)
 
     def _ratio(self, *numbers: float) -> tuple[float, ...] | None:
         return tuple(np.exp(numbers).tolist()) if self.likelihood.ratio else None
@@ -192,29 +194,34 @@ class Estimates:
         state = self.result.state
         return {
             site: state.posterior / factor.natural
-            for site, factor, here in zip(state.names, state.factors, state.here, strict=True)
-            if not here
+            for site, factor, hosted in zip(state.names, state.factors, state.hosted, strict=True)
+            if not hosted
         }
 
     def predict(self, frame: Any) -> Float[np.ndarray, "n ..."]:
         """The posterior mean of the response for the rows of a table, NaN where a value that is needed is missing.
 
+        With effects of groups, rows of a group that the fit has rows of have its effects, others those of a new group.
         For ordinal and multinomial responses the probability of each label, in the order of `response.labels`; for
         exponential ones the expected number of events by the row's time.
         """
         columns, optional, frame = self.spec.agreement.rows.columns, self.spec.settings.optional, frame_of(frame)
         (site,) = sites_of(frame, columns, None, optional)
-        x, offset, whose = self.spec.inputs(site)
+        x, offset, whose, rows = self.spec.inputs(site)
         with enable_x64(True):
             posterior = self.result.posterior
-            model = offered(posterior.model, ShiftedResponse, "closed-form prediction", "use another family")
-            each = np.asarray(model.expected_response(self.q, jnp.asarray(x), jnp.asarray(offset)))
+            if self.design.formula.grouped:
+                table = self.spec.with_groups(OffsetTable(x, np.zeros(len(x)), offset), rows)
+                each = responses_in_groups(posterior.model, self.q, self.partition, table)
+            else:
+                model = offered(posterior.model, ShiftedResponse, "closed-form prediction", "use another family")
+                each = np.asarray(model.expected_response(self.q, jax_array(x), jax_array(offset)))
         found = np.zeros((site.rows, *each.shape[1:]))
         np.add.at(found, whose, each)
-        told = np.full((len(frame), *each.shape[1:]), np.nan)
+        responses = np.full((len(frame), *each.shape[1:]), np.nan)
         needed = [name for name in columns if name not in optional]
-        told[complete(columns_of(frame, needed), len(frame))] = self.response.restored(found)
-        return told
+        responses[complete(columns_of(frame, needed), len(frame))] = self.response.restored(found)
+        return responses
 
     def __repr__(self) -> str:
         return self.table()
@@ -230,7 +237,7 @@ class Estimates:
         """Draws of θ as coefficients of the columns as they are, and as constants on their own scale."""
         own, size = draws @ self.units.turn.T + self.units.shift, len(self.names)
         constants = self.units.constants
-        return own[:, :size], self.likelihood.tell.draws(constants, own[:, size:]) if constants else own[:, size:]
+        return own[:, :size], self.likelihood.reporting.draws(constants, own[:, size:]) if constants else own[:, size:]
 
     def with_rows(self) -> Self:
         """The same with the rows of all sites."""
@@ -268,6 +275,6 @@ class Estimates:
     def _vague(self) -> list[str]:
         with enable_x64(True):
             sds = np.asarray(self.q.moments()[1]) / np.asarray(self.prior.moments()[1])
-        told = set(self.units.parameters) - set(self.spec.laws.scales)
+        reported = set(self.units.parameters) - set(self.spec.laws.scales)
         pairs = zip(self.units.parameters, sds, strict=True)
-        return [name for name, share in pairs if share >= _UNINFORMED and name in told]
+        return [name for name, share in pairs if share >= _UNINFORMED and name in reported]

@@ -78,10 +78,10 @@ def fit_to_csv(fit: Fitted, path: str | os.PathLike[str], mass: float = 0.95) ->
     check_path(path)
     rows = []
     for row in fit.coefficients(mass):
-        told: dict[str, object] = {name: value for name, value in dataclasses.asdict(row).items() if name != "ratio"}
+        cells: dict[str, object] = {name: value for name, value in dataclasses.asdict(row).items() if name != "ratio"}
         if row.ratio is not None:
-            told |= dict(zip(("ratio", "ratio_low", "ratio_high"), row.ratio, strict=True))
-        rows.append(told)
+            cells |= dict(zip(("ratio", "ratio_low", "ratio_high"), row.ratio, strict=True))
+        rows.append(cells)
     write_csv(path, rows)
 
 

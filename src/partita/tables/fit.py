@@ -16,11 +16,13 @@ from partita.tables.drift import Drift, drift_of
 from partita.tables.estimates import Estimates
 from partita.tables.export import fit_to_arviz, fit_to_csv, fit_to_json
 from partita.tables.forest import draw_forest, saved
+from partita.tables.group_effects import GroupEffect, effects_of, intraclass
 from partita.tables.heterogeneity import Heterogeneity, heterogeneity_of
 from partita.tables.loo import Loo, loo_of
 from partita.tables.marginal import marginal_effects
 from partita.tables.reading import Site
 from partita.tables.report import write_report
+from partita.tables.shrinkage import draw_shrinkage
 from partita.tables.sources import Source, read_again, read_batch, source_of
 from partita.tables.study import Study, load_study, save_study
 
@@ -61,6 +63,39 @@ class Fit(Estimates):
         """
         return saved(draw_forest(self, name, mass), path)
 
+    def group_effects(self, draws: int = 4000, seed: int = 0) -> list[GroupEffect]:
+        """Every group's effects: partially pooled, and from its own rows alone, as if groups had nothing in common.
+
+        They are known where the groups' rows are: of a fit in this process.
+
+        Args:
+            draws: by which means and sds are computed.
+            seed: of the draws.
+
+        """
+        return effects_of(self, draws, seed)
+
+    def intraclass(self, mass: float = 0.95) -> tuple[float, float, float]:
+        """The intraclass correlation τ² / (τ² + σ²) of groups' intercepts, at the median of τ, and its interval.
+
+        σ² is the variance of the noise; of a binary response that of the latent variable, π²/3 with logit and 1 with
+        probit.
+        """
+        return intraclass(self, mass)
+
+    def shrinkage(self, path: str | os.PathLike[str] | None = None, draws: int = 4000) -> "Figure":
+        """A picture of every group's effects: from its own rows alone, partially pooled, and pooled (none).
+
+        Args:
+            path: a file for the picture, .png, .svg or .pdf.
+            draws: by which means and sds are computed.
+
+        Returns:
+            The figure of matplotlib.
+
+        """
+        return saved(draw_shrinkage(self, draws), path)
+
     def heterogeneity(self) -> Heterogeneity:
         """How far each site lies from the others, in nats, from the factors that the server holds.
 
@@ -94,7 +129,7 @@ class Fit(Estimates):
 
         Test quantities are the mean, sd, share of zeros and maximum, or the share of a class, with the share of
         simulations above what was observed. Calibration compares expected with observed shares in groups of rows; of
-        other responses it is told how often central predictive intervals hold them, and in which tenth of its
+        other responses it reports how often central predictive intervals hold them, and in which tenth of its
         predictive distribution each row lies. Rows were seen by the fit, so that it looks a little better than it
         would on others; see `loo`. Each site computes with its own rows; a number that would point at fewer than five
         of them does not leave it, nor does a maximum, which is one row's value.
@@ -145,11 +180,11 @@ class Fit(Estimates):
         fit_to_csv(self, path, mass)
 
     def to_json(self, path: str | os.PathLike[str], mass: float = 0.95) -> None:
-        """Writes the posterior and all that is told of it as one JSON file, which another program reads by itself."""
+        """Writes the posterior and everything reported about it as one JSON file for other programs."""
         fit_to_json(self, path, mass)
 
     def report(self, path: str | os.PathLike[str], mass: float = 0.95) -> None:
-        """Writes all that is told of the fit as one HTML file, with its pictures and nothing else to load."""
+        """Writes everything reported about the fit as one self-contained HTML file, with its pictures."""
         write_report(self, path, mass)
 
     @property

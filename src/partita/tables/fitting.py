@@ -82,8 +82,8 @@ def fit(
         engine: makes the engine that runs the sites, such as `lambda rows: DaskEngine(cluster, rows)`; without it they
             run in this process.
         imputations: how many times missing values are drawn, at least 5.
-        limits: what sites tell one another when they agree on the design, as in a federation: `Limits(rows=10, cell=5)`
-            are a federation's; without them everything.
+        limits: on what sites disclose when they agree on the design: `Limits(rows=10, cell=5)` are the default of a
+            federation; None is no limit.
         seed: of these draws.
 
     Returns:

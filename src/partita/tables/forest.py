@@ -100,16 +100,16 @@ def _panel(
     for key, what, aside, look in looks:
         label = what
         rows = (
-            [(len(sites), overall)] if key == "all" else [(at, told.get(key)) for at, told in enumerate(sites.values())]
+            [(len(sites), overall)] if key == "all" else [(at, site.get(key)) for at, site in enumerate(sites.values())]
         )
-        for at, told in rows:
-            if told is None:
+        for at, estimate in rows:
+            if estimate is None:
                 said = f"{what}: improper, no estimate"
                 axes.text(
                     0.5, at + aside, said, transform=axes.get_yaxis_transform(), ha="center", va="center", fontsize=8
                 )
                 continue
-            ends = shown(told[0] + reach * told[1] * np.array([-1, 0, 1]))
+            ends = shown(estimate[0] + reach * estimate[1] * np.array([-1, 0, 1]))
             axes.plot(ends, [at + aside] * 3, markevery=[1], linewidth=1.3, label=label, zorder=3, **look)
             axes.text(
                 1.02,

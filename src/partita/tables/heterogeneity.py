@@ -14,7 +14,7 @@ from partita.tables.fitted import Fitted
 
 __all__ = ["Heterogeneity", "SiteHeterogeneity", "compared", "distance", "heterogeneity_of"]
 
-_UNTOLD = 1e-8
+_UNINFORMATIVE = 1e-8
 """A direction in which rows tell less than this, relative to what the others tell, is not compared."""
 
 _Moments = tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]
@@ -109,16 +109,18 @@ def distance(whole: _Moments, others: _Moments) -> _Distance:
     (m, cov), (m0, cov0) = whole, others
     root = np.linalg.cholesky(cov0)
     precision = np.linalg.inv(cov)
-    told, axes = np.linalg.eigh(root.T @ precision @ root - np.eye(len(m)))
+    information, axes = np.linalg.eigh(root.T @ precision @ root - np.eye(len(m)))
     apart = axes.T @ root.T @ precision @ (m - m0)
-    used = told > _UNTOLD
-    return _Distance(float(np.sum(apart[used] ** 2 / (told[used] * (1 + told[used])))) / 2, int(used.sum()))
+    used = information > _UNINFORMATIVE
+    return _Distance(
+        float(np.sum(apart[used] ** 2 / (information[used] * (1 + information[used])))) / 2, int(used.sum())
+    )
 
 
 def _together(whole: _Moments, others: Mapping[str, _Moments], start: _Moments) -> tuple[float, int]:
     """Half of Q = Σ_k (m_k − m)ᵀ Λ_k (m_k − m), m the mean of all sites without the prior, and its degrees of freedom.
 
-    In the axes of all sites' precision, where a site that tells nothing of a direction takes no part in it.
+    In the axes of all sites' precision, where a site without information about a direction has no part in it.
     """
     total = np.linalg.inv(whole[1])
     shift = total @ whole[0]
@@ -131,11 +133,11 @@ def _together(whole: _Moments, others: Mapping[str, _Moments], start: _Moments) 
 
 
 def _quadratic(precision: np.ndarray, shift: np.ndarray, unit: np.ndarray) -> tuple[float, int]:
-    """hᵀ Λ⁻¹ h over the directions of which Λ tells, in the units of a covariance, and their number."""
+    """hᵀ Λ⁻¹ h over the directions about which Λ is informative, in the units of a covariance, and their number."""
     root = np.linalg.cholesky(unit)
-    told, axes = np.linalg.eigh(root.T @ precision @ root)
-    used = told > _UNTOLD
-    return float(np.sum((axes.T @ root.T @ shift)[used] ** 2 / told[used])), int(used.sum())
+    information, axes = np.linalg.eigh(root.T @ precision @ root)
+    used = information > _UNINFORMATIVE
+    return float(np.sum((axes.T @ root.T @ shift)[used] ** 2 / information[used])), int(used.sum())
 
 
 def _alone(whole: _Moments, others: _Moments, start: _Moments) -> float | None:

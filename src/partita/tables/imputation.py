@@ -54,7 +54,7 @@ def missing_in(site: Site) -> dict[str, int]:
 
 
 class Combined(NamedTuple):
-    """A Gaussian posterior that tells also how unsure the missing values leave it."""
+    """A Gaussian posterior that includes the uncertainty about missing values."""
 
     mean: Float[np.ndarray, " d"]
     covariance: Float[np.ndarray, "d d"]

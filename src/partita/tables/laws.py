@@ -9,10 +9,10 @@ from partita.tables.design import INTERCEPT
 
 __all__ = ["Laws"]
 
-_REST = normal(0.0, 2.5)
-"""Of coefficients of which nothing is said."""
+_DEFAULT = normal(0.0, 2.5)
+"""The prior of coefficients without one of their own."""
 _INTERCEPT_SD = 10.0
-"""The least sd of the intercept's prior, as a base rate may be small."""
+"""The smallest sd of the intercept's prior, since outcomes may be rare."""
 
 
 class Laws(NamedTuple):
@@ -32,7 +32,7 @@ class Laws(NamedTuple):
         for name in named:
             if not any(_is_of(column, name) for column in names):
                 raise unknown("coefficient", name, names)
-        rest = next((law for own, law in said if not own), _REST)
+        rest = next((law for own, law in said if not own), _DEFAULT)
         base = normal(0.0, _INTERCEPT_SD if isinstance(rest.scale, ScaleLaw) else max(rest.scale, _INTERCEPT_SD))
         whose = [_clause(column, named) for column in names]
         places = [

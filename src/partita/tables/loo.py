@@ -157,9 +157,9 @@ def joint_ratios(
     check_seed(seed)
     q = fit.result.posterior.q
     theta = draws_of(q, draws, seed)
-    told = at_sites(fit, rows, lambda model, own: _totals(model, own, theta))
+    totals = at_sites(fit, rows, lambda model, own: _totals(model, own, theta))
     ends = [np.asarray(jax.vmap(member.log_prob)(theta)) for member in (fit.spec.prior(), q)]
-    return theta, sum(told.values()) + ends[0] - ends[1]
+    return theta, sum(totals.values()) + ends[0] - ends[1]
 
 
 def pointwise(
@@ -185,7 +185,7 @@ def left_out(
 ) -> tuple[SiteLoo, Float[np.ndarray, " n"]]:
     """What a site sends of its rows, and the number of each row of the table, which stays there."""
     elpd, seen, shapes = (np.concatenate(part) for part in zip(*pointwise(model, rows, theta, ratios), strict=True))
-    told = SiteLoo(
+    sums = SiteLoo(
         len(elpd),
         float(elpd.sum()),
         float(np.sum(elpd**2)),
@@ -193,4 +193,4 @@ def left_out(
         int(np.sum(shapes > TOO_HEAVY)),
         float(shapes.max()),
     )
-    return told, elpd
+    return sums, elpd

@@ -49,7 +49,7 @@ def marginal_effects(fit: Fitted, name: str, mass: float, draws: int, seed: int)
                 tables = tuple(_padded(fit.spec.design_table(side), length) for side in (high, low))
                 own = np.pad(own, (0, length - len(own)))
                 total = total + np.asarray(_summed(model, theta, tables, jnp.asarray(own))) / width
-            found.update(_told(label, fit.response.sd * total / rows, mass, fit.response.labels))
+            found.update(_effects(label, fit.response.sd * total / rows, mass, fit.response.labels))
     return found
 
 
@@ -79,14 +79,14 @@ def _with(site: Site, name: str, values: np.ndarray) -> Site:
     return site._replace(columns={**site.columns, name: values})
 
 
-def _told(label: str, draws: Float[np.ndarray, "s ..."], mass: float, labels: Sequence[str]) -> dict[str, Effect]:
-    """The effect that draws tell of; of several classes one each."""
+def _effects(label: str, draws: Float[np.ndarray, "s ..."], mass: float, labels: Sequence[str]) -> dict[str, Effect]:
+    """The effect in draws; for several classes one each."""
     if draws.ndim > 1:
-        each = (_told(f"{label}, {own}", part, mass, ()) for own, part in zip(labels, draws.T, strict=True))
-        return {name: effect for told in each for name, effect in told.items()}
+        each = (_effects(f"{label}, {own}", part, mass, ()) for own, part in zip(labels, draws.T, strict=True))
+        return {name: effect for effects in each for name, effect in effects.items()}
     low, high = np.quantile(draws, [(1 - mass) / 2, (1 + mass) / 2])
-    told = (float(draws.mean()), float(draws.std(ddof=1)), float(low), float(high))
-    return {label: Effect(label, *told, float(np.mean(draws > 0)))}
+    moments = (float(draws.mean()), float(draws.std(ddof=1)), float(low), float(high))
+    return {label: Effect(label, *moments, float(np.mean(draws > 0)))}
 
 
 @Compiled

@@ -57,19 +57,19 @@ class ImputedFit(Estimates):
     def notes(self) -> tuple[str, ...]:
         if not self.missing:
             return super().notes
-        told = ", ".join(f"{name} in {rows} rows" for name, rows in self.missing.items())
+        counts = ", ".join(f"{name} in {rows} rows" for name, rows in self.missing.items())
         share = float(np.max(np.diag(self._together.between) / np.diag(self._together.covariance)))
-        drawn = f"Missing values ({told}) were drawn {len(self.imputations)} times at the sites; "
+        drawn = f"Missing values ({counts}) were drawn {len(self.imputations)} times at the sites; "
         uncertain = f"they make up at most {share:.0%} of a coefficient's variance."
         return (*super().notes, drawn + uncertain)
 
     def by_site(self, name: str) -> dict[str, dict[str, tuple[float, float]]]:
         found = [fit.by_site(name) for fit in self.imputations]
-        told: dict[str, dict[str, tuple[float, float]]] = {}
+        pooled: dict[str, dict[str, tuple[float, float]]] = {}
         for site in found[0]:
             labels = [label for label in found[0][site] if all(label in each[site] for each in found)]
-            told[site] = {label: _scalar([each[site][label] for each in found]) for label in labels}
-        return told
+            pooled[site] = {label: _scalar([each[site][label] for each in found]) for label in labels}
+        return pooled
 
     def without(self, site: str) -> Self:
         """The same without one site."""

@@ -86,12 +86,12 @@ def _forests(fit: Fitted, mass: float) -> list[str]:
     names = forest_names(fit)
     if not names:
         return [_said("There is one site, or no coefficient but the intercept, so that there is nothing to compare.")]
-    told = [
+    parts = [
         _said("Each site alone (its factor times the prior), all without it, and all, from the factors that are held.")
     ]
     left = len(_slopes(fit)) - len(names)
-    told += [_picture(draw_forest(fit, name, mass), f"Forest plot of {name}") for name in names]
-    return told + ([_said(f"{left} more coefficients are not drawn: use forest.")] if left else [])
+    parts += [_picture(draw_forest(fit, name, mass), f"Forest plot of {name}") for name in names]
+    return parts + ([_said(f"{left} more coefficients are not drawn: use forest.")] if left else [])
 
 
 def _heterogeneity(fit: Fitted) -> list[str]:

@@ -36,7 +36,7 @@ _MOST_LABELS = 20
 
 
 class Declared(NamedTuple):
-    """What a fit may be told of its response and likelihood; None where nothing is said."""
+    """Settings of the response and likelihood; None where they are not given."""
 
     positive: str | None = None
     """The label that counts as 1."""
@@ -83,7 +83,7 @@ class Response:
     """By which coefficients of the standardised response are multiplied."""
     shift: float = 0.0
     """What is added to its intercept."""
-    told: str | None = None
+    note: str | None = None
     """What a reader should know."""
     paired: Callable[[Any, Any], Any] | None = None
     """Makes the response of two columns."""
@@ -95,7 +95,7 @@ class Response:
     @property
     def notes(self) -> list[str]:
         """What a reader should know."""
-        return [] if self.told is None else [self.told]
+        return [] if self.note is None else [self.note]
 
     def numbers(self, columns: Columns) -> Any:
         """A site's response: numbers, or a named tuple of numbers."""
@@ -187,8 +187,8 @@ def _binary(formula: Formula, about: Column, declared: Declared) -> Response:
             f"The response {factor.text!r} has no label {positive!r}: choose {labels[0]!r} or {labels[1]!r}."
         )
     zero = labels[labels[0] == one]
-    told = f"{factor.text} is {one!r} where it counts as 1, and {zero!r} where as 0."
-    return Response(factor, (zero, one), told=told)
+    note = f"{factor.text} is {one!r} where it counts as 1, and {zero!r} where as 0."
+    return Response(factor, (zero, one), note=note)
 
 
 def _nominal(formula: Formula, about: Column, declared: Declared) -> Response:
@@ -197,7 +197,7 @@ def _nominal(formula: Formula, about: Column, declared: Declared) -> Response:
     order = _sorted(counts)
     reference = max(order, key=lambda label: counts[label])
     labels = _listed(formula.response, declared, [reference, *(label for label in order if label != reference)], counts)
-    return Response(formula.response, labels, told=f"Reference of {formula.response.text}: {labels[0]}.")
+    return Response(formula.response, labels, note=f"Reference of {formula.response.text}: {labels[0]}.")
 
 
 def _ordered(formula: Formula, about: Column, declared: Declared) -> Response:
@@ -206,7 +206,7 @@ def _ordered(formula: Formula, about: Column, declared: Declared) -> Response:
         raise SettingsError("An ordinal response has cut points in place of an intercept: leave 0 + out.")
     counts = _counts(about)
     labels = _listed(formula.response, declared, _sorted(counts), counts)
-    return Response(formula.response, labels, told=f"Order of {formula.response.text}: {' < '.join(labels)}.")
+    return Response(formula.response, labels, note=f"Order of {formula.response.text}: {' < '.join(labels)}.")
 
 
 def _listed(factor: Factor, declared: Declared, order: Sequence[str], counts: Mapping[str, int]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ __all__ = ["Units"]
 
 @dataclasses.dataclass(frozen=True)
 class Units:
-    """What is told of θ, a linear function of it: coefficients in the columns' units, then constants."""
+    """What is reported of θ, a linear function of it: coefficients in the columns' units, then constants."""
 
     names: tuple[str, ...]
     """Of the coefficients."""
@@ -32,7 +32,7 @@ class Units:
     def of(cls, design: Design, response: Response, likelihood: Likelihood, scales: Sequence[str] = ()) -> Self:
         """Coefficients are multiplied by the response's slope, and its shift is added to intercepts.
 
-        The prior's scales, after the coefficients of each linear predictor, are not told.
+        The prior's scales, after the coefficients of each linear predictor, are not reported.
         """
         classes, inferred = likelihood.classes(response), tuple(likelihood.constants(response))
         names = tuple(label + name for label in classes for name in design.names)

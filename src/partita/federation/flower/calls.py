@@ -100,6 +100,7 @@ def fleet(
             name = keys.caller(headers)
         except UnknownCallerError as error:
             raise _Refusal(401, str(error)) from None
+        office.knows(name, keys.keys[name])
         request, handler, of_object = kind
         length = headers.get("content-length", "")
         if not length.isdigit() or len(length) > 12:

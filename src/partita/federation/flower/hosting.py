@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import os
 import socket
@@ -15,6 +16,7 @@ from typing import Any
 
 from partita.errors import FederationError, MissingExtraError
 from partita.federation.config import host_and_port, loopback
+from partita.io.watched import Watched
 
 __all__ = ["hosted", "listening"]
 
@@ -30,8 +32,10 @@ _FREED = 15.0
 """Seconds in which an earlier server that was killed has left its port."""
 _HEAD, _IDLE = 10.0, 60.0
 """Seconds in which a call's headers, or the beginning of a connection, have come; and until an idle one is closed."""
-_CLOSING, _SWEEPS = 0.05, 10
-"""Seconds in which connections that were broken off are closed, and how often those that are left are looked for."""
+_TURNS = 5
+"""Turns of a loop in which what was cancelled or broken off has ended."""
+_FULL = 0.5
+"""Seconds after which a connection is accepted where there were too many."""
 _CONNECTIONS = 4096
 """Connections at once; each needs a file descriptor."""
 
@@ -96,11 +100,8 @@ def listening(address: str, patience: float = _FREED) -> socket.socket:
             time.sleep(0.2)
 
 
-@contextlib.contextmanager
-def hosted(
-    application: Callable[..., Awaitable[None]], listener: socket.socket, certificate: Path, key: Path
-) -> Iterator[None]:
-    """Answers calls at a socket, over TLS, until the block ends."""
+def _trust(certificate: Path, key: Path) -> ssl.SSLContext:
+    """What the server shows of itself."""
     trust = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trust.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
@@ -110,6 +111,67 @@ def hosted(
             f"{certificate} and {key.name} cannot be used ({error}): make them again with "
             "`partita federation credentials`."
         ) from None
+    return trust
+
+
+class _Acceptor:
+    """Accepts connections, and knows those that have not begun TLS yet, so that all of them can be closed."""
+
+    def __init__(
+        self, listener: socket.socket, trust: Callable[[], ssl.SSLContext], made: Callable[[], asyncio.Protocol]
+    ) -> None:
+        self._loop, self._listener, self._trust, self._made = asyncio.get_running_loop(), listener, trust, made
+        self._beginning = set[asyncio.Task[None]]()
+        listener.setblocking(False)
+        self._listen()
+
+    def _listen(self) -> None:
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError:  # such as no file descriptor left
+            self._loop.remove_reader(self._listener)
+            self._again = self._loop.call_later(_FULL, self._listen)
+            return
+        task = self._loop.create_task(self._begin(connection))
+        self._beginning.add(task)
+        task.add_done_callback(self._beginning.discard)
+
+    async def _begin(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # of one that does not begin TLS, or not well
+            await self._loop.connect_accepted_socket(
+                self._made, connection, ssl=self._trust(), ssl_handshake_timeout=_HEAD
+            )
+
+    async def close(self) -> None:
+        """Accepts no more, and closes the connections that have not begun TLS."""
+        if self._again is not None:
+            self._again.cancel()
+        self._loop.remove_reader(self._listener)
+        await _turns()  # in which the last that was accepted has a transport, which can be closed
+        for task in self._beginning:
+            task.cancel()
+        await asyncio.gather(*self._beginning, return_exceptions=True)
+
+    _again: asyncio.TimerHandle | None = None
+
+
+async def _turns() -> None:
+    """Lets a loop do what is ready, and what follows from that."""
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
+
+
+@contextlib.contextmanager
+def hosted(
+    application: Callable[..., Awaitable[None]], listener: socket.socket, certificate: Path, key: Path
+) -> Iterator[None]:
+    """Answers calls at a socket, over TLS, until the block ends; a certificate that is renewed meanwhile is shown."""
+    trust = Watched(functools.partial(_trust, certificate, key), [certificate, key])
     _more_files()
     began, ended, loop = threading.Event(), asyncio.Event(), asyncio.new_event_loop()
 
@@ -126,21 +188,18 @@ def hosted(
         )
         config.load()
         state = ServerState()
-        server = await loop.create_server(
-            lambda: _Protocol(config, state, {}, loop), sock=listener, ssl=trust, ssl_handshake_timeout=_HEAD
-        )
         # a connection that ends in an odd way is nobody's business
         loop.set_exception_handler(lambda _, about: _LOG.debug("a connection: %s", about.get("message")))
+        acceptor = _Acceptor(listener, trust, lambda: _Protocol(config, state, {}, loop))
         began.set()
         await ended.wait()
-        server.close()
-        for _ in range(_SWEEPS):  # a connection that was accepted before may still be on its way to a transport
-            for task in list(state.tasks):
-                task.cancel()
-            open_ones = [connection.transport for connection in state.connections]
-            for transport in (*open_ones, *getattr(loop, "_transports", {}).values()):  # also those that begin TLS
-                transport.abort()
-            await asyncio.sleep(_CLOSING / _SWEEPS)
+        await acceptor.close()
+        for connection in list(state.connections):
+            connection.transport.abort()
+        await _turns()
+        for task in state.tasks:  # whose answers nobody reads any more
+            task.cancel()
+        await _turns()
         await loop.shutdown_default_executor()
 
     def run() -> None:

@@ -108,6 +108,8 @@ class Office(Transport):
     # ---- for the server's run
 
     def post(self, name: str, message: Message) -> None:
+        if name not in self._nodes:
+            return self._come.put(Delivery(name, None, "has no key here"))
         node, task, now = self._nodes[name], message.words("task", ""), self.now()
         about = Metadata(_RUN, "", SUPERLINK_NODE_ID, node.number, "", "", time.time(), self._life, _KIND)
         parcel = wrapped(message, about)
@@ -172,6 +174,16 @@ class Office(Transport):
                 del node.asked[identity]
 
     # ---- for the clients' calls
+
+    def knows(self, name: str, key: bytes) -> None:
+        """A call has come with a client's key: where it had another before, what was sent to that one is void."""
+        with self._lock:
+            node = self._nodes.get(name)
+            if node is not None and node.number == _number(key):
+                return
+            self._nodes[name] = _Node(name, _number(key))
+            if node is not None and node.asked:
+                self._come.put(Delivery(name, None, "has another key than before"))
 
     def number(self, name: str) -> int:
         """The number by which Flower's calls know a client."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import FederationError, MissingExtraError
+from partita.io.watched import Watched
 
 __all__ = ["CLOCK", "Keyring", "UnknownCallerError", "private_key", "public_bytes", "signed", "steady"]
 
@@ -77,39 +78,44 @@ def signed(key: Any, now: float) -> dict[str, str]:
 
 
 class Keyring:
-    """The clients' public keys, of which each is known by its bytes."""
+    """The clients' public keys, each known by its bytes, as their files are at present."""
 
     def __init__(self, paths: Mapping[str, Path], now: Callable[[], float]) -> None:
-        self._now = now
-        self.keys: dict[str, bytes] = {}
+        """A client that has no file has no key, and is not let in."""
+        self._now, self._paths = now, paths
+        self._keys = Watched(self._read, list(paths.values()))
+
+    @property
+    def keys(self) -> Mapping[str, bytes]:
         """Each client's public key."""
-        for name, path in paths.items():
-            try:
-                key = serialization.load_ssh_public_key(path.read_bytes())
-                if not isinstance(key, ec.EllipticCurvePublicKey):
-                    raise ValueError("it is of another kind")
-                self.keys[name] = public_key_to_bytes(key)
-            except FileNotFoundError:
-                raise FederationError(
-                    f"There is no {path}: make the clients' keys with `partita federation credentials`."
-                ) from None
-            except (OSError, ValueError) as error:
-                raise FederationError(f"The key {path} cannot be read ({error}): make it again.") from None
-        self._names = {key: name for name, key in self.keys.items()}
+        return self._keys()
+
+    def _read(self) -> dict[str, bytes]:
+        return {name: _public_key(path) for name, path in self._paths.items() if path.exists()}
 
     def caller(self, headers: Mapping[str, str]) -> str:
         """The client whose key has signed a call; raises an `UnknownCallerError` where there is none."""
         try:
             public = base64.b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
-            name = self._names[public]
+            name = next(name for name, key in self.keys.items() if key == public)
             stamp = headers[TIMESTAMP_HEADER]
             age = self._now() - datetime.datetime.fromisoformat(stamp).timestamp()
             signature = base64.b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
             good = verify_signature(bytes_to_public_key(public), stamp.encode("ascii"), signature)
-        except (KeyError, ValueError, TypeError, OverflowError, binascii.Error):
+        except (KeyError, StopIteration, ValueError, TypeError, OverflowError, binascii.Error):
             raise UnknownCallerError("its key is not registered") from None
         if not good:
             raise UnknownCallerError("its signature is another one")
         if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
             raise UnknownCallerError(CLOCK)
         return name
+
+
+def _public_key(path: Path) -> bytes:
+    try:
+        key = serialization.load_ssh_public_key(path.read_bytes())
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise ValueError("it is of another kind")
+    except (OSError, ValueError) as error:
+        raise FederationError(f"The key {path} cannot be read ({error}): make it again.") from None
+    return public_key_to_bytes(key)

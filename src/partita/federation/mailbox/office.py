@@ -65,8 +65,9 @@ class Mailbox(Transport):
     always there.
     """
 
-    def __init__(self, shared: Shared, clients: Mapping[str, Correspondent], store: Store) -> None:
-        self.shared, self.clients, self.store = shared, clients, store
+    def __init__(self, shared: Shared, clients: Callable[[], Mapping[str, Correspondent]], store: Store) -> None:
+        """`clients` are those with a key at present."""
+        self.shared, self._clients, self.store = shared, clients, store
         kept = store.said(_STORED) or {}
         self.run: str = kept.get("run") or secrets.token_hex(16)
         """What letters of this run have in common with no other's."""
@@ -82,6 +83,11 @@ class Mailbox(Transport):
         self._come: collections.deque[Delivery] = collections.deque()
         shared.check()
         self._keep()
+
+    @property
+    def clients(self) -> Mapping[str, Correspondent]:
+        """The clients with a key, as it is at present."""
+        return self._clients()
 
     def post(self, name: str, message: Message) -> None:
         if name not in self.clients:
@@ -151,6 +157,8 @@ class Mailbox(Transport):
     def _look(self, id: str) -> None:
         """Takes the answer to a letter, if it is there; what is none is removed, and told of."""
         name, _, size = self._open[id]
+        if name not in self.clients:  # its key was revoked
+            return
         try:
             letter = self.shared.read((ANSWERS, name), f"{id}.letter", largest(size))
             if letter is None:

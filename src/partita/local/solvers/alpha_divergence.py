@@ -28,6 +28,7 @@ class AlphaProblem(Problem):
     rule: GridQuadrature | MonteCarlo = GridQuadrature()
 
     def free_energy(self, q: Family, key: Key[Array, ""]) -> Float[Array, ""]:
+        self.check_independent("AlphaDivergence")
         theta, log_masses = self.rule.nodes(q, key)
 
         @jax.checkpoint

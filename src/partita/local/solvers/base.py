@@ -170,8 +170,11 @@ class Solver(eqx.Module):
     def ahead(self, problem: Problem, progress: Progress, key: Key[Array, ""]) -> Float[Array, ""]:
         """KL of an undamped natural-gradient step from q, in nats: of a solver that stalls, how far it has to go.
 
-        Where the free energy is so large that its rounding hides every step, q stays, and that is no convergence.
+        Where the free energy is so large that its rounding hides every step, q stays, and that is no convergence. It
+        is not known, and told as 0, of posteriors without natural gradients.
         """
+        if not progress.q.exponential:
+            return jnp.zeros_like(progress.free_energy)
         return length(progress.q, problem.target(progress.q, key))
 
     def solution(self, progress: Progress, steps: Int[Array, ""], outcome: Int[Array, ""]) -> Solution:

@@ -93,6 +93,8 @@ class Gradient(Solver):
         best, best_value, _, memory = progress
         draws, shuffles, _ = jax.random.split(key, 3)
         step_key = jax.random.fold_in(draws, index)
+        if self._size(problem.shard) < len(problem.shard.weights):
+            problem.check_independent("A mini-batch")
         shard, order = self._batch(problem.shard, memory.order, index, shuffles)
         batch = eqx.tree_at(lambda p: p.shard, problem, shard)
 
@@ -228,6 +230,10 @@ class LBFGS(Solver):
 
 def to_coordinates(q: Family, coordinates: Coordinates) -> PyTree:
     """q in the coordinates in which it is moved."""
+    if coordinates == "natural" and not q.exponential:
+        raise SettingsError(
+            f"An {type(q).__name__} has no natural coordinates to move in: use unconstrained ones, as by default."
+        )
     return q if coordinates == "natural" else q.unconstrained()
 
 

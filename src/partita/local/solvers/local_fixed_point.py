@@ -63,6 +63,7 @@ class LocalFixedPoint(Solver):
         return FixedPoint(max_steps=self.max_steps, tolerance=self.tolerance)
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
+        problem.check_independent("LocalFixedPoint")
         groups, size = self._shape(problem)
         given = problem.shard.weights
         weights = jnp.pad(given, (0, groups * size - len(given))).reshape(groups, size)

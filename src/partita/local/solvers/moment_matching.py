@@ -58,6 +58,7 @@ class MomentMatching(Solver):
         return float(self.alpha) if float(self.step_size) == 1 else None
 
     def init(self, problem: Problem, key: Key[Array, ""]) -> Progress:
+        problem.check_independent("MomentMatching")
         zero = jnp.zeros((), jax.tree.leaves(problem.start)[0].dtype)
         return Progress(problem.start, zero, running(), problem.start.mean_parameters())
 

@@ -103,6 +103,11 @@ class Aggregation(eqx.Module):
         return False
 
     @property
+    def whole(self) -> bool:
+        """Whether it multiplies changes as they are, without powers of them."""
+        return False
+
+    @property
     def settles_evidence(self) -> bool:
         """Whether `log_evidence` has settled where q has, so that it may be told of a run that has converged."""
         return True
@@ -162,6 +167,10 @@ class Aggregation(eqx.Module):
         """Whether a step that lowers the free energy is undone in the next, so that a fall does not mean divergence."""
         return False
 
+    def lost(self, iterate: Iterate, prior: Family) -> Aggregated:
+        """The step where no client has a finite answer to the posterior; one that is `guarded` may go back."""
+        return Aggregated(iterate, 0.0, 0, {})
+
     def final(self, iterate: Iterate, free_energy: FreeEnergy | None) -> Iterate:
         """The iterate that a run returns when it ends here; the free energy may be asked for unless it is None."""
         return iterate
@@ -180,7 +189,7 @@ class Aggregation(eqx.Module):
         With power EP's factors it is an estimate of log p(y).
         """
         gained = float(log_mass(iterate.posterior) - log_mass(prior))
-        return gained + sum(iterate.factors.parts().log_scale.tolist())
+        return gained + sum(np.asarray(iterate.factors.parts().log_scale).tolist())
 
 
 def refused(iterate: Iterate, clients: Iterable[int], reason: Reason, sentence: str, trials: int = 0) -> Aggregated:

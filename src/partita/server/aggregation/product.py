@@ -50,6 +50,10 @@ class Damped(ProductRule):
 
     damping: Damping | None = 1.0
 
+    @property
+    def whole(self) -> bool:
+        return not isinstance(self.damping, Rate) and self.damping == 1
+
     def init(self, prior: Family, clients: int) -> Iterate:
         return super().init(prior, clients)._replace(memory=self._none_yet())
 

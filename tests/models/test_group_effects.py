@@ -1,0 +1,168 @@
+"""Effects of groups: the bound at the best conditionals, its gradient, and what it is where all is Gaussian."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import partita as pt
+from partita.errors import InputError
+from partita.expectations import LocalEffects
+from partita.models import GroupEffects
+from support.groups import MODEL, PARTS, PRIOR, SOLVER, TABLE
+
+KEY = jax.random.key(0)
+ROWS = jax.tree.map(jnp.asarray, PARTS.shards[0])
+
+
+@jax.jit
+def bound(model, q, rows):
+    return model.ell(q, rows.data, rows.weights, KEY)
+
+
+@jax.jit
+def gradient(model, q, rows):
+    return q.natural_gradient(lambda at: model.ell(at, rows.data, rows.weights, KEY))
+
+
+def shifted(rows, z=None):
+    """Rows of a Gaussian response, by any numbers."""
+    x, _, ones, group, offset = rows.data
+    generator = np.random.default_rng(3)
+    y = jnp.asarray(generator.normal(size=len(offset)))
+    data = pt.data.GroupedTable(x, y, ones if z is None else z, group, jnp.asarray(generator.normal(size=len(offset))))
+    return pt.data.shard.Shard(data, rows.weights, rows.rows)
+
+
+def known_covariance(data, deviation, noise=0.8):
+    """cov(y | θ) of a linear model whose effects have this covariance."""
+    same = np.asarray(data.group)[:, None] == np.asarray(data.group)
+    z = np.asarray(data.z)
+    return noise**2 * np.eye(len(z)) + same * (z @ deviation @ z.T)
+
+
+@pytest.mark.slow
+def test_the_gradient_is_that_of_the_best_conditionals_held_fixed():
+    model = GroupEffects(pt.LogisticRegression(), expectation=LocalEffects(max_steps=300, tolerance=1e-18))
+    q = PRIOR.from_mean_covariance(
+        jnp.array([0.2, -0.1, -0.7]), jnp.array([[0.3, 0.05, 0.02], [0.05, 0.2, -0.04], [0.02, -0.04, 0.3]])
+    )
+    standard, found = q.standard(), gradient(model, q, ROWS)
+    # natural gradient (b, P): the derivative in the covariance is −P/2, in the mean b − P m
+    by_mean, by_variance = found.precision_mean - found.precision @ standard.mean, -found.precision / 2
+    for way in range(3):
+        step = 1e-4 * jnp.eye(3)[way]
+        ends = [bound(model, q.with_standard(standard._replace(mean=standard.mean + s * step)), ROWS) for s in (1, -1)]
+        np.testing.assert_allclose((ends[0] - ends[1]) / 2e-4, by_mean[way], rtol=1e-5)
+        turn = jnp.outer(step, jnp.eye(3)[2]) + jnp.outer(jnp.eye(3)[2], step)
+        wide = [standard._replace(variance=standard.variance + s * turn) for s in (1, -1)]
+        ends = [bound(model, q.with_standard(each), ROWS) for each in wide]
+        np.testing.assert_allclose((ends[0] - ends[1]) / 2e-4, 2 * by_variance[way, 2], rtol=1e-5)
+
+
+@pytest.mark.parametrize("effects", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_linear_model_has_its_marginal_likelihood_and_schur_complement(effects):
+    """Given s, E_q log N(y; Xβ, V) with V = σ² + ZΣZᵀ, and β's factor has the precision XᵀV⁻¹X."""
+    x = np.asarray(ROWS.data.x)
+    data = shifted(ROWS, jnp.asarray(x[:, :effects]))
+    model = GroupEffects(pt.LinearRegression(0.8), effects)
+    s = np.array([0.3, -0.4, 0.6])[: 1 if effects == 1 else 3]
+    theta, spread = np.concatenate([[0.5, -0.2], s]), np.diag([0.3, 0.2] + [1e-12] * len(s))
+    q = pt.FullGaussian.from_mean_covariance(theta, spread)
+    tau = np.log1p(np.exp(s[:effects]))
+    root = np.eye(1) if effects == 1 else np.array([[1, 0], [np.tanh(s[2]), np.sqrt(1 - np.tanh(s[2]) ** 2)]])
+    half = tau[:, None] * root
+    covariance = known_covariance(data.data, half @ half.T)
+    mean = x @ theta[:2] + np.asarray(data.data.offset)
+    known = stats.multivariate_normal(mean, covariance).logpdf(np.asarray(data.data.y))
+    precision = x.T @ np.linalg.solve(covariance, x)
+    np.testing.assert_allclose(bound(model, q, data), known - np.sum(precision * spread[:2, :2]) / 2, atol=1e-8)
+    # the gradient's error is the square root of the bound's, which is 1e-12 nats a group
+    np.testing.assert_allclose(gradient(model, q, data).precision[:2, :2], precision, rtol=1e-4, atol=1e-4)
+
+
+def test_the_bound_is_below_quadrature_and_near_it():
+    q = PRIOR.from_mean_covariance(jnp.array([0.2, -0.1, -0.7]), 1e-8 * jnp.eye(3))
+    x, y, _, group, _ = (np.asarray(leaf) for leaf in ROWS.data)
+    nodes, masses = np.polynomial.hermite_e.hermegauss(60)
+    f = (x @ [0.2, -0.1])[:, None] + np.log1p(np.exp(-0.7)) * nodes
+    each = -np.log1p(np.exp(np.where(y[:, None] > 0, -f, f)))
+    sums = np.stack([each[group == g].sum(axis=0) for g in np.unique(group)])
+    known = np.log(np.exp(sums) @ (masses / masses.sum())).sum()
+    gap = known - bound(MODEL, q, ROWS)
+    # four groups of eight rows, whose conditionals are nearly Gaussian
+    assert 0 < gap < 0.01
+
+
+@pytest.mark.slow
+def test_rows_share_the_total():
+    q, data = PRIOR, ROWS.data
+    each = jax.jit(lambda q, data: MODEL.expectation.rows(MODEL, q, data, KEY))(q, data)
+    np.testing.assert_allclose(jnp.sum(each), bound(MODEL, q, ROWS), rtol=1e-10)
+
+
+def test_numbers_of_groups_and_order_of_rows_do_not_matter():
+    order = np.random.default_rng(0).permutation(len(ROWS.weights))
+    data = jax.tree.map(lambda leaf: leaf[order], ROWS.data)
+    other = pt.data.shard.Shard(data._replace(group=7.5 - 3 * data.group), ROWS.weights, ROWS.rows)
+    np.testing.assert_allclose(bound(MODEL, PRIOR, other), bound(MODEL, PRIOR, ROWS), rtol=1e-12)
+
+
+def test_a_row_without_weight_says_nothing():
+    data = ROWS.data._replace(y=ROWS.data.y.at[-8:].set(1.0))
+    weights = ROWS.weights.at[-8:].set(0)
+    one, other = (bound(MODEL, PRIOR, pt.data.shard.Shard(each, weights, ROWS.rows)) for each in (data, ROWS.data))
+    assert one == other
+
+
+def test_a_new_group_is_averaged():
+    theta = jnp.array([0.2, -0.1, 1.0])
+    nodes, masses = np.polynomial.hermite_e.hermegauss(60)
+    f = np.asarray(TABLE.x[:3] @ theta[:2])[:, None] + np.log1p(np.e) * nodes
+    known = (1 / (1 + np.exp(-f))) @ (masses / masses.sum())
+    few = jax.tree.map(lambda leaf: jnp.asarray(leaf[:3], float), TABLE)
+    np.testing.assert_allclose(MODEL.response_of(theta, few), known, rtol=1e-6)
+    told = jax.vmap(lambda row: MODEL.log_density(theta, row))(few)
+    np.testing.assert_allclose(jnp.exp(told), np.where(few.y > 0, known, 1 - known), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda t: t._replace(z=np.ones((96, 2))), "z has shape"),
+        (lambda t: t._replace(group=np.ones(3)), "one row|group has shape|rows"),
+        (lambda t: t._replace(y=t.y + 2), "labels are 0 or 1"),
+        (lambda t: pt.Table(t.x, t.y), "GroupedTable"),
+    ],
+)
+def test_bad_rows_are_refused(change, sentence):
+    with pytest.raises(InputError, match=sentence):
+        pt.LocalEngine(pt.federate([change(TABLE)])).check(pt.methods.sequential(SOLVER).recipe(MODEL), PRIOR)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "solver",
+    [
+        pt.solvers.FixedPoint(batch_size=5, backtrack=False),
+        pt.Gradient(batch_size=5),
+        pt.solvers.LocalFixedPoint(),
+        pt.solvers.MomentMatching(),
+        pt.solvers.AlphaDivergence(),
+        pt.solvers.PowerEP(),
+        pt.Newton(),
+    ],
+)
+def test_solvers_that_take_rows_apart_are_refused(solver):
+    with pytest.raises(InputError, match=r"rows one by one|generalised linear|predictor"):
+        pt.run(pt.methods.sequential(solver), MODEL, PRIOR, PARTS, rounds=1)
+
+
+def test_what_goes_row_by_row_is_refused():
+    with pytest.raises(InputError, match="LocalEffects"):
+        GroupEffects(pt.LogisticRegression(), expectation=pt.expectations.GaussHermite())
+    with pytest.raises(InputError, match="GeneralisedLinear"):
+        GroupEffects(pt.models.GaussianMixture())
+    with pytest.raises(InputError, match="θ has 2 elements"):
+        bound(MODEL, pt.FullGaussian.standard_normal(2), ROWS)
