@@ -3,6 +3,13 @@
 SLOW_CASES = {
     "tests/docs/test_code.py": ("test_the_code_of_a_page_runs",),
     "tests/docs/test_notebooks.py": ("test_a_notebook_prints_what_it_has_stored",),
+    "tests/families/test_any_form.py": (
+        "test_mistakes_are_one_sentence[bounds on precisions]",
+        "test_mistakes_are_one_sentence[asynchronous]",
+        "test_mistakes_are_one_sentence[undamped, many at once]",
+        "test_mistakes_are_one_sentence[natural gradients]",
+        "test_mistakes_are_one_sentence[the prior's scale]",
+    ),
     "tests/families/test_block_gaussian.py": ("test_mistakes_are_one_sentence[<lambda>-different shape]",),
     "tests/families/test_dirichlet.py": ("test_large_concentrations_hold_in_single_precision",),
     "tests/families/test_equal_leaves.py": (

@@ -242,6 +242,8 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
     admitted = admit(
         method.aggregation, bounds, state.iterate, deltas, judged - trusted, held - trusted, climbed, trusted
     )
+    if _none_finite(state, invalid):
+        admitted = admitted._replace(taken=method.aggregation.lost(state.iterate, state.current_prior))
     refusals = invalid | admitted.refusals | admitted.taken.refusals
     accepted = set(deltas) - set(refusals) if admitted.taken.damping > 0 else set()
 
@@ -259,6 +261,7 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
     steps = [int(reply.info.steps) for reply in replies.values()]
     others = {k: refusal for k, refusal in state.refused.items() if k not in replies}
     own = {k: refusal for k, refusal in refusals.items() if k in replies}
+    refused = own | {k: LEFT_OUT for k in replies if k not in own} | others
     new = dataclasses.replace(
         new,
         in_flight=state.in_flight.without(admitted.divided),
@@ -270,11 +273,18 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
         + admitted.taken.trials * (len(state.factors) - len(trusted)),
         gradient_steps=state.gradient_steps + sum(steps),
         synchronous_steps=state.synchronous_steps + max(steps, default=0),
-        refused={} if accepted else own | {k: LEFT_OUT for k in replies if k not in own} | others,
+        refused={} if accepted or admitted.taken.returned else refused,
     )
     staleness = max((state.updates - task.updates for task, _ in state.arrived), default=0)
     taken = admitted.taken
     return new, Event(tuple(replies), taken.damping, staleness, refusals, replies, {}, taken.returned)
+
+
+def _none_finite(state: State, invalid: Mapping[int, Refusal]) -> bool:
+    """Whether the last answer of every client to this posterior was not finite: it is to blame, and not their rows."""
+    latest = {**state.refused, **invalid}
+    wrong = {k for k, refusal in latest.items() if refusal.reason is Reason.NOT_FINITE}
+    return bool(invalid) and set(np.flatnonzero(state.active).tolist()) <= wrong
 
 
 def _number(ell: float) -> float:
