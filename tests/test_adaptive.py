@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.engines import LocalEngine
+from partita.engines import LocalEngine, local
 from partita.families.factor import Factor
 from partita.server.aggregation import FreeEnergy, Report
 from partita.server.bound import global_free_energy
@@ -113,6 +113,59 @@ def test_noise_is_no_fall():
 def test_a_free_energy_that_is_not_finite_has_fallen():
     assert rounds(-100.0, -np.inf)[-1].returned
     assert not rounds(-np.inf, -np.inf)[-1].returned
+
+
+def test_answers_none_of_which_is_finite_are_a_fall():
+    began = ADAPTIVE.init(PRIOR, 2)
+    assert not ADAPTIVE.lost(began, PRIOR).returned  # nothing is known to go back to
+    first, second = rounds(-100.0, -50.0)
+    back = ADAPTIVE.lost(second.iterate, PRIOR)
+    assert back.returned
+    assert 0 < back.damping < second.damping / 2
+    # it is a shorter step from where the second one began
+    held = np.array(precisions(first))
+    np.testing.assert_allclose(precisions(back), held + back.damping * np.array([1.0, 2.0]), rtol=1e-12)
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+def test_a_run_goes_back_where_no_answer_is_finite_and_not_where_one_is_missing(lost, monkeypatch):
+    asked, update = [], local.client_update
+
+    def overflowing(*arguments):
+        reply = update(*arguments)
+        asked.append(0)
+        beyond = len(PARTS) < len(asked) <= len(PARTS) + lost  # of the second round
+        return eqx.tree_at(lambda one: one.info.finite, reply, np.asarray(False)) if beyond else reply
+
+    monkeypatch.setattr(local, "client_update", overflowing)
+    result = pt.run(pt.methods.synchronous(SOLVER), MODEL, PRIOR, PARTS, tolerance=1e-8, monitor=QUIET)
+    assert len(result.history.refusals) == lost
+    assert result.history["returned"][:3].tolist() == [False, lost == 3, False]
+    assert result.status is pt.Status.CONVERGED
+    assert_product(result.state)
+
+
+def test_a_step_that_is_far_too_long_is_shortened():
+    """What is 1e12 times as precise as the prior is followed to 1e4 of it, a natural parameter; the rest can wait."""
+    (taken,) = rounds(-100.0, precision=1e12)
+    added = np.array(precisions(taken))
+    np.testing.assert_allclose(added[1] / added[0], 2.0, rtol=1e-12)
+    assert 1e4 < added.sum() < 1e5
+    assert taken.damping < 1e-7
+    (usual,) = rounds(-100.0, precision=1e3)
+    assert usual.damping == 0.5
+
+
+def test_the_posterior_is_the_product_anew_after_factors_that_were_enormous():
+    iterate = ADAPTIVE.init(PRIOR, 2)
+    for precision in (3e4, 1e9 / 7, -1e9 / 7):
+        free_energy = reported(iterate, -50.0, -50.0)
+        iterate = ADAPTIVE.update(iterate, {0: change(precision), 1: change(precision / 3)}, free_energy).iterate
+    product = PRIOR
+    for factor in iterate.factors:
+        product = product * factor.natural
+    for found, expected in zip(jax.tree.leaves(iterate.posterior), jax.tree.leaves(product), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-15)
 
 
 def test_a_run_that_falls_at_every_damping_ends_where_it_was_verified():

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 QUIET = pt.Monitor(every=0, progress=False)
 REMEDY = re.compile(
     r"allow about [\d,]+ more rounds|(raise|lower) \w+ from [\d.e+-]+ to about [\d.e+-]+|allow many more rounds"
-    r"|Use more damping|Lower it|Use another start"
+    r"|Use more damping|Lower it|Use another start|Raise samples or points tenfold"
 )
 
 
@@ -43,10 +43,6 @@ def test_a_method_arrives_or_says_what_to_change(name, problem, family):
             pt.run(method, model, prior, parts, monitor=QUIET)
         return
     result = pt.run(method, model, prior, parts, monitor=QUIET)
-    if name == "snep" and result.status is pt.Status.IMPROPER:
-        # draws from a prior far from the posterior have no weight: it is said, but not how many would do
-        assert "moments of its tilted density" in result.message
-        return
     said = result.status.arrived or result.status is pt.Status.COMPLETE or REMEDY.search(result.message)
     assert said, f"{result.status.value}: {result.message}"
     assert result.posterior.q.is_proper()

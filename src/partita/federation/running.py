@@ -7,12 +7,13 @@ import logging.handlers
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 
+from partita.engines.remote import Transport
 from partita.errors import FederationError, InputError
 from partita.federation.client import attend
 from partita.federation.config import Federation, host_of
@@ -24,7 +25,7 @@ from partita.federation.waiting import waiting
 from partita.io.lock import hold
 from partita.storage.ledger import Ledger
 
-__all__ = ["Way", "run_client", "run_letter", "run_server"]
+__all__ = ["Listen", "Way", "run_client", "run_letter", "run_server"]
 
 _LOOK, _SHARE = 5.0, 20.0
 """Seconds between two looks at what the server waits for, and how many times longer than a look they are."""
@@ -32,8 +33,11 @@ _LOG_BYTES = 2**20
 """How long a log becomes before it begins anew; one earlier log is kept."""
 
 
-def run_server(folder: Path, federation: Federation) -> str:
-    """Runs a federation's server until the run ends; returns the final message."""
+Listen = Callable[[Path, Federation, Ledger], contextlib.AbstractContextManager[Transport]]
+
+
+def run_server(folder: Path, federation: Federation, listen: Listen = listen) -> str:
+    """Runs a federation's server until the run ends, with the link that `listen` opens; returns the final message."""
     folder = folder.resolve()
     jax.config.update("jax_enable_x64", True)
     with contextlib.ExitStack() as stack:

@@ -1,7 +1,7 @@
 """Any network's pass over one row, with draws of what reaches its units instead of draws of its weights.
 
 A weight matrix that meets a row's activations, or a parameter that is added to them or scales them, makes independent
-Gaussians of independent Gaussian parameters; only these are drawn (`sec:local-reparam`). The network is any function
+Gaussians of independent Gaussian parameters; only these are drawn, which is local reparameterisation. The network is any function
 that JAX traces: its operations are gone through one by one.
 """
 
@@ -134,10 +134,11 @@ def _done(operation: JaxprEqn, values: list[_Value], noise: _Noise) -> list[_Val
 def _of_moments(name: str, operation: JaxprEqn, values: list[_Value]) -> _Moments | None:
     """What an operation makes of independent Gaussians, if they stay that."""
     if len(values) == 1 and isinstance(value := values[0], _Moments):
-        same = math.prod(operation.outvars[0].aval.shape) == value.mean.size
+        made: Any = operation.outvars[0].aval
+        same = math.prod(made.shape) == value.mean.size
         if name in _STRUCTURE and same:
-            parts = (_bound(operation, [each])[0] for each in (value.mean, value.variance))
-            return _Moments(*parts, value.parameter)
+            mean, variance = (_bound(operation, [each])[0] for each in (value.mean, value.variance))
+            return _Moments(mean, variance, value.parameter)
         return _Moments(-value.mean, value.variance, False) if name == "neg" else None
     if len(values) != 2:
         return None
@@ -149,8 +150,8 @@ def _of_moments(name: str, operation: JaxprEqn, values: list[_Value]) -> _Moment
     means = [part.mean for part in parts]
     alike = jnp.shape(means[0]) == jnp.shape(means[1]) or (one and jnp.shape(means[1 - moving]) == ())
     if name in ("add", "sub") and alike:
-        variance = parts[0].variance + parts[1].variance
-        return _Moments(_bound(operation, means)[0], variance, all(part.parameter for part in parts))
+        spread = parts[0].variance + parts[1].variance
+        return _Moments(_bound(operation, means)[0], spread, all(part.parameter for part in parts))
     if one and alike and (name == "mul" or (name == "div" and not moving)):
         return _product(operation, parts, moving)
     if name == "dot_general" and one:

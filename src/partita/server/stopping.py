@@ -140,6 +140,8 @@ class Stopping:
         if state.refused and set(np.flatnonzero(state.active).tolist()) <= state.refused.keys():
             k, refusal = next(iter(state.refused.items()))
             status, remedy = _REFUSED[refusal.reason]
+            if refusal.reason is Reason.NOT_FINITE and state.updates:
+                remedy = "Earlier steps have led too far. Use more damping, or another start."
             name = state.names[k]
             return Ending(status, f"No answer could be accepted: that of {name} {refusal.sentence}. {remedy}")
         # a fall that is undone ends in the second round after it
@@ -147,7 +149,8 @@ class Stopping:
         if len(self.history) and lasting and not self.latest.value > self._floor and not np.isnan(self.first):
             return Ending(Status.DIVERGED, f"The free energy diverged to {self.latest.value:.6g}. {_slower(state)}")
         if np.all(state.outcome[state.active] == Outcome.NO_MOMENTS):
-            return Ending(Status.IMPROPER, "No client found the moments of its tilted density.")
+            remedy = "Raise samples or points tenfold, or match rows one by one, with power EP."
+            return Ending(Status.IMPROPER, f"No client found the moments of its tilted density. {remedy}")
         return None
 
     @property
@@ -191,6 +194,9 @@ class Stopping:
         spent = f"The budget is spent; the residual is {worst:.3g} {nats}."
         left = distance_left(state)
         far = f" At its present rate about {left:.2g} standard deviations are left: {self._more(state)}."
+        if self.tolerance is not None and self.tolerance < worst < np.inf and left <= DISTANCE_LEFT:
+            far = " Rounds end where they began, though clients do not agree. Use more damping, or fewer solver steps."
+            return Ending(Status.BUDGET_SPENT, spent + far)
         return Ending(Status.BUDGET_SPENT, spent + far if DISTANCE_LEFT < left < np.inf else spent)
 
     def _full(self, state: State) -> Ending | None:

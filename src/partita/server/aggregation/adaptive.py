@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from partita.families import Family
+from partita.families import Family, inner
 from partita.families.factor import Factor
 from partita.inputs import check_fraction
 from partita.numerics.compiled import Compiled
@@ -34,6 +34,8 @@ _ASK_AGAIN = 4
 """After how many returns in a row the verified posterior itself is sent again."""
 _RETURNS = 12
 """After how many returns a run has stalled."""
+_REACH = 1e4
+"""How long a step is at most in the Fisher metric of q, for each natural parameter (root mean square)."""
 _HALVINGS = 12
 """How many times a step is halved at most that would make the posterior improper."""
 
@@ -106,7 +108,7 @@ class Adaptive(Aggregation):
                 verified = memory.verified
                 seen = _seen(verified.posterior, iterate.posterior, verified.change, summed(changes))
                 part = float(np.clip(seen.best / float(memory.damping), _FURTHEST, _SHRINKAGE))
-            return self._returned(memory, deltas, part)
+            return self._returned(memory, free_energy.prior, deltas, part)
         damping, ceiling, verified = float(memory.damping), float(memory.ceiling), memory.verified
         rising, returns = int(memory.rising), int(memory.returns)
         push = None
@@ -128,9 +130,16 @@ class Adaptive(Aggregation):
             verified = _Verified(array(iterate.posterior), held, reports, change, np.asarray(at_least))
         kept = _Memory(verified, reports, *map(np.asarray, (damping, ceiling, below, rising, returns)))
         dampings = np.where(_untouched(own), self._first(iterate), damping)
-        return _stepped(iterate._replace(memory=kept), _Step(clients, own, changes, dampings, push), deltas)
+        step = _Step(free_energy.prior, clients, own, changes, dampings, push)
+        return _stepped(iterate._replace(memory=kept), step, deltas)
 
-    def _returned(self, memory: "_Memory", deltas: Mapping[int, Factor], part: float) -> Aggregated:
+    def lost(self, iterate: Iterate, prior: Family) -> Aggregated:
+        """The free energy of a posterior to which nobody has a finite answer has fallen."""
+        if np.isneginf(iterate.memory.verified.at_least):
+            return super().lost(iterate, prior)
+        return self._returned(iterate.memory, prior, {}, _FURTHEST)
+
+    def _returned(self, memory: "_Memory", prior: Family, deltas: Mapping[int, Factor], part: float) -> Aggregated:
         """The step from the last verified posterior, taken again with a part of ρ."""
         failed, verified, returns = float(memory.damping), memory.verified, int(memory.returns) + 1
         damping = part * failed
@@ -146,7 +155,7 @@ class Adaptive(Aggregation):
         everybody, held = range(len(verified.factors)), verified.factors.stacked()
         changes = plus(verified.reports.answers(held), held, -1.0)
         dampings = np.full(len(everybody), damping)
-        return _stepped(back, _Step(everybody, held, changes, dampings), deltas)._replace(returned=True)
+        return _stepped(back, _Step(prior, everybody, held, changes, dampings), deltas)._replace(returned=True)
 
     def final(self, iterate: Iterate, free_energy: FreeEnergy | None) -> Iterate:
         """The last verified posterior; or the newest, if its free energy can be asked for and has not fallen."""
@@ -224,6 +233,7 @@ class _Memory(NamedTuple):
 class _Step(NamedTuple):
     """What some clients' factors are to be multiplied by."""
 
+    prior: Family
     clients: Sequence[int]
     held: Factor
     """Their factors, stacked."""
@@ -237,19 +247,31 @@ class _Step(NamedTuple):
 def _stepped(iterate: Iterate, step: _Step, deltas: Mapping[int, Factor]) -> Aggregated:
     """A step from an iterate; it is halved, and has no momentum, until the posterior is proper.
 
-    If it never is, the answers `deltas` are refused.
+    One that is far too long is shortened first: a natural gradient of counts under a wide prior may be e⁴⁰ long, and
+    precision of that order would take half a hundred rounds to shed. If no step is proper, the answers `deltas` are
+    refused.
     """
+    whole = summed(times(step.changes, step.dampings))
+    length = float(_length(iterate.posterior, whole))
+    allowed = _REACH * np.sqrt(whole.size())
+    dampings = step.dampings * (allowed / length if allowed < length < np.inf else 1.0)
     for halvings in range(_HALVINGS):
-        part = step.dampings * 0.5**halvings
+        part = dampings * 0.5**halvings
         moved = times(step.changes, part)
         if step.push is not None and not halvings:
             moved = plus(moved, step.push)
-        posterior = iterate.posterior * summed(moved)
+        factors = iterate.factors.placed(step.clients, plus(step.held, moved))
+        posterior = _product(step.prior, factors)
         if _proper(posterior):
-            factors = iterate.factors.placed(step.clients, plus(step.held, moved))
             return Aggregated(iterate._replace(posterior=posterior, factors=factors), float(part.min()), 0, {})
     sentence = f"would make the posterior improper even with damping {part.min():.2g}"
     return refused(iterate, deltas, Reason.IMPROPER, sentence)
+
+
+def _product(prior: Family, factors: Stack[Factor]) -> Family:
+    """p · Π t_k, anew: changes of the posterior would leave the rounding of the largest factors in it for good."""
+    total = factors.summed().natural
+    return jax.tree.map(lambda own, leaf: jnp.asarray(own + leaf.astype(own.dtype)), prior, total)
 
 
 def _untouched(factors: Factor) -> Bool[np.ndarray, " m"]:
@@ -261,6 +283,13 @@ def _untouched(factors: Factor) -> Bool[np.ndarray, " m"]:
 @Compiled
 def _proper(q: Family) -> Bool[Array, ""]:
     return q.is_proper()
+
+
+@Compiled
+def _length(q: Family, change: Family) -> Float[Array, ""]:
+    """The length of a change in the Fisher metric of q."""
+    _, image = jax.jvp(jax.grad(lambda member: member.log_normaliser()), (q,), (change,))
+    return jnp.sqrt(inner(image, change))
 
 
 class _Seen(NamedTuple):
@@ -283,8 +312,7 @@ def _seen(before: Family, after: Family, change: Family, change_after: Family) -
 
     def product(first: Family, second: Family) -> Float[Array, ""]:
         _, image = jax.jvp(jax.grad(lambda member: member.log_normaliser()), (after,), (first,))
-        pairs = zip(jax.tree.leaves(image), jax.tree.leaves(second), strict=True)
-        return jnp.stack([jnp.vdot(*pair) for pair in pairs]).sum()
+        return inner(image, second)
 
     whole, fell = product(change, change), product(step, change / change_after)
     moved = product(step, step)

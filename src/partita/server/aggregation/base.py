@@ -167,6 +167,10 @@ class Aggregation(eqx.Module):
         """Whether a step that lowers the free energy is undone in the next, so that a fall does not mean divergence."""
         return False
 
+    def lost(self, iterate: Iterate, prior: Family) -> Aggregated:
+        """The step where no client has a finite answer to the posterior; one that is `guarded` may go back."""
+        return Aggregated(iterate, 0.0, 0, {})
+
     def final(self, iterate: Iterate, free_energy: FreeEnergy | None) -> Iterate:
         """The iterate that a run returns when it ends here; the free energy may be asked for unless it is None."""
         return iterate
@@ -185,7 +189,7 @@ class Aggregation(eqx.Module):
         With power EP's factors it is an estimate of log p(y).
         """
         gained = float(log_mass(iterate.posterior) - log_mass(prior))
-        return gained + sum(iterate.factors.parts().log_scale.tolist())
+        return gained + sum(np.asarray(iterate.factors.parts().log_scale).tolist())
 
 
 def refused(iterate: Iterate, clients: Iterable[int], reason: Reason, sentence: str, trials: int = 0) -> Aggregated:

@@ -131,14 +131,23 @@ class Reports(NamedTuple):
         return jax.tree.map(lambda own, other: np.where(beside(said, own) > 0, own, other), rows.answer, held)
 
     def free_energy(self, q: Family, free_energy: FreeEnergy, lag: float = 0.0) -> tuple[float, float]:
-        """F(q) by the last reports, and by how much it may be off: by rounding, by noise, and by what is stale."""
+        """F(q) by the last reports, and by how much it may be off: by rounding, by noise, and by what is stale.
+
+        Where all reports are of q itself they are summed as they are: factors of natural gradients may be so large that
+        nothing is left of c_k + E_q[log τ_k] but rounding.
+        """
         sums = self.rows.summed()
-        said = float(expected(sums.answer, statistics(q)))
         apart = float(divergence(q, free_energy.prior))
-        value = sums.constant + free_energy.temperature * (said - apart)
+        of_this = np.array([report.ell for report in free_energy.reported.values() if report.current])
+        if len(of_this) == sums.known and not sums.gone:
+            said, size = float(of_this.sum()), float(np.abs(of_this).sum())
+        else:
+            moved = free_energy.temperature * float(expected(sums.answer, statistics(q)))
+            said, size = float(sums.constant) + moved, float(sums.size) + abs(moved)
+        value = said - free_energy.temperature * apart
         eps = float(jnp.finfo(jax.tree.leaves(q)[0].dtype).eps)
-        rounding = _ROUNDING * eps * (1 + sums.size + abs(said) + apart)
-        noise = _ERRORS * np.sqrt(sums.variance / 2)
+        rounding = _ROUNDING * eps * (1 + size + apart)
+        noise = _ERRORS * float(np.sqrt(sums.variance / 2))
         return (float(value), float(max(rounding, noise) + lag)) if np.isfinite(value) else (-np.inf, 0.0)
 
 
