@@ -31,7 +31,7 @@ def variational(name: str, rows: list[Any]) -> tuple[Any, Any]:
     """The model, and its run on these clients' rows."""
     function, shared, everything = MODELS[name]
     model = pt.from_numpyro(function, everything, shared=shared)
-    method = pt.methods.sequential(pt.solvers.ModeFixedPoint(), start=start(name, len(model.names)))
+    method = pt.methods.sequential(pt.solvers.ModeFixedPoint(tolerance=1e-16), start=start(name, len(model.names)))
     quiet = pt.Monitor(progress=False)
     return model, pt.run(method, model, model.prior(), pt.federate(rows), rounds=300, tolerance=1e-14, monitor=quiet)
 
