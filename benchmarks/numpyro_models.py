@@ -32,7 +32,7 @@ def variational(name: str, rows: list[Any]) -> tuple[Any, Any]:
     model = pt.from_numpyro(function, everything, shared=shared)
     method = pt.methods.sequential(pt.solvers.ModeFixedPoint(), start=start(name, len(model.names)))
     quiet = pt.Monitor(progress=False)
-    return model, pt.run(method, model, model.prior(), pt.federate(rows), rounds=300, tolerance=1e-12, monitor=quiet)
+    return model, pt.run(method, model, model.prior(), pt.federate(rows), rounds=300, tolerance=1e-14, monitor=quiet)
 
 
 def network_at(draws: dict[str, Any]) -> np.ndarray:

@@ -40,7 +40,7 @@ def variational(x: np.ndarray, y: np.ndarray, law: str, sites: int) -> Any:
     clients = pt.federate([pt.Table(x[part], y[part]) for part in parts])
     quiet = pt.Monitor(progress=False)
     return pt.run(
-        pt.methods.sequential(), pt.LogisticRegression(), prior, clients, rounds=300, tolerance=1e-12, monitor=quiet
+        pt.methods.sequential(), pt.LogisticRegression(), prior, clients, rounds=300, tolerance=1e-14, monitor=quiet
     )
 
 

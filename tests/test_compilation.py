@@ -13,6 +13,14 @@ from partita.storage.checkpoint import Checkpoint
 from support.problems import MODEL, PARTS, PRIOR, SOLVER, STOCHASTIC
 
 PROGRAMS = {"client update": answer, "taking in": take, "expectation": shard_ell}
+COMPILED = []
+"""An entry for every program that JAX compiles, eager operations included."""
+
+
+@jax.monitoring.register_event_duration_secs_listener
+def _count(event, seconds, **about):
+    if event.endswith("backend_compile_duration"):
+        COMPILED.append(about)
 
 
 def traces_of(function):
@@ -84,3 +92,19 @@ def test_changing_a_number_compiles_nothing(change):
 def test_resuming_compiles_nothing(tmp_path):
     assert set(traces_of(lambda: run(store=Checkpoint(tmp_path / "run"))).values()) == {0}
     assert set(traces_of(lambda: run(rounds=2, store=Checkpoint(tmp_path / "run"))).values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("make", "programs"),
+    [
+        (lambda rows: federate([pt.Table(np.ones((rows, 2)), np.ones(rows))]), 0),
+        (lambda size: pt.FullGaussian.standard_normal(size), 0),
+        (lambda size: pt.MeanFieldGaussian.from_mean_sd(np.zeros(size), np.ones(size)), 1),
+    ],
+    ids=["rows", "full covariance", "mean field"],
+)
+def test_a_new_shape_compiles_next_to_nothing(make, programs):
+    make(171)  # sizes that no other test has
+    before = len(COMPILED)
+    make(173)
+    assert len(COMPILED) - before == programs

@@ -9,6 +9,7 @@ import pytest
 from scipy import special, stats
 
 import partita as pt
+from partita.engines.prior import PriorEngine
 from partita.engines.remote import RemoteEngine
 from partita.errors import SettingsError
 from partita.models import laws
@@ -154,13 +155,14 @@ def test_bounds_do_not_judge_it():
     assert not result.history.refusals
 
 
-def test_a_run_goes_on_from_a_file_to_the_bit(tmp_path):
-    whole, path = run(rounds=3, tolerance=None), tmp_path / "run.npz"
-    run(rounds=1, tolerance=None, store=pt.Checkpoint(path))
-    resumed = run(rounds=3, tolerance=None, store=pt.Checkpoint(path))
+@pytest.mark.parametrize("store", [pt.Checkpoint, pytest.param(pt.Ledger, marks=pytest.mark.slow)])
+def test_a_run_goes_on_from_a_file_to_the_bit(store, tmp_path):
+    whole, path = run(rounds=3, tolerance=None), tmp_path / "run"
+    run(rounds=1, tolerance=None, store=store(path))
+    resumed = run(rounds=3, tolerance=None, store=store(path))
     assert np.array_equal(resumed.posterior.q.mean, whole.posterior.q.mean)
     with pytest.raises(pt.InputError, match="another prior"):
-        run(given=prior("cauchy(0, 2.5)", 3), store=pt.Checkpoint(path))
+        run(given=prior("cauchy(0, 2.5)", 3), store=store(path))
 
 
 def test_clients_leave_and_come_back_and_the_prior_cannot():
@@ -204,10 +206,12 @@ def test_mean_field_by_way_of_full_covariance_settles_at_its_own_optimum():
     first = run(given=near)
     settled = run(given=plain, state=first.state)
     assert_same(settled, run(given=plain, rounds=200), rtol=1e-4)
-    # the check's precision has the curvature of the prior's density at q in it
-    np.testing.assert_allclose(
-        settled.posterior.mean_field.found, run().posterior.q.sd / settled.posterior.q.sd, rtol=0.02
-    )
+    # at mean field's optimum precisions are the diagonal of rows' and the prior density's curvatures
+    engine, q = PriorEngine(pt.LocalEngine(PARTS), plain), settled.state.posterior
+    engine.bind(SEQUENTIAL.recipe(MODEL), plain.base)
+    whole = engine.curvature(MODEL, q) + plain.base.matrix()
+    np.testing.assert_allclose(np.diagonal(whole), np.asarray(q.sd) ** -2, rtol=1e-3)
+    assert np.array_equal(settled.posterior.mean_field.found, np.ones(3))
 
 
 @pytest.mark.slow
@@ -244,6 +248,32 @@ def test_evidence_is_that_of_quadrature(size):
     # EP's own error of a logistic likelihood is that beside a Gaussian prior
     own = error_of_evidence(pt.FullGaussian.standard_normal(size, 2.5), MODEL, size)
     assert abs(error_of_evidence(given, MODEL, size) - own) < 1e-3
+
+
+@pytest.mark.slow
+def test_a_scale_that_is_inferred_has_its_distribution():
+    """q(θ, ε) of coefficients and the logarithm of their scale, beside the posterior of that on a grid."""
+    given, rows = prior("normal(0, half_normal(1))", 3), cut(3)
+    x, y = np.concatenate([table.x for table in rows]), np.concatenate([table.y for table in rows])
+    wide = [pt.Table(np.column_stack([table.x, np.zeros(len(table.x))]), table.y) for table in rows]
+    federated, pooled = (run_on(given, parts) for parts in (pt.federate(wide), pt.federate(wide).pooled()))
+    assert_same(federated, pooled, rtol=1e-5)
+    at = np.linspace(-8, 4, 1201)
+    scales, spread = np.exp(at), np.linalg.svd(x, full_matrices=False)
+    log = stats.halfnorm.logpdf(scales) + at
+    for size, along in zip(spread[1] ** 2, spread[0].T @ y, strict=True):
+        log += stats.norm.logpdf(along, 0, np.sqrt(0.49 + size * scales**2))
+    masses = np.exp(log - special.logsumexp(log))
+    mean = masses @ at
+    sd = np.sqrt(masses @ (at - mean) ** 2)
+    q = federated.posterior.q
+    print((q.mean[3] - mean) / sd, q.sd[3] / sd)
+    assert abs(q.mean[3] - mean) < 0.1 * sd
+    assert abs(q.sd[3] / sd - 1) < 0.1
+
+
+def run_on(given, parts):
+    return pt.run(SEQUENTIAL, pt.LinearRegression(0.7), given, parts, monitor=QUIET, tolerance=1e-12)
 
 
 @pytest.mark.slow

@@ -10,8 +10,17 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "partita"
-OFFERED = {"BinaryRegression", "Callback", "LearningStep", "Optimiser", "Predictor", "ProductRule", "Role"}
-OFFERED |= {"RpropState", "Stored", "model_leaves", "rprop"}
+OFFERED = {
+    "AppliedNetwork",
+    "BinaryRegression",
+    "Callback",
+    "LearningStep",
+    "Optimiser",
+    "Predictor",
+    "ProductRule",
+    "Role",
+}
+OFFERED |= {"AppliedNetwork", "RpropState", "Stored", "model_leaves", "rprop"}
 """Names that nothing here uses from elsewhere: what users' own classes inherit, return or are annotated with."""
 FOLDERS = ("src", "tests", "docs", "examples", "experiments", "benchmarks")
 

@@ -39,16 +39,22 @@ FORMS = {"mixture": some_mixture, "flow": some_flow}
 @pytest.mark.parametrize("form", FORMS)
 def test_a_form_is_a_normalised_density_whose_points_and_draws_are_its_own(form):
     density = FORMS[form]()
-    mass = np.exp(np.asarray(jax.jit(jax.vmap(density.log_prob))(GRID))) * CELL
+
+    @jax.jit
+    def seen(density):
+        logs = jax.vmap(density.log_prob)(GRID)
+        return logs, *whole.points(), density.sample(jax.random.key(0), (4_000,))
+
+    whole = AnyForm.of(density, visits=1, draws=512)
+    logs, theta, masses, drawn = map(np.asarray, seen(density))
+    mass = np.exp(logs) * CELL
     assert mass.sum() == pytest.approx(1, abs=1e-5)
     mean = mass @ GRID
     spread = np.sqrt(mass @ (GRID - mean) ** 2)
-    theta, masses = AnyForm.of(density, draws=512).points()
-    assert float(masses.sum()) == pytest.approx(1)
+    assert masses.sum() == pytest.approx(1)
     # a lattice's error is a few times 1/512 of the spread
     np.testing.assert_allclose(masses @ theta, mean, atol=0.02 * spread.max())
-    np.testing.assert_allclose(jnp.sqrt(masses @ (theta - mean) ** 2), spread, rtol=0.02)
-    drawn = density.sample(jax.random.key(0), (4_000,))
+    np.testing.assert_allclose(np.sqrt(masses @ (theta - mean) ** 2), spread, rtol=0.02)
     # five standard errors
     np.testing.assert_allclose(drawn.mean(0), mean, atol=5 * spread.max() / np.sqrt(4_000))
 
@@ -58,70 +64,90 @@ def test_a_mixtures_density_is_scipys():
     roots = np.tril(mixture.roots, -1) + np.exp(mixture.roots) * np.eye(2)
     shares = np.exp(mixture.logits) / np.exp(mixture.logits).sum()
     parts = [multivariate_normal(m, r @ r.T).pdf(GRID[:50]) for m, r in zip(MEANS, roots, strict=True)]
-    found = jax.vmap(mixture.log_prob)(GRID[:50])
+    found = jax.jit(jax.vmap(mixture.log_prob))(GRID[:50])
     np.testing.assert_allclose(found, np.log(shares @ parts), rtol=1e-12)
 
 
 def test_a_flows_density_is_the_change_of_variables():
-    flow, noise = some_flow(), jnp.asarray(np.random.default_rng(1).normal(size=(5, 2)))
-    (theta, _), (values, _) = flow.points(noise), flow.base.points(noise)
-    straight = eqx.tree_at(lambda f: f.base, flow, Mixture.normal(2, 1))
-    jacobian = jax.vmap(jax.jacfwd(lambda one: straight.points(one[None])[0][0]))(values)
-    base = jax.vmap(flow.base.log_prob)(values)
-    np.testing.assert_allclose(jax.vmap(flow.log_prob)(theta), base - np.linalg.slogdet(jacobian)[1], rtol=1e-11)
+    flow, noise = some_flow(), np.random.default_rng(1).normal(size=(5, 2))
+
+    @jax.jit
+    def seen(flow):
+        (theta, _), (values, _) = flow.points(noise), flow.base.points(noise)
+        straight = eqx.tree_at(lambda f: f.base, flow, Mixture.normal(2, 1))
+        jacobian = jax.vmap(jax.jacfwd(lambda one: straight.points(one[None])[0][0]))(values)
+        return jax.vmap(flow.log_prob)(theta), jax.vmap(flow.base.log_prob)(values), jacobian
+
+    found, base, jacobian = seen(flow)
+    np.testing.assert_allclose(found, base - np.linalg.slogdet(jacobian)[1], rtol=1e-11)
 
 
 @pytest.fixture(scope="module")
 def trail():
     """A prior and the two posteriors that a run has visited after it."""
     prior = AnyForm.of(Mixture.normal(2, 3), visits=3, draws=8)
-    first = prior.with_unconstrained(some_mixture(1))
-    return prior, first, first.with_unconstrained(some_mixture(2))
+    first = put(prior, some_mixture(1))
+    return prior, first, put(first, some_mixture(2))
+
+
+put = jax.jit(lambda q, form: q.with_unconstrained(form))
 
 
 def test_products_and_quotients_are_those_of_densities(trail):
-    prior, first, second = trail
-    theta = jnp.asarray([0.3, -0.7])
-    logs = [float(q.log_prob(theta)) for q in trail]
+    @jax.jit
+    def products(prior, first, second):
+        factor = first / prior
+        return second / factor, prior * factor * (second / first), factor**0.5, prior.one()
+
+    logs_of = jax.jit(lambda q: (q.log_prob(np.array([0.3, -0.7])), q.is_proper(), q.log_normaliser()))
+    logs = [float(logs_of(q)[0]) for q in trail]
     assert len(set(logs)) == 3
-    factor = first / prior
-    cavity = second / factor
-    assert float(cavity.log_prob(theta)) == pytest.approx(logs[2] - logs[1] + logs[0], rel=1e-12)
-    assert not cavity.is_proper()
-    assert np.isnan(cavity.log_normaliser())
-    whole = prior * factor * (second / first)
-    assert whole.is_proper()
-    assert float(whole.log_prob(theta)) == logs[2]
-    assert float((factor**0.5).log_prob(theta)) == pytest.approx((logs[1] - logs[0]) / 2, rel=1e-12)
-    assert float(prior.one().log_prob(theta)) == 0
+    cavity, whole, half, one = map(logs_of, products(*trail))
+    assert float(cavity[0]) == pytest.approx(logs[2] - logs[1] + logs[0], rel=1e-12)
+    assert not cavity[1]
+    assert np.isnan(cavity[2])
+    assert whole[1]
+    assert float(whole[0]) == logs[2]
+    assert float(whole[2]) == 0
+    assert float(half[0]) == pytest.approx((logs[1] - logs[0]) / 2, rel=1e-12)
+    assert float(one[0]) == 0
 
 
 def test_expectations_are_sums_over_its_points(trail):
-    _prior, first, second = trail
-    theta, masses = first.points()
-    logs = np.stack([jax.vmap(q.log_prob)(theta) for q in trail])
-    assert float(first.kl(second)) == pytest.approx(float(masses @ (logs[1] - logs[2])), rel=1e-12)
-    assert float(first.entropy()) == pytest.approx(-float(masses @ logs[1]), rel=1e-12)
-    np.testing.assert_allclose(second.statistics(theta[0])[0][:3], logs[:, 0], rtol=1e-12)
+    @jax.jit
+    def seen(prior, first, second):
+        theta, masses = first.points()
+        logs = jnp.stack([q.log_density(theta) for q in (prior, first, second)])
+        others = first.kl(second), second.kl(first), first.entropy(), first.length(second / first)
+        rest = first.distance(second), first.mean_parameters()[0], second.statistics(theta[0])[0]
+        return masses, logs, *others, *rest
+
+    masses, logs, there, back, entropy, length, distance, means, statistics = map(np.asarray, seen(*trail))
+    assert there == pytest.approx(masses @ (logs[1] - logs[2]), rel=1e-12)
+    assert entropy == pytest.approx(-masses @ logs[1], rel=1e-12)
+    np.testing.assert_allclose(statistics[:3], logs[:, 0], rtol=1e-12)
     apart = logs[2] - logs[1] - masses @ (logs[2] - logs[1])
-    assert float(first.length(second / first)) == pytest.approx(float(masses @ apart**2) / 2, rel=1e-12)
-    assert float(first.distance(second)) == pytest.approx(float(first.kl(second) + second.kl(first)) / 2, rel=1e-12)
-    np.testing.assert_allclose(first.mean_parameters()[0][:2], masses @ logs[:2].T, rtol=1e-12)
+    assert length == pytest.approx(masses @ apart**2 / 2, rel=1e-12)
+    assert distance == pytest.approx((there + back) / 2, rel=1e-12)
+    np.testing.assert_allclose(means[:2], masses @ logs[:2].T, rtol=1e-12)
 
 
 def test_two_changes_of_one_posterior_cannot_be_multiplied(trail):
     prior, first, _ = trail
-    other = prior.with_unconstrained(some_mixture(5))
-    assert not (prior * (first / prior) * (other / prior)).is_finite()
+    other = put(prior, some_mixture(5))
+    found = jax.jit(lambda p, a, b: (p * (a / p) * (b / p)).is_finite())
+    assert found(prior, first, first / (first / prior))
+    assert not found(prior, first, other)
 
 
 def test_where_there_is_no_room_nothing_is_overwritten(trail):
     _, _, second = trail
-    last = second.with_unconstrained(some_mixture(3))
+    proper = jax.jit(lambda q: q.is_proper())
+    last = put(second, some_mixture(3))
     assert last.full
-    assert last.is_proper()
-    beyond = last.with_unconstrained(some_mixture(4))
-    assert not beyond.is_proper()
+    assert proper(last)
+    beyond = put(last, some_mixture(4))
+    assert not proper(beyond)
     np.testing.assert_array_equal(beyond.forms.logits, last.forms.logits)
 
 

@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import pwd
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +63,21 @@ def listening(process):
     return {int(row[1].rpartition(":")[2], 16) for row in lines if row[3] == "0A" and f"socket:[{row[9]}]" in found}
 
 
+WRITTEN = ("*.log", "*.json", "*.sqlite", "*.npz", "summary.csv", "server.key", "keys/east")
+
+
+def readable_to_others(folder):
+    """What server and clients have written in a folder that `nobody` could read, if all folders were open."""
+    written = [path for pattern in WRITTEN for path in folder.rglob(pattern)]
+    assert len(written) > 8
+    inside = {parent for path in written for parent in path.parents if parent.is_relative_to(folder)}
+    for place in (*inside, *(parent for parent in folder.parents if parent.name.startswith(("pytest-", "test_")))):
+        place.chmod(0o755)
+    nobody = pwd.getpwnam("nobody").pw_uid
+    done = subprocess.run(["find", *written, "-readable"], user=nobody, cwd="/", capture_output=True, check=True)
+    return done.stdout.decode().split()
+
+
 def test_a_federation_of_processes_over_tls(tmp_path, none_left):
     """One port is open, a client with another key is told, no process starts another, and the posterior is the same."""
     study, files = processes.federation(tmp_path, NAMES, rows)
@@ -82,6 +99,9 @@ def test_a_federation_of_processes_over_tls(tmp_path, none_left):
         with partita(*command, log=study / "west.txt"):
             assert server.wait(240) == 0
     check(study, files)
+    if os.getuid() == 0:  # who alone can become somebody else
+        assert [stat.S_IMODE(path.stat().st_mode) for path in (study, study / "clients" / "east")] == [0o700] * 2
+        assert readable_to_others(study) == []
     said = "".join(path.read_text() for path in study.glob("*.txt"))
     assert "PRIVATE KEY" not in said
 

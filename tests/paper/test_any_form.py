@@ -85,6 +85,7 @@ def test_local_free_energies_sum_to_the_global_one(mixture):
     assert results[-1].free_energy == pytest.approx(ell - divergence, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_local_gradients_add_up_but_for_the_mean_score_over_points(mixture):
     """Property 3 for any form: Σ_m ∇F_m = ∇F where expectations are exact; over points the score has a mean of its own.
 

@@ -247,14 +247,17 @@ def test_random_subsets_of_clients_end_at_the_same_fixed_point():
 
 
 @pytest.mark.slow
-def test_the_fewer_clients_a_round_the_fewer_communications_and_the_more_rounds():
-    """How stochastic synchronous PVI pays: to a tenth of a nat below the optimum, eight clients, ten seeds."""
+def test_the_fewer_clients_a_round_the_fewer_communications():
+    """How stochastic synchronous PVI pays: to a tenth of a nat below the optimum, eight clients, ten seeds.
+
+    With ρ = 1 over their number rounds are hardly fewer, either: 11.0 of one client, 11.2 of two.
+    """
     x, y = reference.logistic_data(rows=40, columns=2)
     parts = shards(reference.divide(x, y, [5] * 8))
     best = reference.free_energy(
         reference.solve_full(natural(PRIOR), x, y, reference.logistic), natural(PRIOR), x, y, reference.logistic
     )
-    communications, rounds = [], []
+    communications = []
     for participants in (1, 2, 8):
         needed = []
         for seed in range(10):
@@ -270,10 +273,8 @@ def test_the_fewer_clients_a_round_the_fewer_communications_and_the_more_rounds(
             reached = [value > best - 0.1 for value in found.history["free_energy"]]
             assert any(reached)
             needed.append(reached.index(True) + 1)
-        rounds.append(np.mean(needed))
         communications.append(participants * np.mean(needed))
     assert communications[0] < communications[1] < communications[2]
-    assert rounds[0] > rounds[1] > rounds[2]
 
 
 def test_a_factor_is_one_in_variables_that_its_rows_do_not_touch():

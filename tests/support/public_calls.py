@@ -61,6 +61,16 @@ def in_groups(**given):
     engine.check(pt.methods.sequential(pt.solvers.FixedPoint()).recipe(model), pt.FullGaussian.standard_normal(3))
 
 
+def waiting(x, y):
+    """A NumPyro model."""
+    import numpyro
+    import numpyro.distributions as dist
+
+    with numpyro.plate("groups", 2):
+        b = numpyro.sample("b", dist.Normal(0, 1))
+    numpyro.sample("y", dist.Normal(x @ b, 1.0), obs=y)
+
+
 def fitted(x, y, weights):
     """The rows of one client, looked at by the engine as before a run."""
     parts = pt.federate([pt.Table(x, y)], weights=[weights])
@@ -154,6 +164,8 @@ CALLS = {
     "Posterior.predict": (POSTERIOR.predict, {"x": X, "how": "closed", "draws": 2, "seed": 0}),
     "Posterior.predict_proba": (POSTERIOR.predict_proba, {"x": X, "how": "closed", "draws": 2, "seed": 0}),
     "Posterior.sample": (POSTERIOR.sample, {"draws": 2, "seed": 0}),
+    "Posterior.draws": (POSTERIOR.draws, {"draws": 8, "seed": 0}),
+    "Posterior.to_arviz": (POSTERIOR.to_arviz, {"draws": 16, "seed": 0}),
     "Posterior.summary": (POSTERIOR.summary, {"names": ["age", "dose"], "mass": 0.9}),
     "Prior": (pt.Prior, {"rescaled": True}),
     "Proximal": (pt.Proximal, {"penalty": 1.0}),
@@ -220,6 +232,26 @@ CALLS = {
             "tolerance": 1e-6,
         },
     ),
+    "from_apply": (
+        pt.from_apply,
+        {
+            "apply": lambda w, x: x @ w,
+            "parameters": np.ones(2),
+            "loss": lambda f, y: (f - y) ** 2 / 2,
+            "response": abs,
+            "expectation": pt.expectations.MonteCarlo(),
+        },
+    ),
+    "from_numpyro": (
+        pt.from_numpyro,
+        {
+            "model": waiting,
+            "rows": {"x": X, "y": Y},
+            "shared": ["groups"],
+            "local": (),
+            "expectation": pt.expectations.CommonDraws(),
+        },
+    ),
     "prior": (
         pt.prior,
         {"text": "horseshoe(0.1); a: normal(0, 1)", "names": ["a", "b"], "family": pt.MeanFieldGaussian.from_mean_sd},
@@ -280,6 +312,7 @@ CALLS = {
     "data.label_shards": (pt.data.label_shards, {"y": Y, "clients": 2, "shards": 2, "seed": 0}),
     "expectations.Analytic": (pt.expectations.Analytic, {}),
     "expectations.Assignments": (pt.expectations.Assignments, {}),
+    "expectations.CommonDraws": (pt.expectations.CommonDraws, {"draws": 16}),
     "expectations.GaussHermite": (pt.expectations.GaussHermite, {"points": 5}),
     "expectations.GridQuadrature": (pt.expectations.GridQuadrature, {"points": 5}),
     "expectations.LocalEffects": (pt.expectations.LocalEffects, {"max_steps": 10, "tolerance": 1e-9}),

@@ -3,6 +3,13 @@
 SLOW_CASES = {
     "tests/docs/test_code.py": ("test_the_code_of_a_page_runs",),
     "tests/docs/test_notebooks.py": ("test_a_notebook_prints_what_it_has_stored",),
+    "tests/families/test_any_form.py": (
+        "test_mistakes_are_one_sentence[bounds on precisions]",
+        "test_mistakes_are_one_sentence[asynchronous]",
+        "test_mistakes_are_one_sentence[undamped, many at once]",
+        "test_mistakes_are_one_sentence[natural gradients]",
+        "test_mistakes_are_one_sentence[the prior's scale]",
+    ),
     "tests/families/test_block_gaussian.py": ("test_mistakes_are_one_sentence[<lambda>-different shape]",),
     "tests/families/test_dirichlet.py": ("test_large_concentrations_hold_in_single_precision",),
     "tests/families/test_equal_leaves.py": (
@@ -68,7 +75,10 @@ SLOW_CASES = {
         "test_the_restricted_direction_keeps_the_gradient_in_the_free_leaves[product]",
         "test_closed_forms_are_the_dense_ones[mean-field]",
     ),
-    "tests/federation/flower/test_kills.py": ("test_ten_random_kills_do_not_change_the_posterior",),
+    "tests/federation/flower/test_kills.py": (
+        "test_ten_random_kills_do_not_change_the_posterior[sequential]",
+        "test_ten_random_kills_do_not_change_the_posterior[synchronous]",
+    ),
     "tests/federation/test_attacks.py": (
         "test_attacks_are_logged_and_reported_and_do_not_change_the_other_clients_result[sequential-not a number]",
         "test_attacks_are_logged_and_reported_and_do_not_change_the_other_clients_result[sequential-infinite]",

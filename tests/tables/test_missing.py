@@ -126,13 +126,20 @@ def test_a_site_with_few_values_says_so():
         imputed(site, np.random.default_rng(0))
 
 
+def fit_of_drawn(**settings):
+    return pt.fit(
+        "pain ~ dose + age + sex", HOLES, sites="site", missing="multiple", prior="normal(0, 100)", **settings
+    )
+
+
 @pytest.fixture(scope="module")
 def drawn():
-    return pt.fit("pain ~ dose + age + sex", HOLES, sites="site", missing="multiple", prior="normal(0, 100)")
+    return fit_of_drawn(imputations=5)
 
 
-def test_a_fit_of_drawn_values_is_near_statsmodels(drawn):
+def test_a_fit_of_drawn_values_is_near_statsmodels():
     """Sites draw from their own rows, half of them each; the noise of ten draws is a fraction of an sd."""
+    drawn = fit_of_drawn()  # ten are the default
     coded = HOLES[["dose", "age", "pain"]].assign(male=HOLES.sex.map({"m": 1.0, "f": 0.0}))
     np.random.seed(0)  # noqa: NPY002, since statsmodels draws from the global generator
     other = mice.MICE("pain ~ dose + age + male", sm.OLS, mice.MICEData(coded)).fit(n_imputations=20, n_burnin=5)
@@ -152,7 +159,7 @@ def test_drawn_values_widen_the_posterior_and_are_told(drawn):
     assert (np.diag(drawn.covariance) > np.diag(within)).all()
     np.testing.assert_allclose(drawn.mean, np.mean([fit.mean for fit in drawn.imputations], axis=0))
     counts = f"age in {HOLES.age.isna().sum()} rows, sex in {HOLES.sex.isna().sum()} rows"
-    assert f"Missing values ({counts}) were drawn 10 times at the sites" in drawn.notes[-1]
+    assert f"Missing values ({counts}) were drawn 5 times at the sites" in drawn.notes[-1]
     assert sum(site.rows for site in drawn.sites) == len(HOLES)
 
 
@@ -163,7 +170,7 @@ def test_a_fit_of_drawn_values_tells_sites_and_predicts(drawn):
     assert np.corrcoef(told, WHOLE.pain)[0, 1] > 0.6
     alone = drawn.without("Hull")
     assert [site.name for site in alone.sites] == ["York"]
-    assert len(alone.imputations) == 10
+    assert len(alone.imputations) == 5
 
 
 def test_a_folder_of_drawn_values_is_refused_before_anything_is_written(tmp_path):

@@ -16,7 +16,7 @@ FRAME = pandas.DataFrame(
     {
         "age": _generator.normal(60, 10, _SIZE),
         "dose": _generator.normal(size=_SIZE),
-        "ward": np.array(["a", "b", "c"])[_generator.integers(0, 3, _SIZE)],
+        "ward": np.array(["a", "a", "b", "c"])[_generator.integers(0, 4, _SIZE)],
         "hospital": np.array(["Hull", "Leeds", "York"])[np.arange(_SIZE) % 3],
     }
 )

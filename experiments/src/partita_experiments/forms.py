@@ -21,7 +21,7 @@ from partita.server.method import Method
 from partita_experiments.past_work import save
 
 PRIOR_SD, VISITS = 2.0, 8
-SIDE = np.linspace(-6, 6, 301)
+SIDE = np.linspace(-9, 9, 361)
 GRID = np.stack(np.meshgrid(SIDE, SIDE, indexing="ij"), axis=-1).reshape(-1, 2)
 CELL = (SIDE[1] - SIDE[0]) ** 2
 KINDS = ("Gaussian", "mixture", "flow")
@@ -46,23 +46,27 @@ TARGETS = {
 def exact(target: str) -> Float[np.ndarray, " g"]:
     """The log density of the posterior on the grid."""
     density, y = TARGETS[target]
-    logs = -0.5 * np.sum(GRID**2, 1) / PRIOR_SD**2 + sum(np.asarray(density(GRID.T, one)) for one in y)
+    theta, rows = jnp.asarray(GRID), jnp.asarray(y)
+    each = jax.vmap(jax.vmap(density, in_axes=(None, 0)), in_axes=(0, None))(theta, rows)
+    logs = -0.5 * np.sum(GRID**2, 1) / PRIOR_SD**2 + np.asarray(each.sum(1))
     highest = logs.max()
     return logs - highest - np.log(np.exp(logs - highest).sum() * CELL)
 
 
-def posterior(target: str, kind: str, clients: int, shift: int, quick: bool) -> tuple[Family, list[float]]:
-    """q of sequential PVI, and the free energy after every visit."""
+def posterior(
+    target: str, kind: str, clients: int, quick: bool, shift: int = 0, begun: Family | None = None
+) -> tuple[Family, list[float]]:
+    """q of sequential PVI, and the free energy after every visit; `begun` is where it begins, instead of far away."""
     density, y = TARGETS[target]
     rounds = 2 if quick else VISITS // clients
-    method, prior, expectation = _asked(target, kind, shift, quick)
+    method, prior, expectation = _asked(target, kind, quick, shift, begun)
     model = LogDensity(density, expectation=expectation)
     parts = federate(list(np.array_split(y, clients)))
     result = run(method, model, prior, parts, rounds=rounds, tolerance=None)
     return result.posterior.q, list(map(float, result.history["free_energy"]))
 
 
-def _asked(target: str, kind: str, shift: int, quick: bool) -> tuple[Method, Family, Any]:
+def _asked(target: str, kind: str, quick: bool, shift: int, begun: Family | None) -> tuple[Method, Family, Any]:
     """The method, the prior, and the expectation."""
     solver = LBFGS(max_steps=5 if quick else 400, tolerance=1e-7)
     if kind == "Gaussian":
@@ -70,9 +74,13 @@ def _asked(target: str, kind: str, shift: int, quick: bool) -> tuple[Method, Fam
         prior = FullGaussian.from_mean_covariance(jnp.zeros(2), PRIOR_SD**2 * covariance)
         start = FullGaussian.from_mean_covariance(jnp.array([1.0, 1.0]), 0.3 * covariance)
         return methods.sequential(solver, start=start), prior, GridQuadrature(30)
-    first, begun, draws = _forms(target, kind)
+    first, far, draws = _forms(target, kind)
     whole = AnyForm.of(first, VISITS + 1, 8 if quick else draws, shift)
-    return methods.sequential(solver, start=whole.with_unconstrained(begun)), whole, Points()
+    return (
+        methods.sequential(solver, start=whole.with_unconstrained(begun.unconstrained() if begun else far)),
+        whole,
+        Points(),
+    )
 
 
 def _forms(target: str, kind: str) -> tuple[Form, Form, int]:
@@ -86,7 +94,7 @@ def _forms(target: str, kind: str) -> tuple[Form, Form, int]:
         prior, base = Mixture.normal(2, 2, PRIOR_SD), Mixture.from_means_sd(apart, 1.0)
     else:
         prior, base = Mixture.normal(2, 1, PRIOR_SD), Mixture.normal(2, 1, 1.0)
-    return Flow.of(prior, layers=4, units=8), Flow.of(base, layers=4, units=8), 1_024 // len(base.logits)
+    return Flow.of(prior, layers=4, units=8), Flow.of(base, layers=4, units=8), 4_096 // len(base.logits)
 
 
 @Compiled
@@ -115,7 +123,7 @@ def draw(path: Path, quick: bool) -> dict[str, dict[str, float]]:
         heights = np.exp(truth.max()) * np.array([0.02, 0.1, 0.3, 0.6, 1.0])
         shown = {"exact": truth}
         for kind in KINDS:
-            shown[kind], told = _compared(target, kind, truth, quick)
+            shown[kind], told = compared(target, kind, truth, quick)
             found[f"{target}, {kind}"] = told
         for axis, (name, logs) in zip(axes[row], shown.items(), strict=True):
             density = np.exp(logs).reshape(len(SIDE), -1).T
@@ -132,28 +140,32 @@ def draw(path: Path, quick: bool) -> dict[str, dict[str, float]]:
     return found
 
 
-def _compared(
+def compared(
     target: str, kind: str, truth: Float[np.ndarray, " g"], quick: bool
 ) -> tuple[np.ndarray, dict[str, float]]:
-    """The federated posterior, and its distances to the exact one, to the pooled one, and those by other points."""
-    q, path = posterior(target, kind, 2, 0, quick)
-    federated, pooled = on_grid(q), on_grid(posterior(target, kind, 1, 0, quick)[0])
+    """The federated posterior, its distance to the exact one, and how far pooled runs go that begin at it.
+
+    A run on pooled rows that begins there goes to another optimum of the same free energy, if it goes far; with other
+    points its free energy is another one, and how far it goes then is the noise of points.
+    """
+    q, path = posterior(target, kind, 2, quick)
+    federated = on_grid(q)
     told = {
         "federated": divergence(federated, truth),
-        "pooled": divergence(pooled, truth),
-        "federated to pooled": divergence(federated, pooled),
-        "free energy": path[-1],
+        "pooled": divergence(on_grid(posterior(target, kind, 1, quick)[0]), truth),
         "last movement": path[-1] - path[-3],
     }
     if kind != "Gaussian":
-        other = on_grid(posterior(target, kind, 1, 1, quick)[0])
-        told |= {"other points": divergence(other, truth), "other points to pooled": divergence(other, pooled)}
+        ends = [on_grid(posterior(target, kind, 1, quick, shift, q)[0]) for shift in (0, 1)]
+        told |= dict(
+            zip(("from there", "with other points"), (divergence(federated, end) for end in ends), strict=True)
+        )
     return federated, told
 
 
 def markdown(found: dict[str, dict[str, float]]) -> str:
     """The distances as a table, in nats."""
-    columns = ("federated", "pooled", "federated to pooled", "other points", "other points to pooled")
+    columns = ("federated", "pooled", "from there", "with other points")
     lines = [f"| posterior | {' | '.join(columns)} |", f"| --- | {' | '.join('---:' for _ in columns)} |"]
     for name, told in found.items():
         numbers = (f"{told[column]:.4f}" if column in told else "" for column in columns)

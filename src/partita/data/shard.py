@@ -12,6 +12,7 @@ from partita.data.table import GroupedTable, OffsetTable, Table
 from partita.errors import DataError
 from partita.inputs import check_choice, check_kind, check_texts, check_whole, described, real_array
 from partita.io.digest import number_digest
+from partita.numerics.arrays import jax_array
 
 __all__ = ["Partition", "Shard", "federate", "real_numbers"]
 
@@ -204,6 +205,5 @@ def _bucket_lengths(sizes: Sequence[int], buckets: int | None) -> list[int]:
 def _pad(data: PyTree, weights: np.ndarray, size: int, length: int) -> Shard:
     index = np.minimum(np.arange(length), size - 1)
     padded = np.where(np.arange(length) < size, np.asarray(weights)[index], 0).astype(_float_type(data))
-    # `array` copies; `asarray` would compile a program for each shape
-    rows = jax.tree.map(lambda leaf: jnp.array(np.asarray(leaf)[index]), data)
-    return Shard(rows, jnp.array(padded), jnp.array(size))
+    rows = jax.tree.map(lambda leaf: jax_array(np.asarray(leaf)[index]), data)
+    return Shard(rows, jax_array(padded), jnp.array(size))

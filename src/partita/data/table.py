@@ -2,11 +2,12 @@
 
 from typing import NamedTuple
 
-import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Real
 
 from partita.errors import DataError
 from partita.inputs import real_array
+from partita.numerics.arrays import jax_array
 
 __all__ = ["GroupedTable", "OffsetTable", "Table", "Times", "Trials", "with_intercept"]
 
@@ -64,7 +65,7 @@ class GroupedTable(NamedTuple):
 
 def with_intercept(x: Real[ArrayLike, "n d"]) -> Real[Array, "n d+1"]:
     """Prepends a column of ones to x."""
-    x = jnp.asarray(real_array("inputs", x, DataError))
+    x = real_array("inputs", x, DataError)
     if x.ndim != 2:
         raise DataError(f"The inputs have the shape {x.shape}: give a matrix with a row for each response.")
-    return jnp.concatenate([jnp.ones((len(x), 1), x.dtype), x], axis=1)
+    return jax_array(np.concatenate([np.ones((len(x), 1), x.dtype), x], axis=1))

@@ -28,6 +28,7 @@ from partita.inputs import check_kind, check_whole, described, real_array
 from partita.local.batch import Common, Visits, ells, replies
 from partita.local.client import Recipe, Reply, Visit, client_key, client_update, prepare_update
 from partita.models import Model
+from partita.numerics.arrays import jax_array
 from partita.numerics.compiled import Compiled
 from partita.numerics.stack import stacked
 
@@ -317,7 +318,7 @@ def _check_rows(model: Model, prior: Family, partition: Partition) -> None:
         except InputError as error:
             raise SettingsError(f"{name}: {error}.") from None
     shard, key = partition.shards[0], jax.random.key(0)
-    row = jax.tree.map(lambda leaf: jnp.array(np.asarray(leaf)[0]), shard.data)
+    row = jax.tree.map(lambda leaf: jax_array(np.asarray(leaf)[0]), shard.data)
     failures = [
         *_failures(lambda q: model.ell(q, shard.data, shard.weights, key), prior),
         *_failures(lambda q: _check_density(model.log_density(q.sample(key), row)), prior),

@@ -10,7 +10,6 @@ import math
 import warnings
 from typing import Any, Self
 
-import jax.numpy as jnp
 import numpy as np
 from jax import enable_x64
 from jaxtyping import Float
@@ -23,6 +22,7 @@ from partita.data.table import Table
 from partita.errors import DataError
 from partita.families import Family, FullGaussian
 from partita.inputs import check_finite_number, check_whole
+from partita.numerics.arrays import jax_array
 from partita.server.monitor import Monitor
 from partita.server.run import run
 from partita.stream import Stream
@@ -152,7 +152,7 @@ class Partitioned(BaseEstimator, abc.ABC):
         wide = np.zeros((rows, _columns(x.shape[1])))
         wide[: len(x), : x.shape[1]] = x
         tall = np.concatenate([y, np.full(rows - len(y), y[0])])
-        return Table(jnp.asarray(wide), jnp.asarray(tall)), np.concatenate([weight, np.zeros(rows - len(weight))])
+        return Table(jax_array(wide), jax_array(tall)), np.concatenate([weight, np.zeros(rows - len(weight))])
 
     def _sds(self) -> np.ndarray:
         """Of the prior; those of the columns of zeros are 1."""

@@ -61,9 +61,12 @@ class AnyForm(Family):
         check_whole("number of visits", visits, most=_MOST_VISITS)
         check_whole("number of draws", draws, 2 * form.dimension, _MOST_DRAWS)
         check_whole("shift", shift, 0)
-        forms = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (visits + 1, *leaf.shape)), form)
-        dtype = jax.tree.leaves(form)[0].dtype
-        return cls(jnp.zeros(visits + 1, dtype).at[0].set(1), forms, jnp.ones((), dtype), draws, shift)
+        leaves = jax.tree.map(np.asarray, form)  # in NumPy, which compiles nothing for a new number of visits
+        forms = jax.tree.map(lambda leaf: jnp.array(np.broadcast_to(leaf, (visits + 1, *leaf.shape))), leaves)
+        dtype = jax.tree.leaves(leaves)[0].dtype
+        first = np.zeros(visits + 1, dtype)
+        first[0] = 1
+        return cls(jnp.array(first), forms, jnp.array(np.ones((), dtype)), draws, shift)
 
     @property
     def form(self) -> Form:

@@ -14,6 +14,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Key, PyTree
 from partita.errors import SettingsError
 from partita.families.same import same
 from partita.inputs import check_kind, real_array
+from partita.numerics.arrays import jax_array
 from partita.numerics.compiled import Scalar
 from partita.numerics.trees import all_finite
 
@@ -360,11 +361,11 @@ def check_start(start: Any) -> None:
 def floating(leaf: Numbers, name: str = "parameters") -> Float[Array, "..."]:
     """The leaf as a floating-point array with a strong dtype; a weak one would cause recompilation."""
     if not isinstance(leaf, jax.Array):
-        leaf = jnp.array(real_array(name, leaf))  # unlike `asarray`, compiles no program for a new shape
-    dtype = jnp.asarray(leaf).dtype
-    if jnp.issubdtype(dtype, jnp.complexfloating):
+        array = real_array(name, leaf)
+        return jax_array(array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float))
+    if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
         raise SettingsError(f"The {name} hold complex numbers where real numbers are needed: take their real parts.")
-    return jnp.asarray(leaf, dtype if jnp.issubdtype(dtype, jnp.floating) else float)
+    return jnp.asarray(leaf, leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else float)
 
 
 def positive(values: Numbers, name: str) -> Float[Array, "..."]:

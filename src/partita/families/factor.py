@@ -5,6 +5,7 @@ from typing import Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from partita.families.base import Family
@@ -21,7 +22,7 @@ class Factor(eqx.Module):
     """
 
     natural: Family
-    log_scale: Float[Array, ""]
+    log_scale: Float[Array, ""] | np.floating
 
     def __mul__(self, other: Self) -> Self:
         return type(self)(self.natural * other.natural, self.log_scale + other.log_scale)

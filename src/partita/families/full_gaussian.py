@@ -1,5 +1,6 @@
 """Gaussians with full covariance."""
 
+import functools
 from typing import Self
 
 import equinox as eqx
@@ -10,11 +11,12 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Key, Real
 
 from partita.errors import SettingsError
-from partita.families.base import Theta, finite, floating
+from partita.families.base import Theta, finite
 from partita.families.capabilities import Spreading
 from partita.families.gaussian import LOG_2PI, Gaussian, Moments, Standard, Unconstrained, check_vector, zeros_of
 from partita.families.layout import Layout
 from partita.inputs import check_finite_number, described
+from partita.numerics.arrays import jax_array
 
 __all__ = ["FullGaussian", "drawn", "symmetric"]
 
@@ -63,9 +65,10 @@ class FullGaussian(Gaussian):
         check_finite_number("scale", scale, above=0)
         zeros = zeros_of(like)
         layout = Layout.of(zeros)
-        vector = layout.ravel(zeros)
-        precision = jnp.eye(vector.size, dtype=vector.dtype) / floating(scale).astype(vector.dtype) ** 2
-        return cls(vector, precision, layout)
+        leaves = jax.tree.leaves(zeros)
+        size, dtype = sum(leaf.size for leaf in leaves), jnp.result_type(*leaves)
+        precision = np.eye(size, dtype=dtype) / np.asarray(scale, dtype) ** 2
+        return cls(jax_array(np.zeros(size, dtype)), jax_array(precision), layout)
 
     def _cholesky(self) -> Float[Array, "d d"]:
         return jnp.linalg.cholesky(self.precision)
@@ -210,6 +213,7 @@ def symmetric(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
     return (matrix + matrix.T) / 2
 
 
+@functools.partial(jax.jit, inline=True)
 def _inverse(lower: Float[Array, "d d"]) -> Float[Array, "d d"]:
     """(L Lᵀ)⁻¹ of a lower triangular L, exactly symmetric."""
     half = jsp.linalg.solve_triangular(lower, jnp.eye(lower.shape[-1], dtype=lower.dtype), lower=True)

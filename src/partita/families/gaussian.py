@@ -1,6 +1,7 @@
 """Gaussian families, mean-field and with full covariance, over arrays and over pytrees of arrays."""
 
 import abc
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self, cast
@@ -18,6 +19,7 @@ from partita.families.base import Family, Theta, finite, floating, positive
 from partita.families.capabilities import Projected, Spreading
 from partita.families.layout import Layout
 from partita.inputs import check_finite_number, check_seed, check_whole, described
+from partita.numerics.arrays import jax_array
 from partita.numerics.noise import standard_normal
 
 __all__ = [
@@ -161,8 +163,7 @@ class MeanFieldGaussian(Gaussian):
             check_finite_number("standard deviation, where it is not shaped like the mean,", sd, above=0)
             sd = jax.tree.map(lambda m: sd, mean)
         sd = jax.tree.map(_spread, mean, sd)
-        precision = jax.tree.map(lambda m, s: jnp.broadcast_to(1 / s**2, m.shape), mean, sd)
-        return cls(jax.tree.map(jnp.multiply, precision, mean), precision)
+        return cls(*_natural(mean, sd))
 
     @classmethod
     def standard_normal(cls, like: Theta | int, scale: float = 1.0) -> Self:
@@ -319,14 +320,21 @@ def _spread(mean: Array, sd: Any) -> Float[Array, "..."]:
     return spread
 
 
+@functools.partial(jax.jit, inline=True)
+def _natural(mean: Theta, sd: Theta) -> tuple[Theta, Theta]:
+    """Precision times mean, and precision."""
+    precision = jax.tree.map(lambda m, s: jnp.broadcast_to(1 / s**2, m.shape), mean, sd)
+    return jax.tree.map(jnp.multiply, precision, mean), precision
+
+
 def zeros_of(like: Theta | int) -> Theta:
     """A θ of zeros with the structure of `like`, or a vector of `like` zeros."""
     if isinstance(like, int | np.integer):
         check_whole("number of parameters", like)
-        return jnp.zeros(int(like))
+        return jax_array(np.zeros(int(like)))
     if not jax.tree.leaves(like):
         raise SettingsError(f"Give a θ with numbers, or the number of parameters, not {described(like)}.")
-    return jax.tree.map(lambda leaf: jnp.zeros_like(floating(leaf)), like)
+    return jax.tree.map(lambda leaf: jax_array(np.zeros(jnp.shape(leaf), floating(leaf).dtype)), like)
 
 
 def gaussian(

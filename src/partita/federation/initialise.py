@@ -44,7 +44,7 @@ change = 0.0
 dominance = 0.0
 prominence = 0.0
 deficit = 0.0
-moments = 0.0
+moments = 10.0  # in round 0: a column in another unit; sites may differ more by design, as in their years
 
 [disclosure]  # no client discloses sums of fewer rows, or of a cell of fewer; an owner may set stricter limits
 rows = 10

@@ -106,7 +106,7 @@ def draw(folder: Path, rows: list[dict[str, Any]]) -> Path:
         intervals.plot(row["mean"], place, "o", color="C0")
     intervals.set_yticks(range(len(rows)), [literal(str(row["name"])) for row in reversed(rows)])
     intervals.axvline(0, color="grey", linewidth=0.5)
-    intervals.set_xlabel("mean, low to high")
+    intervals.set_xlabel("mean and interval")
     known = [
         (row["communications"], row["reported_free_energy"], row.get("reported_free_energy_error", 0.0))
         for row in history

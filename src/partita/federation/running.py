@@ -7,12 +7,13 @@ import logging.handlers
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 
+from partita.engines.remote import Transport
 from partita.errors import FederationError, InputError
 from partita.federation.client import attend
 from partita.federation.config import Federation, host_of
@@ -32,8 +33,11 @@ _LOG_BYTES = 2**20
 """How long a log becomes before it begins anew; one earlier log is kept."""
 
 
-def run_server(folder: Path, federation: Federation) -> str:
-    """Runs a federation's server until the run ends; returns the final message."""
+_Listen = Callable[[Path, Federation, Ledger], contextlib.AbstractContextManager[Transport]]
+
+
+def run_server(folder: Path, federation: Federation, listen: _Listen = listen) -> str:
+    """Runs a federation's server until the run ends, with the link that `listen` opens; returns the final message."""
     folder = folder.resolve()
     jax.config.update("jax_enable_x64", True)
     with contextlib.ExitStack() as stack:

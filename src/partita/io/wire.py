@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from partita.errors import DamagedFileError
 from partita.io.checksum import SIZE, checksum
+from partita.numerics.arrays import jax_array
 
 __all__ = [
     "HEADER",
@@ -157,7 +157,7 @@ def unflatten(arrays: Mapping[str, np.ndarray], like: Any, source: str) -> Any:
             what = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
             needed = f"{leaf.dtype}{list(leaf.shape)}"
             raise DamagedFileError(f"{source} holds {what} at {path} where {needed} is needed.")
-        found.append(array if isinstance(leaf, np.ndarray) else jnp.asarray(array))
+        found.append(array if isinstance(leaf, np.ndarray) else jax_array(array))
     return jax.tree.unflatten(treedef, found)
 
 

@@ -1,5 +1,6 @@
 """Generalised linear models with effects of groups, each of which lies within one client."""
 
+import dataclasses
 from typing import NamedTuple
 
 import equinox as eqx
@@ -110,6 +111,31 @@ class GroupEffects(Model):
             rows.append(jnp.stack([*row, jnp.sqrt(left), *zeros], axis=-1))
         return softplus(s[..., :size]), jnp.stack(rows, axis=-2)
 
+    def effects_drawn(
+        self, q: Family, conditionals: Conditionals, theta: Float[Array, "s p"], key: Key[Array, ""]
+    ) -> Float[Array, "s g d"]:
+        """Draws of every group's effects φ_g that belong to draws of θ from q, by the conditionals at q."""
+        mean, slope, covariance, power = conditionals
+        noise = jax.random.normal(key, (len(theta), *mean.shape), mean.dtype)
+        root = jax.vmap(square_root)(covariance)
+        away = theta - gaussian(q).mean
+        u = mean + jnp.einsum("gdp,sp->sgd", slope, away) + jnp.einsum("gde,sge->sgd", root, noise)
+        deviation, _ = self.scales(theta[:, theta.shape[1] - _scale_size(self.effects) :])
+        return u * deviation[:, None, :] ** power
+
+    def response_within(
+        self, q: Family, data: GroupedTable, place: Int[Array, " n"], known: Conditionals | None
+    ) -> Rows:
+        """E_q[y] of rows, by the conditionals at q of those groups whose places are given; −1 is a new group."""
+        posed = self.posed(q, data, jnp.ones(len(data.y), data.x.dtype))
+        mean, variance = posed.of_new_groups()
+        if known is not None:
+            of_known = dataclasses.replace(posed, place=jnp.maximum(place, 0)).predictors(known)
+            new = place[:, None] < 0
+            mean, variance = jnp.where(new, mean, of_known[0]), jnp.where(new, variance, of_known[1])
+        average = jax.vmap(self.likelihood.averaged_response, in_axes=1, out_axes=1)
+        return average(mean, variance) @ posed.rule[1]
+
     def posed(self, q: Family, data: GroupedTable, weights: Rows) -> "_Groups":
         member = gaussian(q, "A model with effects of groups", "use a FullGaussian")
         check_vector(member.mean)
@@ -145,7 +171,7 @@ class GroupEffects(Model):
         middle = self.scales(mean[split:])[0], jax.nn.sigmoid(mean[split : split + self.effects])
         return _Groups(
             self.likelihood, rows, weights, place, count.add(weights), mean, covariance, member.matrix(), along, within,
-            (nodes, masses), logs, precision, middle,
+            (nodes, masses), logs, triangle, precision, middle,
         )  # fmt: skip
 
     def _of_new_groups(
@@ -194,6 +220,8 @@ class _Groups(eqx.Module):
     """Nodes of the standardised s, and their masses."""
     logs: tuple[Float[Array, "j d"], Float[Array, " j"]]
     """At each node the log standard deviations of effects, and half of the log determinant of their correlations."""
+    triangle: Float[Array, "j d d"]
+    """The square root of their correlations at each node."""
     inverse: Float[Array, "j d d"]
     """The inverse of their correlations at each node."""
     middle: tuple[Float[Array, " d"], Float[Array, " d"]]
@@ -254,19 +282,12 @@ class _Groups(eqx.Module):
 
     def _own(self, conditionals: Conditionals) -> Rows:
         """Every row's E[log p(y_n | θ, φ_g)]."""
-        (nodes, masses), (deviations, _) = self.rule, self.logs
-        mean, along, covariance = self._at(conditionals)
-        model = self.likelihood
+        model, masses, groups = self.likelihood, self.rule[1], self._at(conditionals)
 
         def row(own: _Rows, place: Int[Array, ""]) -> Float[Array, ""]:
-            slope = conditionals.slope[place]
-            scaled = own.z * jnp.exp(conditionals.power[place] * deviations)
-            effects = jnp.sum(scaled * (mean[place] + (along[place] @ nodes).T), axis=-1)
-            across = scaled @ (slope @ own.spread)
-            variance = own.variance + 2 * across + jnp.sum((scaled @ covariance[place]) * scaled, axis=-1)
+            mean, variance = self._predictor(conditionals, groups, own, place)
             table = Table(jnp.zeros((len(masses), 0)), jnp.broadcast_to(own.y, masses.shape))
-            values = model.expectation.at_predictor(model, own.mean + own.along @ nodes + effects, variance, table)
-            return masses @ values
+            return masses @ model.expectation.at_predictor(model, mean, variance, table)
 
         def one(pair: tuple[_Rows, Int[Array, ""]]) -> Float[Array, ""]:
             return row(*pair)
@@ -275,6 +296,29 @@ class _Groups(eqx.Module):
         if len(self.place) <= BLOCK:
             return jax.vmap(row)(*pairs)
         return jax.lax.map(jax.checkpoint(one), pairs, batch_size=BLOCK)
+
+    def predictors(self, conditionals: Conditionals) -> tuple[Float[Array, "n j"], Float[Array, "n j"]]:
+        """Mean and variance of every row's predictor at each node of s."""
+        groups = self._at(conditionals)
+        each = jax.vmap(lambda own, place: self._predictor(conditionals, groups, own, place))
+        return each(self.rows, self.place)
+
+    def of_new_groups(self) -> tuple[Float[Array, "n j"], Float[Array, "n j"]]:
+        """The same, if every row were in a group that nobody has seen."""
+        scaled = self.rows.z[:, None, :] * jnp.exp(self.logs[0])
+        spread = jnp.sum(jnp.einsum("njk,jkl->njl", scaled, self.triangle) ** 2, axis=-1)
+        return self.rows.mean[:, None] + self.rows.along @ self.rule[0], self.rows.variance[:, None] + spread
+
+    def _predictor(
+        self, conditionals: Conditionals, groups: tuple[Array, Array, Array], own: _Rows, place: Int[Array, ""]
+    ) -> tuple[Float[Array, " j"], Float[Array, " j"]]:
+        """Mean and variance of a row's predictor at each node of s."""
+        mean, along, covariance = groups
+        scaled = own.z * jnp.exp(conditionals.power[place] * self.logs[0])
+        effects = jnp.sum(scaled * (mean[place] + (along[place] @ self.rule[0]).T), axis=-1)
+        across = scaled @ (conditionals.slope[place] @ own.spread)
+        variance = own.variance + 2 * across + jnp.sum((scaled @ covariance[place]) * scaled, axis=-1)
+        return own.mean + own.along @ self.rule[0] + effects, variance
 
 
 def _places(group: Float[Array, " n"]) -> Int[Array, " n"]:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree, Shaped
 
 from partita.errors import DataError, InputError, MissingExtraError, SettingsError
 
-__all__ = ["Rows", "SharedSite", "Sites", "Trace", "read_sites", "total", "traced"]
+__all__ = ["Rows", "Sites", "Trace", "read_sites", "total", "traced"]
 
 Rows = Mapping[str, Shaped[Array | np.ndarray, "n ..."]]
 """What the model is called with, by the names of its arguments, with rows first."""
@@ -25,7 +25,7 @@ _TOLERANCE = 1e-3
 """How far the rows' densities, one by one, may be from those of all, relative to them: single precision is enough."""
 
 
-class SharedSite(NamedTuple):
+class _SharedSite(NamedTuple):
     """Variables that all rows share."""
 
     name: str
@@ -43,7 +43,7 @@ class SharedSite(NamedTuple):
 class Sites(eqx.Module):
     """What a model's sites are."""
 
-    shared: tuple[SharedSite, ...] = eqx.field(static=True)
+    shared: tuple[_SharedSite, ...] = eqx.field(static=True)
     """Of θ, in its order."""
     given: tuple[str, ...] = eqx.field(static=True)
     """Observed sites and factors that do not depend on rows; with the shared ones they are the prior."""
@@ -123,7 +123,7 @@ class _Seen(NamedTuple):
     plates: tuple[tuple[str, int], ...]
     """Those that it is in, with the places of their axes among those of its values, from the front."""
     observed: bool
-    shared: SharedSite | None
+    shared: _SharedSite | None
     """What it is if all rows share it; None if it is discrete."""
     support: np.ndarray | None
     """The values of one element, if it is discrete and they are finitely many."""
@@ -142,7 +142,7 @@ def read_sites(model: Callable[..., Any], rows: Rows, shared: Collection[str], l
     own = {name for name, size in sizes.items() if size == (count, 1)}
     _check_plates(sizes, own, shared, local)
     discrete = dict[str, np.ndarray]()
-    found, given, observed = list[SharedSite](), list[str](), list[str]()
+    found, given, observed = list[_SharedSite](), list[str](), list[str]()
     for name, site in seen.items():
         if site.kind == "param":
             raise SettingsError(f"The parameter {name!r} has no prior: make it a numpyro.sample.")
@@ -216,14 +216,14 @@ def _seen(name: str, site: dict[str, Any]) -> _Seen:
     return _Seen("sample", 0, shape, plates, False, _shared_site(name, law, shape), None)
 
 
-def _shared_site(name: str, law: Any, shape: tuple[int, ...]) -> SharedSite:
+def _shared_site(name: str, law: Any, shape: tuple[int, ...]) -> _SharedSite:
     from numpyro.distributions import biject_to, transforms
 
     transform = biject_to(law.support)
     while isinstance(transform, transforms.IndependentTransform):
         transform = transform.base_transform
     real = isinstance(transform, transforms.IdentityTransform)
-    return SharedSite(name, tuple(transform.inverse_shape(shape)), real)
+    return _SharedSite(name, tuple(transform.inverse_shape(shape)), real)
 
 
 def _support(name: str, law: Any) -> np.ndarray | None:

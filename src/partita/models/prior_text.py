@@ -5,7 +5,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from jaxtyping import Float
@@ -250,7 +250,7 @@ def prior(
         check_texts("names of the coefficients", names)
     else:
         check_whole("number of coefficients", names)
-        names = [str(place) for place in range(int(names))]
+        names = [str(place) for place in range(cast(int, names))]
     said = clauses(text)
     size, placed = len(names), list[Placed]()
     for own, law in said:

@@ -93,7 +93,7 @@ class Posterior:
 
     def to_arviz(self, draws: int = 1000, seed: int = 0) -> "DataTree":
         """The same draws in ArviZ's form, as four chains."""
-        check_whole("number of draws", draws, least=CHAINS)
+        check_whole("number of draws", draws, least=CHAINS**2)
         return draws_to_arviz(self.draws(draws - draws % CHAINS, seed))
 
     def log_prob(self, theta: Theta) -> Float[Array, ""]:

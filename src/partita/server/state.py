@@ -116,6 +116,10 @@ class State:
     """How many of each client's answers made its factor; with client and seed it gives the client's random key."""
     residual: Float[np.ndarray, " m"] = per_client(np.inf)
     """KL(q_k ‖ q) at each client's last answer."""
+    moved: Float[np.ndarray, " m"] = per_client(0.0)
+    """The largest residual of answers that have changed q since the one that each client's last answer is about."""
+    moved_since: Float[np.ndarray, " m"] = per_client(0.0)
+    """The same since the q that each client was last sent."""
     last_turn: Int[np.ndarray, " m"] = per_client(0)
     """The turn after each client's last answer."""
     ell: Float[np.ndarray, " m"] = per_client(-np.inf)
@@ -208,8 +212,8 @@ class State:
         return float(self.residual[self.active].max(initial=0.0))
 
     def settled(self, tolerance: float) -> bool:
-        """Whether the last answer of every active client lay within so many nats of the posterior."""
-        return self.worst_residual <= tolerance
+        """Whether every active client's last answer lies within so many nats of the posterior, then and since."""
+        return max(self.worst_residual, float(self.moved[self.active].max(initial=0.0))) <= tolerance
 
     def with_iterate(self, iterate: Iterate) -> "State":
         """The state with another iterate; a new posterior counts as an update."""

@@ -108,8 +108,10 @@ def dispatch(method: Method, state: State, away: Bool[np.ndarray, " m"]) -> Stat
         selected = [k for k in selected if not busy[k]]
         if selected:
             break
-    tasks = [state.task(k, _id(turn, k)) for k in selected]
-    return dataclasses.replace(state, turn=turn if selected else state.turn, in_flight=state.in_flight.added(tasks))
+    tasks, moved_since = [state.task(k, _id(turn, k)) for k in selected], state.moved_since.copy()
+    moved_since[selected] = 0.0
+    turn, in_flight = turn if selected else state.turn, state.in_flight.added(tasks)
+    return dataclasses.replace(state, turn=turn, in_flight=in_flight, moved_since=moved_since)
 
 
 def _id(turn: int, client: int) -> str:
@@ -334,13 +336,17 @@ def _recorded(
     """The state with what the clients' answers say of each of them."""
     divided, common = list(admitted.divided), admitted.taken.residual
     known = {name: getattr(state, name) for name in ("versions", "residual", "last_turn", "outcome", "gradients")}
-    known |= {"ell": state.ell, "ell_variance": state.ell_variance}
+    known |= {name: getattr(state, name) for name in ("ell", "ell_variance", "moved", "moved_since")}
     columns = jax.tree.map(np.copy, known)
     clients, infos = list(replies), [reply.info for reply in replies.values()]
     outcomes = np.array([int(info.outcome) for info in infos], int)
     residual = np.array([float(info.residual) for info in infos]) if common is None else np.full(len(infos), common)
     usable = np.isin(clients, list(accepted)) & ~np.isin(outcomes, RESIDUAL_UNDEFINED)
     columns["residual"][clients] = np.where(usable, residual, np.inf)
+    columns["moved"][clients] = state.moved_since[clients]  # of other answers, while they formed theirs
+    step = np.inf if divided else columns["residual"][list(accepted)].max(initial=0.0)
+    for name in ("moved", "moved_since"):
+        columns[name] = np.maximum(columns[name], step)
     columns["outcome"][clients] = outcomes
     reported = [(k, info) for k, info in zip(clients, infos, strict=True) if np.isfinite(info.ell)]
     columns["ell"][[k for k, _ in reported]] = [info.ell for _, info in reported]

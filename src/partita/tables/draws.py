@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from partita.errors import SettingsError
 from partita.families import Family
 from partita.families.base import Theta
 from partita.models import Model
@@ -49,5 +50,10 @@ def log_densities(model: Model, rows: SiteRows, theta: Theta) -> Iterator[tuple[
 
 @Compiled
 def _log_densities(model: Model, theta: Theta, data: PyTree) -> Float[Array, "n s"]:
+    if not model.independent_rows:
+        raise SettingsError(
+            "Rows of a fit with effects of groups are not independent given its coefficients, so that none can be "
+            "left out or weighed by itself: compare fits by their free energies."
+        )
     of_rows = jax.vmap(model.log_density, in_axes=(None, 0))
     return jax.vmap(lambda each: of_rows(each, data), out_axes=1)(theta)

@@ -4,23 +4,25 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self
 
-import jax.numpy as jnp
 import numpy as np
 from jax import enable_x64
 from jaxtyping import Float
 from scipy import stats
 
 from partita.data.shard import Partition
+from partita.data.table import OffsetTable
 from partita.errors import SettingsError, unknown
 from partita.expectations.capabilities import CurvedInTable, ShiftedResponse, offered
 from partita.families import Family
 from partita.families.gaussian import gaussian
 from partita.models.prior import base_of
+from partita.numerics.arrays import jax_array
 from partita.results.mean_field import MeanFieldCheck, independence
 from partita.server.run import Result
 from partita.tables.coefficients import Coefficient, coefficient_grid, text_table
 from partita.tables.constants import ConstantSummary
 from partita.tables.design import Design
+from partita.tables.group_effects import responses as responses_in_groups
 from partita.tables.likelihoods import Likelihood
 from partita.tables.reading import Site, columns_of, complete, frame_of, sites_of
 from partita.tables.response import Response
@@ -82,7 +84,7 @@ class Estimates:
     @property
     def likelihood(self) -> Likelihood:
         """The likelihood."""
-        return self.spec.settings.likelihood
+        return self.spec.likelihood
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -199,16 +201,21 @@ class Estimates:
     def predict(self, frame: Any) -> Float[np.ndarray, "n ..."]:
         """The posterior mean of the response for the rows of a table, NaN where a value that is needed is missing.
 
+        With effects of groups, rows of a group that the fit has rows of have its effects, others those of a new group.
         For ordinal and multinomial responses the probability of each label, in the order of `response.labels`; for
         exponential ones the expected number of events by the row's time.
         """
         columns, optional, frame = self.spec.agreement.rows.columns, self.spec.settings.optional, frame_of(frame)
         (site,) = sites_of(frame, columns, None, optional)
-        x, offset, whose = self.spec.inputs(site)
+        x, offset, whose, rows = self.spec.inputs(site)
         with enable_x64(True):
             posterior = self.result.posterior
-            model = offered(posterior.model, ShiftedResponse, "closed-form prediction", "use another family")
-            each = np.asarray(model.expected_response(self.q, jnp.asarray(x), jnp.asarray(offset)))
+            if self.design.formula.grouped:
+                table = self.spec.with_groups(OffsetTable(x, np.zeros(len(x)), offset), rows)
+                each = responses_in_groups(posterior.model, self.q, self.partition, table)
+            else:
+                model = offered(posterior.model, ShiftedResponse, "closed-form prediction", "use another family")
+                each = np.asarray(model.expected_response(self.q, jax_array(x), jax_array(offset)))
         found = np.zeros((site.rows, *each.shape[1:]))
         np.add.at(found, whose, each)
         responses = np.full((len(frame), *each.shape[1:]), np.nan)

@@ -16,11 +16,13 @@ from partita.tables.drift import Drift, drift_of
 from partita.tables.estimates import Estimates
 from partita.tables.export import fit_to_arviz, fit_to_csv, fit_to_json
 from partita.tables.forest import draw_forest, saved
+from partita.tables.group_effects import GroupEffect, effects_of, intraclass
 from partita.tables.heterogeneity import Heterogeneity, heterogeneity_of
 from partita.tables.loo import Loo, loo_of
 from partita.tables.marginal import marginal_effects
 from partita.tables.reading import Site
 from partita.tables.report import write_report
+from partita.tables.shrinkage import draw_shrinkage
 from partita.tables.sources import Source, read_again, read_batch, source_of
 from partita.tables.study import Study, load_study, save_study
 
@@ -60,6 +62,39 @@ class Fit(Estimates):
 
         """
         return saved(draw_forest(self, name, mass), path)
+
+    def group_effects(self, draws: int = 4000, seed: int = 0) -> list[GroupEffect]:
+        """Every group's effects: partially pooled, and from its own rows alone, as if groups had nothing in common.
+
+        They are known where the groups' rows are: of a fit in this process.
+
+        Args:
+            draws: by which means and sds are computed.
+            seed: of the draws.
+
+        """
+        return effects_of(self, draws, seed)
+
+    def intraclass(self, mass: float = 0.95) -> tuple[float, float, float]:
+        """The intraclass correlation τ² / (τ² + σ²) of groups' intercepts, at the median of τ, and its interval.
+
+        σ² is the variance of the noise; of a binary response that of the latent variable, π²/3 with logit and 1 with
+        probit.
+        """
+        return intraclass(self, mass)
+
+    def shrinkage(self, path: str | os.PathLike[str] | None = None, draws: int = 4000) -> "Figure":
+        """A picture of every group's effects: from its own rows alone, partially pooled, and pooled (none).
+
+        Args:
+            path: a file for the picture, .png, .svg or .pdf.
+            draws: by which means and sds are computed.
+
+        Returns:
+            The figure of matplotlib.
+
+        """
+        return saved(draw_shrinkage(self, draws), path)
 
     def heterogeneity(self) -> Heterogeneity:
         """How far each site lies from the others, in nats, from the factors that the server holds.

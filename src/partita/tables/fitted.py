@@ -8,6 +8,7 @@ import numpy as np
 from jax import enable_x64
 from jaxtyping import Float, Int, PyTree
 
+from partita.data.shard import Partition
 from partita.families import Family
 from partita.models import Model
 from partita.server.run import Result
@@ -63,7 +64,11 @@ class Fitted(Protocol):
     @property
     def sites(self) -> tuple[Site, ...]: ...
     @property
+    def partition(self) -> Partition: ...
+    @property
     def result(self) -> Result: ...
+    @property
+    def q(self) -> Family: ...
     @property
     def free_energy(self) -> float: ...
     @property

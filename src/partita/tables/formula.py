@@ -1,4 +1,4 @@
-"""Formulas such as `died ~ age + C(ward) + bs(bmi, df=4) + offset(log(days))`: what may stand in one.
+"""Formulas such as `died ~ age + C(ward) + bs(bmi, df=4) + offset(log(days)) + (1 | ward)`: what may stand in one.
 
 A formula is code: formulaic evaluates whatever stands in it. One may come from a server or a file, so every formula is
 read first, and only columns, numbers, texts, arithmetic and the functions listed here are admitted.
@@ -22,7 +22,7 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover
     raise MissingExtraError("formulaic", "tables") from error
 
-__all__ = ["ELEMENTWISE", "STATEFUL", "Factor", "Formula", "column", "evaluated", "parsed"]
+__all__ = ["ELEMENTWISE", "STATEFUL", "Factor", "Formula", "GroupTerm", "column", "evaluated", "parsed"]
 
 ELEMENTWISE: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "log": np.log,
@@ -51,6 +51,9 @@ _SIGNS = ("~", "+", "-", "*", "/", "**", "^", ":", "(", ")", "[", "]", ",", "=",
 _AFTER_VALUE = (")", "]")
 _MOST_PARENTHESES = 200
 _QUOTED = re.compile(r"`([^`]*)`")
+_GROUP_TERM = re.compile(r"\(([^()|]*)\|([^()|]*)\)")
+_PLACED = "(| |)"
+"""Stands for a group term while it is split off."""
 
 
 class Factor(NamedTuple):
@@ -67,6 +70,22 @@ class Factor(NamedTuple):
     columns: tuple[str, ...]
 
 
+class GroupTerm(NamedTuple):
+    """Effects of groups, such as `(1 + age | ward)`."""
+
+    text: str
+    intercept: bool
+    slopes: tuple[str, ...]
+    """The columns whose coefficients differ between groups."""
+    group: Factor
+    """The column that says which group a row is in."""
+
+    @property
+    def effects(self) -> int:
+        """How many effects a group has."""
+        return self.intercept + len(self.slopes)
+
+
 class Formula(NamedTuple):
     """A formula that has been admitted."""
 
@@ -77,11 +96,15 @@ class Formula(NamedTuple):
     factors: tuple[Factor, ...]
     """The distinct factors of these terms."""
     offsets: tuple[Factor, ...]
+    grouped: GroupTerm | None
+    """The term of effects of groups, if there is one."""
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of the right-hand side, each once."""
-        return tuple(dict.fromkeys(name for factor in (*self.factors, *self.offsets) for name in factor.columns))
+        group = (self.grouped.group,) if self.grouped else ()
+        every = (*self.factors, *self.offsets, *group)
+        return tuple(dict.fromkeys(name for factor in every for name in factor.columns))
 
     @property
     def has_intercept(self) -> bool:
@@ -94,8 +117,9 @@ def parsed(text: str) -> Formula:
     if not isinstance(text, str) or text.count("~") != 1 or not text.partition("~")[0].strip():
         raise SettingsError(f"Write the formula as 'response ~ predictors', not {described(text)}.")
     _check_tokens(text)
+    bare, grouped = _split_off(text)
     try:
-        found = formulaic.Formula(text)
+        found = formulaic.Formula(bare)
         left, right = list(found.lhs), list(found.rhs)
         texts = {factor.expr: factor for term in right for factor in term.factors if not _is_number(factor.expr)}
     except Exception as error:  # its parser raises whatever its pieces raise
@@ -113,7 +137,62 @@ def parsed(text: str) -> Formula:
         if set(factor.columns) & set(response.columns):
             raise SettingsError(f"The response {response.text!r} also stands on the right of ~: remove it there.")
     plain = tuple(_offset(term.factors[0].expr) for term in offsets)
-    return Formula(text, response, terms, factors, plain)
+    if grouped:
+        _check_group(grouped, response, factors)
+    return Formula(text, response, terms, factors, plain, grouped)
+
+
+def _split_off(text: str) -> tuple[str, GroupTerm | None]:
+    """The formula without its term of effects of groups, which formulaic does not know, and that term."""
+    found = _GROUP_TERM.findall(text)
+    if not found:
+        return text, None
+    if len(found) > 1:
+        raise SettingsError(
+            f"The formula {text!r:.100} has {len(found)} group terms: one is offered, such as (1 | ward)."
+        )
+    bare = _GROUP_TERM.sub(_PLACED, text)
+    term = re.escape(_PLACED)
+    left, right = bare.split("~")
+    if right.strip() == _PLACED:
+        return f"{left}~ 1", _group_term(*found[0])
+    rest, times = re.subn(rf"\+\s*{term}\s*(?=$|\+|-)|^\s*{term}\s*\+", "", right)
+    if times != 1:
+        raise SettingsError(f"The formula {text!r:.100} has a group term that is not added: write it as + (1 | ward).")
+    return f"{left}~{rest}", _group_term(*found[0])
+
+
+def _group_term(effects: str, group: str) -> GroupTerm:
+    """A group term, by what stands on both sides of its bar."""
+    text = f"({effects.strip()} | {group.strip()})"
+    named = _tree(group.strip())
+    if not isinstance(named, ast.Name):
+        raise SettingsError(
+            f"The group of {text:.100} must be one column: groups within groups are not offered, so give the inner "
+            "groups names of their own."
+        )
+    parts = [_tree(part.strip()) for part in effects.split("+")]
+    numbers = [part.value for part in parts if isinstance(part, ast.Constant)]
+    slopes = tuple(_unquoted(part.id) for part in parts if isinstance(part, ast.Name))
+    if len(numbers) + len(slopes) < len(parts) or not set(numbers) <= {0, 1} or len(numbers) > 1:
+        raise SettingsError(f"The effects of {text:.100} must be 1 or 0 and columns, as in (1 + age | ward).")
+    name = _unquoted(named.id)
+    found = GroupTerm(text, 0 not in numbers, slopes, Factor(name, "", column(name), {}, (name,)))
+    if not found.effects:
+        raise SettingsError(f"The group term {text:.100} has no effects: write (1 | {group.strip():.50}).")
+    return found
+
+
+def _check_group(grouped: GroupTerm, response: Factor, factors: tuple[Factor, ...]) -> None:
+    """Refuses a group term that does not go with the others."""
+    if grouped.group.text in response.columns:
+        raise SettingsError(f"The response {response.text!r} also stands on the right of ~: remove it there.")
+    for name in grouped.slopes:
+        if name not in [factor.text for factor in factors]:
+            raise SettingsError(
+                f"{grouped.text:.100} has effects of {name!r}, which is no term by itself: add it, as in "
+                f"{name} + {grouped.text}."
+            )
 
 
 def _check_tokens(text: str) -> None:

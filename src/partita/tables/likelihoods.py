@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from scipy import special
 
 from partita.errors import SettingsError
@@ -73,6 +74,10 @@ class Likelihood:
     """How constants are reported."""
     rows: Callable[[Formula, Declared], RowSplit] = whole
     """Which rows of the design a row of the table becomes."""
+    grouped: bool = False
+    """Whether there may be effects of groups: with one predictor that is linear."""
+    latent: Callable[[Model], float] | None = None
+    """The variance of a row's own part of the predictor, with which that of groups is compared."""
 
 
 def _gaussian(declared: Declared) -> Likelihood:
@@ -80,11 +85,19 @@ def _gaussian(declared: Declared) -> Likelihood:
     if isinstance(noise, str):
         check_choice("noise", noise, ("learned", "inferred"))
         if noise == "learned":
-            return Likelihood(STANDARDISED, lambda response: LinearRegression(), solver=Newton(), learned=("noise",))
+            linear = Likelihood(STANDARDISED, lambda response: LinearRegression(), solver=Newton(), learned=("noise",))
+            return dataclasses.replace(linear, grouped=True, latent=_noise)
         spread = (Constant("noise", in_units=True),)
         return Likelihood(STANDARDISED, lambda response: InferredNoiseRegression(), constants=lambda response: spread)
     check_finite_number("noise", noise, above=0)
-    return Likelihood(STANDARDISED, lambda response: LinearRegression(noise / response.sd), solver=Newton())
+    linear = Likelihood(STANDARDISED, lambda response: LinearRegression(noise / response.sd), solver=Newton())
+    return dataclasses.replace(linear, grouped=True, latent=_noise)
+
+
+def _noise(model: Model) -> float:
+    """The variance of a linear regression's noise."""
+    assert isinstance(model, LinearRegression)
+    return float(model.noise) ** 2
 
 
 _LINKS: Mapping[str, tuple[type[BinomialRegression], str | None]] = {
@@ -121,11 +134,30 @@ _MADE: Mapping[str, tuple[tuple[str, ...], Callable[[Declared], Likelihood]]] = 
     "gaussian": (("noise",), _gaussian),
     "bernoulli": (
         ("positive",),
-        _constant(Likelihood(BINARY, lambda response: LogisticRegression(), "odds ratio", Newton())),
+        _constant(
+            Likelihood(
+                BINARY,
+                lambda response: LogisticRegression(),
+                "odds ratio",
+                Newton(),
+                grouped=True,
+                latent=lambda model: np.pi**2 / 3,
+            )
+        ),
     ),
-    "probit": (("positive",), _constant(Likelihood(BINARY, lambda response: ProbitRegression(), solver=Newton()))),
+    "probit": (
+        ("positive",),
+        _constant(
+            Likelihood(
+                BINARY, lambda response: ProbitRegression(), solver=Newton(), grouped=True, latent=lambda model: 1.0
+            )
+        ),
+    ),
     "binomial": (("positive", "trials", "link"), _binomial),
-    "poisson": ((), _constant(Likelihood(NUMERIC, lambda response: PoissonRegression(), "rate ratio", Newton()))),
+    "poisson": (
+        (),
+        _constant(Likelihood(NUMERIC, lambda response: PoissonRegression(), "rate ratio", Newton(), grouped=True)),
+    ),
     "negative_binomial": (
         (),
         _constant(
@@ -221,7 +253,14 @@ _MADE: Mapping[str, tuple[tuple[str, ...], Callable[[Declared], Likelihood]]] = 
     "exponential": (
         ("event",),
         _constant(
-            Likelihood(NUMERIC, lambda response: PoissonRegression(), "hazard ratio", Newton(), rows=constant_hazard)
+            Likelihood(
+                NUMERIC,
+                lambda response: PoissonRegression(),
+                "hazard ratio",
+                Newton(),
+                rows=constant_hazard,
+                grouped=True,
+            )
         ),
     ),
     "piecewise_exponential": (

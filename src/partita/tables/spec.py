@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
 from partita import methods
 from partita.data.columns import Moments
 from partita.data.shard import Partition, federate
-from partita.data.table import OffsetTable, Table
+from partita.data.table import GroupedTable, OffsetTable, Table
 from partita.errors import DataError, SettingsError
 from partita.families import BlockGaussian, Family, FullGaussian, MeanFieldGaussian, NearestMeanField
 from partita.inputs import check_choice, check_finite_number, check_kind, check_texts
@@ -24,13 +23,15 @@ from partita.io.settings import build
 from partita.models import Model
 from partita.models.prior import OutsidePrior
 from partita.models.prior_text import Placed, built, clauses, normal
+from partita.numerics.arrays import jax_array
 from partita.server.method import Method
 from partita.tables.agreement import Agreement
 from partita.tables.blocks import block_sizes
 from partita.tables.design import Design
 from partita.tables.formula import Formula, parsed
+from partita.tables.group_terms import check_sites, columns_of_groups, numbers_of_groups, with_groups
 from partita.tables.laws import Laws
-from partita.tables.likelihoods import Likelihood, likelihood
+from partita.tables.likelihoods import LIKELIHOODS, Likelihood, likelihood
 from partita.tables.policies import policy
 from partita.tables.reading import Site
 from partita.tables.response import Declared, Response
@@ -110,6 +111,13 @@ class Settings:
         for what in ("weights", "positive", "trials", "event", "link", "noise"):
             check_kind(f"setting {what}", getattr(self, what), str, "give a name", name="a text")
         clauses(self.prior)
+        grouped = parsed(self.formula).grouped
+        if grouped and not self.likelihood.grouped:
+            able = [name for name in LIKELIHOODS if likelihood(name, Declared()).grouped]
+            raise SettingsError(
+                f"The family {self.family} takes no effects of groups such as {grouped.text:.100}: use one of "
+                f"{', '.join(able)}."
+            )
         _ = self.begun  # which refuses what does not fit formula and likelihood
 
     @classmethod
@@ -194,6 +202,7 @@ class Settings:
         """The columns without which a row could be used, by some policy on missing values."""
         formula = parsed(self.formula)
         needed = {name for factor in (formula.response, *formula.offsets) for name in factor.columns}
+        needed |= {formula.grouped.group.text} if formula.grouped else set()
         return frozenset(formula.columns) - needed - {self.weights, *self.declared.columns}
 
     @property
@@ -216,6 +225,8 @@ class _Inputs(NamedTuple):
     offset: Float[np.ndarray, " k"]
     whose: Int[np.ndarray, " k"]
     """For each row of the design, the row of the table."""
+    rows: Site
+    """The rows of the design."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +251,13 @@ class Spec:
     @functools.cached_property
     def units(self) -> Units:
         """From θ to the table's own units."""
-        return Units.of(self.design, self.response, self.settings.likelihood, self.laws.scales)
+        return Units.of(self.design, self.response, self.likelihood, self.laws.scales)
+
+    @functools.cached_property
+    def likelihood(self) -> Likelihood:
+        """The likelihood, with effects of groups if the formula has some."""
+        own, term = self.settings.likelihood, self.design.formula.grouped
+        return with_groups(own, term, self.design) if term else own
 
     @property
     def design(self) -> Design:
@@ -259,20 +276,29 @@ class Spec:
             return self.settings.covariance
         return "full" if len(self.units.parameters) <= _MOST_FULL else "block"
 
-    def table(self, site: Site) -> Table | OffsetTable:
+    def table(self, site: Site) -> Table | OffsetTable | GroupedTable:
         """A site's rows as numbers."""
         return self.design_table(self.agreement.rows.split(site)[0])
 
-    def design_table(self, split: Site) -> Table | OffsetTable:
+    def design_table(self, split: Site) -> Table | OffsetTable | GroupedTable:
         """Rows of the design, which a site's rows were split into, as numbers."""
-        x = jnp.array(self._standardised(split))
-        y = jax.tree.map(jnp.array, self.response.numbers(split.columns))
-        return OffsetTable(x, y, jnp.array(self._offset(split))) if self.design.formula.offsets else Table(x, y)
+        x = jax_array(self._standardised(split))
+        y = jax.tree.map(jax_array, self.response.numbers(split.columns))
+        if self.design.formula.grouped:
+            return self.with_groups(OffsetTable(x, y, jax_array(self._offset(split))), split)
+        return OffsetTable(x, y, jax_array(self._offset(split))) if self.design.formula.offsets else Table(x, y)
+
+    def with_groups(self, table: OffsetTable, split: Site) -> GroupedTable:
+        """Rows of the design as numbers, with what effects of groups are multiplied by, and whose they are."""
+        term = self.design.formula.grouped
+        assert term is not None
+        z, group = columns_of_groups(term, self.design, split), numbers_of_groups(term, split)
+        return GroupedTable(table.x, table.y, jax_array(z), jax_array(group), table.offset)
 
     def inputs(self, site: Site) -> _Inputs:
         """A site's rows as the numbers from which their response is predicted."""
         split, whose = self.agreement.rows.split(site, observed=False)
-        return _Inputs(self._standardised(split), self._offset(split), whose)
+        return _Inputs(self._standardised(split), self._offset(split), whose, split)
 
     def _standardised(self, split: Site) -> Float[np.ndarray, "n d"]:
         """Columns of the design, then a column of zeros for each scale of the prior, on which no row depends."""
@@ -296,17 +322,19 @@ class Spec:
         """The rows of sites as numbers; none where none are at hand."""
         if not sites:
             return Partition((), (), ())
+        if self.formula.grouped:
+            check_sites(self.formula.grouped, sites)
         tables, weights = [self.table(site) for site in sites], [self.weights(site) for site in sites]
         lengths = 1 if sum(site.rows for site in sites) < _MANY_ROWS else 4
         return federate(tables, weights=weights, names=[site.name for site in sites], buckets=lengths)
 
     def model(self) -> Model:
         """The likelihood's model."""
-        return self.settings.likelihood.model(self.response)
+        return self.likelihood.model(self.response)
 
     def method(self, name: str = "sequential", **settings: Any) -> Method:
         """By which it is fitted; what the likelihood has besides coefficients and constants is learned."""
-        chosen = self.settings.likelihood
+        chosen = self.likelihood
         own: dict[str, Any] = {"learn": chosen.learned}
         if "solver" in methods.settings_of(name):
             own["solver"] = chosen.solver
@@ -314,7 +342,7 @@ class Spec:
 
     def prior(self) -> Family | OutsidePrior:
         """The prior of the coefficients of standardised columns, of each linear predictor, and of the constants."""
-        chosen, response = self.settings.likelihood, self.response
+        chosen, response = self.likelihood, self.response
         classes, widths = len(chosen.classes(response)), (*self.design.widths, *(1 for _ in self.laws.scales))
         constants = chosen.constants(response)
         placed = [each for place in range(classes) for each in self.laws.placed(place)]

@@ -15,6 +15,7 @@ import pytest
 import uvicorn
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from fastapi import FastAPI
+from flwr.app import ConfigRecord, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.app.metadata import Metadata
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
@@ -23,15 +24,19 @@ from flwr.supercore.error import http_error_translator
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
+from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.config_loader import get_federation_manager, get_objectstore_linkstate_factories
+from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
 from flwr.superlink.routers.fleet.router import router
 from flwr.supernode.fleet_http_connection import http_request_response
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 
+from partita.federation.flower import superlink
 from partita.federation.flower.objects import ENTRY, unwrapped, wrapped
-from partita.federation.flower.signature import public_bytes
+from partita.federation.flower.signature import Keyring, public_bytes
+from partita.federation.flower.superlink import GridTransport
 from partita.io.wire import Message, pack, unpack
 from support.fleet import NAMES, echoed
 
@@ -105,23 +110,32 @@ class Superlink:
     def post(self, name, message):
         about = Metadata(self.run, "", SUPERLINK_NODE_ID, self.nodes[name], "", "", time.time(), 60.0, "train.partita")
         parcel = wrapped(message, about)
-        about.__dict__["_message_id"] = parcel.identity
+        self.store(about, parcel.identity, parcel.tree, parcel.contents)
+        return parcel.identity
+
+    def store(self, about, identity, tree, contents, late=0.0):
+        """A message as a server app pushes it: announced first, and then its objects."""
+        about.__dict__["_message_id"] = identity
         envelope = remove_content_from_message(types.SimpleNamespace(metadata=about, has_error=lambda: False))
         session = self.state.start_session(self.run)
-        stored, missing = self.state.store_message_and_object_tree(envelope, parcel.tree, session)
+        stored, missing = self.state.store_message_and_object_tree(envelope, tree, session)
         assert stored
-        for identity in missing:
-            self.state.store_object(self.run, session, identity, parcel.contents[identity])
-        return parcel.identity
+        time.sleep(late)
+        for name in missing:
+            self.state.store_object(self.run, session, name, contents[name])
 
     def answer(self, identity):
         """The answer to a message, from the objects that were handed in."""
         (envelope,) = self.state.get_message_res({identity}, self.run)
         assert not envelope.has_error()
-        store, name = self.state.object_store, envelope.metadata.message_id
-        tree = store.get_object_tree(name)
-        contents = {one.object_id: store.get(one.object_id) for one in iterate_object_tree(tree)}
+        tree, contents = self.objects(envelope.metadata.message_id)
         return unwrapped(tree, contents, 10**6, 10**6)
+
+    def objects(self, name):
+        """The tree of a message's objects, and what they hold."""
+        store = self.state.object_store
+        tree = store.get_object_tree(name)
+        return tree, {one.object_id: store.get(one.object_id) for one in iterate_object_tree(tree)}
 
     @contextlib.contextmanager
     def running(self):
@@ -137,6 +151,65 @@ class Superlink:
         finally:
             server.should_exit = True
             thread.join()
+
+
+class StateGrid(InMemoryGrid):
+    """What a server app is given, of a server in this process; objects arrive some time after their message."""
+
+    def __init__(self, superlink):
+        self.superlink, self.state, self._run = superlink, superlink.state, types.SimpleNamespace(run_id=superlink.run)
+
+    def push_messages(self, messages):
+        for message in messages:
+            about = message.metadata
+            about.__dict__.update({"_run_id": self.superlink.run, "_src_node_id": SUPERLINK_NODE_ID})
+            contents = {name: one.deflate() for name, one in get_all_nested_objects(message).items()}
+            self.superlink.store(about, message.object_id, get_object_tree(message), contents, late=0.3)
+        return [message.metadata.message_id for message in messages]
+
+    def pull_messages(self, message_ids):
+        for envelope in self.state.get_message_res(set(message_ids), self.superlink.run):
+            name = envelope.metadata.message_id
+            while not all((contents := self.superlink.objects(name)[1]).values()):
+                time.sleep(0.02)  # they are on their way, which a server app waits for as well
+            yield inflate_object_from_contents(name, contents)
+
+
+def test_a_server_app_reaches_our_clients(place, monkeypatch):
+    """Clients are known by their registered keys, and messages arrive though their objects come later."""
+    keys = {name: (place.folder / "keys" / f"{name}.pub") for name in NAMES}
+    with Superlink(place).running() as flower, place.client("east", echoed):
+        for name, number in {"run": flower.run, "task": 1, "node": SUPERLINK_NODE_ID}.items():
+            monkeypatch.setattr(TaskIdentity, f"_{name}_id", number)  # as Flower does before it calls an app
+        server = GridTransport(StateGrid(flower), lambda: Keyring(keys, time.time).keys, life=60.0)
+        while list(server.present()) != ["east"]:
+            time.sleep(0.05)
+            server._looked = -np.inf
+        for task in ("1.0", "1.1"):
+            server.post("east", Message(TASK.header | {"task": task}, TASK.arrays))
+            name, message, _ = server.poll(20.0)
+            assert (name, message.header) == ("east", {"kind": "echo", "task": task})
+            np.testing.assert_array_equal(message.arrays["x"], TASK.arrays["x"])
+        server.post("west", TASK)
+        assert server.poll(0.0) == ("west", None, "is offline")
+        assert server.poll(0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "elsewhere", "said"),
+    [
+        ({}, 0, "partita"),
+        ({ENTRY: ConfigRecord({ENTRY: "text"})}, 0, "no message"),
+        ({ENTRY: ConfigRecord({ENTRY: pack(TASK)})}, 1, "another node"),
+        ({ENTRY: ConfigRecord({ENTRY: pack(Message({}, {"x": np.ones(99)}))})}, 0, "bytes"),
+    ],
+)
+def test_a_server_app_says_what_is_no_answer(content, elsewhere, said):
+    asked = superlink._Asked("east", 7, "1.0", 100, np.inf)
+    about = Metadata(1, "", 7 + elsewhere, SUPERLINK_NODE_ID, "asked", "", time.time(), 60.0, "train.partita")
+    name, message, _ = superlink._opened(asked, make_message(about, RecordDict(content)))
+    assert (name, message.header["kind"], message.header["task"]) == ("east", "unreadable", "1.0")
+    assert said in message.header["reason"]
 
 
 def test_our_client_is_served_by_flower(place):

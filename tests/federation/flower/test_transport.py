@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from partita.federation import certificates
-from partita.federation.flower import dialling, office
+from partita.federation.flower import dialling, messages, office
 from partita.federation.link import UnreachableError
 from partita.io.wire import Message
 from support.fleet import Place, echoed
@@ -166,15 +166,25 @@ def test_a_client_whose_key_is_not_registered_says_so(place):
         link.connect()
 
 
+def heartbeat(link):
+    return messages.SendNodeHeartbeatRequest(node=link._node), messages.SendNodeHeartbeatResponse
+
+
 @pytest.mark.parametrize(("ahead", "said"), [(-7380.0, "2.0 hours|2.1 hours ahead"), (400.0, "7 minutes behind")])
 def test_a_client_says_how_far_its_clock_is_off(place, ahead, said, monkeypatch):
     real = time.time
     with place.server(now=lambda: real() + ahead) as server, place.link("east") as link:
-        with pytest.raises(UnreachableError, match=rf"this machine's clock is ({said}).* the server's: set it"):
+        with pytest.raises(UnreachableError, match=rf"this machine's clock is ({said}).* the server's: set the one"):
             link.connect()
-        monkeypatch.setattr(dialling.time, "time", lambda: real() + ahead)
-        link.connect()
+        link.connect()  # by the server's clock, since nobody knows whose is wrong
         assert list(server.present()) == ["east"]
+        monkeypatch.setattr(dialling.time, "time", lambda: real() + ahead)
+        assert link.pull(0.0) is None  # both are right now, and nothing is said
+        monkeypatch.setattr(dialling.time, "time", real)
+        link._call("send-node-heartbeat", *heartbeat(link))  # which is told though its own thread finds it
+        with pytest.raises(UnreachableError, match=rf"this machine's clock is ({said})"):
+            link.pull(0.0)
+        assert link.pull(0.0) is None
 
 
 def test_a_servers_clock_that_is_set_changes_nothing(place, monkeypatch):

@@ -33,12 +33,15 @@ _WAIT = 10
 """Seconds that the server may keep a pull until there is a message."""
 _PAUSE = 0.5
 """Seconds between two pulls of a server that answers them at once, as Flower's own does."""
+_ARRIVING = 0.1
+"""Seconds between two tries to fetch an object that is still on its way to the server."""
 _BEAT, _PROMISED = 5.0, 30
 """Seconds between two heartbeats, and those that are promised to the server: Flower's least is 10."""
 _OUT_OF_TIME = (9, 10)
 """OpenSSL's codes for certificates that are not good yet, or not any more."""
-_SKEW = 4.0
-"""Seconds by which two clocks may differ without a word; Flower's server takes a call from 5 seconds in the future."""
+_SKEW, _OBVIOUS = 4.0, 60.0
+"""Seconds by which two clocks may differ without a word, as Flower's server takes a call from 5 seconds in the future;
+and those beyond which a refusal is for the clocks, whatever it says."""
 
 
 class FleetLink(Link):
@@ -65,6 +68,8 @@ class FleetLink(Link):
         self._node: messages.Node | None = None
         self._open: dict[str, Metadata] = {}
         """What is known of messages that are to be answered."""
+        self._ahead, self._untold = 0.0, ""
+        """Seconds by which the server's clock is ahead of this machine's, where they do not agree, and what that is."""
         self._closed = threading.Event()
         self._heart: threading.Thread | None = None
 
@@ -74,8 +79,10 @@ class FleetLink(Link):
         if self._heart is None:
             self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
             self._heart.start()
+        self._tell()
 
     def pull(self, timeout: float) -> Letter | None:
+        self._tell()
         until = time.monotonic() + timeout
         while True:
             began = time.monotonic()
@@ -96,7 +103,7 @@ class FleetLink(Link):
         about = self._open.get(letter.identity)
         if about is None:
             return
-        now = time.time()
+        now = self._now()
         left = about.created_at + about.ttl - now
         reply = Metadata(
             about.run_id,
@@ -154,9 +161,11 @@ class FleetLink(Link):
             raise UnreachableError(f"The server at {self.address} sends messages that are not partita's.") from None
         for name in names:
             request = messages.PullObjectRequest(node=self._node, run_id=about.run_id, object_id=name)
-            answer = self._call("pull-object", request, messages.PullObjectResponse)
-            if not answer.object_available:
-                return None
+            until = time.monotonic() + _ANSWER
+            while not (answer := self._call("pull-object", request, messages.PullObjectResponse)).object_available:
+                # Flower's own server announces a message before its objects have come
+                if not answer.object_found or time.monotonic() > until or self._closed.wait(_ARRIVING):
+                    return None
             contents[name] = answer.object_content
         confirmed = messages.ConfirmMessageReceivedRequest(
             node=self._node, run_id=about.run_id, message_object_id=identity
@@ -179,13 +188,9 @@ class FleetLink(Link):
     def _call(self, name: str, request: Any, kind: type[_Answer], further: dict[str, str] | None = None) -> _Answer:
         """What the server answers to a call; an `UnreachableError` says why there is nothing."""
         headers = {"content-type": PROTOBUF, "accept": PROTOBUF, SESSION_HEADER: self._session, **(further or {})}
-        headers |= signed(self._key, time.time())
-        try:
-            answer = self._http.post(name, content=request.SerializeToString(), headers=headers)
-        except httpx.ProxyError as error:
-            raise UnreachableError(f"the proxy does not connect to {self.address} ({error}): ask who runs it") from None
-        except httpx.TransportError as error:
-            raise UnreachableError(self._silence(error)) from None
+        answer = self._posted(name, request.SerializeToString(), headers)
+        if answer.status_code == httpx.codes.UNAUTHORIZED and self._adjusted(answer):
+            answer = self._posted(name, request.SerializeToString(), headers)
         if answer.status_code != httpx.codes.OK:
             raise UnreachableError(self._refusal(answer))
         found: Any = kind()
@@ -194,6 +199,38 @@ class FleetLink(Link):
         except Exception:
             raise UnreachableError(self._stranger("its answers are others")) from None
         return found
+
+    def _posted(self, name: str, content: bytes, headers: dict[str, str]) -> httpx.Response:
+        try:
+            return self._http.post(name, content=content, headers=headers | signed(self._key, self._now()))
+        except httpx.ProxyError as error:
+            raise UnreachableError(f"the proxy does not connect to {self.address} ({error}): ask who runs it") from None
+        except httpx.TransportError as error:
+            raise UnreachableError(self._silence(error)) from None
+
+    def _now(self) -> float:
+        """The time of day at the server, as far as it is known."""
+        return time.time() + self._ahead
+
+    def _adjusted(self, answer: httpx.Response) -> bool:
+        """Whether a call was refused for its time, and the next goes by the server's; differing clocks are told of."""
+        apart, detail = _apart(answer.headers.get("date", "")), _said(answer).get("detail")
+        if abs(apart - self._ahead) <= (_SKEW if detail == CLOCK else _OBVIOUS):
+            return False
+        self._ahead = apart if abs(apart) > _SKEW else 0.0
+        if self._ahead:
+            behind = "behind" if apart > 0 else "ahead of"
+            self._untold = (
+                f"this machine's clock is {_span(abs(apart))} {behind} the server's: set the one that is wrong; until "
+                "then this client goes by the server's"
+            )
+        return True
+
+    def _tell(self) -> None:
+        """Raises what the client's owner should know though calls are answered, once."""
+        said, self._untold = self._untold, ""
+        if said:
+            raise UnreachableError(said)
 
     def _silence(self, error: httpx.TransportError) -> str:
         """Why there is no answer at all."""
@@ -216,25 +253,20 @@ class FleetLink(Link):
             return f"nothing answers at {self.address} yet: start the server, or correct server.address"
         if self._node is None:
             return self._stranger(str(error) or type(error).__name__)
-        return f"the connection to {self.address} has broken ({type(error).__name__})"
+        return f"the connection to {self.address} has broken: the server has ended, or the network has failed"
 
     def _stranger(self, why: str) -> str:
         return f"what answers at {self.address} is not the server of this federation ({why}): correct server.address"
 
     def _refusal(self, answer: httpx.Response) -> str:
         """Why the server has refused a call."""
-        try:
-            said = dict(answer.json())
-        except (ValueError, TypeError):
+        said = _said(answer)
+        if not said:
             return self._stranger(f"it answers {answer.status_code}")
         detail = sanitise(str(said.get("detail", "")), 200)
         if said.get("code") == REFUSED:
             return "a client of this name is at work already: stop the other one"
         if answer.status_code == httpx.codes.UNAUTHORIZED:
-            apart = _apart(answer.headers.get("date", ""))
-            if abs(apart) > _SKEW and (detail == CLOCK or abs(apart) > 60.0):
-                behind = "behind" if apart > 0 else "ahead of"
-                return f"this machine's clock is {_span(abs(apart))} {behind} the server's: set it"
             return (
                 f"the server does not accept its key ({detail}): use the folder that `partita federation credentials` "
                 "wrote for this client"
@@ -271,6 +303,14 @@ def _proxy(url: str, further: Path | None) -> httpx.Proxy:
         raise FederationError(
             f"The proxy {url!r} is none ({error}): give it as http://proxy.example.org:8080."
         ) from None
+
+
+def _said(answer: httpx.Response) -> dict[str, Any]:
+    """What the server says of a refusal; empty where it says nothing that can be read."""
+    try:
+        return dict(answer.json())
+    except (ValueError, TypeError):
+        return {}
 
 
 def _apart(date: str) -> float:

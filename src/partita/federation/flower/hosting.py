@@ -194,10 +194,11 @@ def hosted(
         began.set()
         await ended.wait()
         await acceptor.close()
-        for task in state.tasks:
-            task.cancel()
         for connection in list(state.connections):
             connection.transport.abort()
+        await _turns()
+        for task in state.tasks:  # whose answers nobody reads any more
+            task.cancel()
         await _turns()
         await loop.shutdown_default_executor()
 

@@ -189,7 +189,7 @@ class Aggregation(eqx.Module):
         With power EP's factors it is an estimate of log p(y).
         """
         gained = float(log_mass(iterate.posterior) - log_mass(prior))
-        return gained + sum(iterate.factors.parts().log_scale.tolist())
+        return gained + sum(np.asarray(iterate.factors.parts().log_scale).tolist())
 
 
 def refused(iterate: Iterate, clients: Iterable[int], reason: Reason, sentence: str, trials: int = 0) -> Aggregated:

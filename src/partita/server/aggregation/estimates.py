@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Float
 
 from partita.errors import SettingsError
 from partita.families.factor import Factor
 from partita.inputs import check_finite_number, real_array
+from partita.numerics.arrays import jax_array
 from partita.server.aggregation.base import multiplied
 
 __all__ = ["Amortised", "FactorEstimate", "GeometricMean", "LastFactor"]
@@ -79,5 +79,5 @@ class Amortised(FactorEstimate):
         # each estimate is a sum of the known factors with these weights
         weights = 1 / len(heard) + (scaled[others] - centre) @ np.linalg.solve(gram, inputs.T)
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(known[k] for k in heard))
-        sums = jax.tree.map(lambda leaf: jnp.asarray(np.tensordot(weights, leaf, 1)), stacked)
+        sums = jax.tree.map(lambda leaf: jax_array(np.tensordot(weights, leaf, 1)), stacked)
         return {k: jax.tree.map(lambda leaf, row=row: leaf[row], sums) for row, k in enumerate(others)}

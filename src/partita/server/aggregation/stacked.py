@@ -12,6 +12,7 @@ from jaxtyping import Float
 
 from partita.families import Family
 from partita.families.factor import Factor
+from partita.numerics.arrays import jax_array
 from partita.numerics.compiled import Compiled
 
 __all__ = ["array", "beside", "expected", "plus", "statistics", "summed", "taken", "times"]
@@ -35,7 +36,7 @@ def times(stacked: Factor, numbers: Float[np.ndarray, " n"] | float) -> Factor:
 
 def summed(stacked: Factor) -> Family:
     """The product over clients."""
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf.sum(0)), stacked.natural)
+    return jax.tree.map(lambda leaf: jax_array(leaf.sum(0)), stacked.natural)
 
 
 def beside(numbers: Float[np.ndarray, " n"], leaf: np.ndarray) -> np.ndarray:
@@ -52,7 +53,7 @@ def expected(factors: Factor, statistics: Family) -> Float[np.ndarray, "..."]:
     """E_q[log t] of one factor or of an entry a client, where q expects these statistics."""
     pairs = zip(jax.tree.leaves(factors.natural), jax.tree.leaves(statistics), strict=True)
     products = ((leaf * expected).reshape(*factors.log_scale.shape, -1).sum(-1) for leaf, expected in pairs)
-    return factors.log_scale + sum(products)
+    return np.asarray(factors.log_scale + sum(products))
 
 
 def statistics(q: Family) -> Family:
