@@ -109,7 +109,7 @@ def local_pass(
     used = _Noise(noise, first)
     closed, shape = jax.make_jaxpr(apply, return_shape=True)(mean, x[None])
     leaves = zip(jax.tree.leaves(mean), jax.tree.leaves(variance), strict=True)
-    given = [*(_Moments(m, v, False, True) for m, v in leaves), _Number(x[None], False)]
+    given: list[_Value] = [*(_Moments(m, v, False, True) for m, v in leaves), _Number(x[None], False)]
     found = [_settled(value, used).array[0] for value in _gone_through(closed, given, used)]
     return _Pass(jax.tree.unflatten(jax.tree.structure(shape), found), used.used, tuple(used.noted))
 
