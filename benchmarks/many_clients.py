@@ -1,10 +1,10 @@
 """What a round, an answer and a step cost with 100, 1,000 and 10,000 clients, and with a long history.
 
 Every case runs in a process of its own, so that its memory is its own. Clients have 20 rows of a logistic regression of
-five columns, with full covariance. An answer is one step of a run that has been through its first answers; a ledger
-writes every answer, without waiting for the disk, whose speed is not partita's. The server's time is that of its
-thread, with the ledger: what a client's solver takes falls as a run converges, and so differs between steps of runs of
-different size. A single answer is solved in another thread; those of a round, in batches, in the server's.
+five columns, with full covariance. An answer is one step of a run in which every client has answered twice, so that
+each has a task and a factor of its own, and solvers take as many steps whatever the number of clients. A ledger writes
+every answer, without waiting for the disk, whose speed is not partita's. The server's time is that of its thread, with
+the ledger. A single answer is solved in another thread; those of a round, in batches, in the server's.
 
     python benchmarks/many_clients.py                 # everything
     python benchmarks/many_clients.py rounds answers  # some parts
@@ -139,7 +139,7 @@ def answers(sizes, seconds):
         for ledger in (False, True):
             first = None
             for number in sizes:
-                row = child(f"timed({number}, {schedule!r}, {ledger}, 600, {300 if number == 100 else 200})", seconds)
+                row = child(f"timed({number}, {schedule!r}, {ledger}, 600, {2 * number + 200})", seconds)
                 if row is None:
                     print(f"{schedule:>14} {number:8,} {'yes' if ledger else 'no':>7} not within the time", flush=True)
                     continue

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import partita
-from partita_experiments import past_work
+from partita_experiments import forms, past_work
 from partita_experiments.cli import app
 
 
@@ -33,3 +33,14 @@ def test_the_table_of_past_work_has_the_papers_rows_and_names_that_exist():
     named = set(re.findall(r"(methods|solvers|models|expectations)\.(\w+)", past_work.PAGE.read_text("utf-8")))
     assert len(named) > 20
     assert [name for module, name in named if not hasattr(getattr(partita, module), name)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "kind"), [("two modes", "mixture"), ("banana", "flow")])
+def test_posteriors_of_any_form_are_nearer_than_gaussians_and_the_same_federated(target, kind):
+    """Within the noise that other points make: how far a pooled run goes from the federated posterior."""
+    truth = forms.exact(target)
+    _, gaussian = forms.compared(target, "Gaussian", truth, quick=False)
+    _, told = forms.compared(target, kind, truth, quick=False)
+    assert told["federated"] < gaussian["federated"] / 3
+    assert told["from there"] < told["with other points"]

@@ -75,7 +75,10 @@ SLOW_CASES = {
         "test_the_restricted_direction_keeps_the_gradient_in_the_free_leaves[product]",
         "test_closed_forms_are_the_dense_ones[mean-field]",
     ),
-    "tests/federation/flower/test_kills.py": ("test_ten_random_kills_do_not_change_the_posterior",),
+    "tests/federation/flower/test_kills.py": (
+        "test_ten_random_kills_do_not_change_the_posterior[sequential]",
+        "test_ten_random_kills_do_not_change_the_posterior[synchronous]",
+    ),
     "tests/federation/test_attacks.py": (
         "test_attacks_are_logged_and_reported_and_do_not_change_the_other_clients_result[sequential-not a number]",
         "test_attacks_are_logged_and_reported_and_do_not_change_the_other_clients_result[sequential-infinite]",

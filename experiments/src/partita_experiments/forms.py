@@ -21,7 +21,7 @@ from partita.server.method import Method
 from partita_experiments.past_work import save
 
 PRIOR_SD, VISITS = 2.0, 8
-SIDE = np.linspace(-6, 6, 301)
+SIDE = np.linspace(-9, 9, 361)
 GRID = np.stack(np.meshgrid(SIDE, SIDE, indexing="ij"), axis=-1).reshape(-1, 2)
 CELL = (SIDE[1] - SIDE[0]) ** 2
 KINDS = ("Gaussian", "mixture", "flow")
@@ -94,7 +94,7 @@ def _forms(target: str, kind: str) -> tuple[Form, Form, int]:
         prior, base = Mixture.normal(2, 2, PRIOR_SD), Mixture.from_means_sd(apart, 1.0)
     else:
         prior, base = Mixture.normal(2, 1, PRIOR_SD), Mixture.normal(2, 1, 1.0)
-    return Flow.of(prior, layers=4, units=8), Flow.of(base, layers=4, units=8), 1_024 // len(base.logits)
+    return Flow.of(prior, layers=4, units=8), Flow.of(base, layers=4, units=8), 4_096 // len(base.logits)
 
 
 @Compiled
@@ -123,7 +123,7 @@ def draw(path: Path, quick: bool) -> dict[str, dict[str, float]]:
         heights = np.exp(truth.max()) * np.array([0.02, 0.1, 0.3, 0.6, 1.0])
         shown = {"exact": truth}
         for kind in KINDS:
-            shown[kind], told = _compared(target, kind, truth, quick)
+            shown[kind], told = compared(target, kind, truth, quick)
             found[f"{target}, {kind}"] = told
         for axis, (name, logs) in zip(axes[row], shown.items(), strict=True):
             density = np.exp(logs).reshape(len(SIDE), -1).T
@@ -140,7 +140,7 @@ def draw(path: Path, quick: bool) -> dict[str, dict[str, float]]:
     return found
 
 
-def _compared(
+def compared(
     target: str, kind: str, truth: Float[np.ndarray, " g"], quick: bool
 ) -> tuple[np.ndarray, dict[str, float]]:
     """The federated posterior, its distance to the exact one, and how far pooled runs go that begin at it.

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,10 +86,11 @@ class _Demo:
         return {"nll": metrics.negative_log_likelihood(p, y), "error": metrics.error(p, y)}
 
     def compile(self) -> None:
-        """Compiles all programs by runs with zero solver steps."""
-        idle, monitor = methods.synchronous(Newton(max_steps=0)), Monitor(metrics=self.metrics)
-        for parts in (self.pooled, self.clients):
-            run(idle, self.model, self.prior, parts, rounds=1, monitor=monitor)
+        """Compiles all programs by runs with zero solver steps, of all rows and of clients at the same time."""
+        idle, monitor = methods.synchronous(Newton(max_steps=0)), Monitor(metrics=self.metrics, progress=False)
+        with ThreadPoolExecutor() as pool:
+            idly = partial(run, idle, self.model, self.prior, rounds=1, monitor=monitor)
+            list(pool.map(lambda parts: idly(partition=parts), (self.pooled, self.clients)))
 
     def fit(self, method: Method, parts: Partition, communications: int, every: int = 1) -> Result:
         """Runs a method and records its metrics; several run at a time, so none shows a bar."""

@@ -104,7 +104,9 @@ def _local(model: Density) -> LocalDraws:
 class LocalReparameterisation(Sampled):
     """Draws of each row's predictor instead of θ: independent across rows, so with lower variance.
 
-    Draws are antithetic pairs; what all draws share is precomputed.
+    Draws are antithetic pairs; what all draws share is precomputed. With one draw it takes two products of matrices a
+    layer where `MonteCarlo(1)` takes one, and 1.7 times as long a step of a network; its gradients have a third to a
+    seventeenth of the variance in means, and less in standard deviations.
     """
 
     samples: int = eqx.field(static=True, default=10)

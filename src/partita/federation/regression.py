@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from partita.data.shard import Partition
-from partita.data.table import OffsetTable, Table
+from partita.data.table import GroupedTable, OffsetTable, Table
 from partita.errors import DataError, FederationError, InputError
 from partita.families import Family
 from partita.federation.config import CONFIG_FILE, Federation
@@ -105,7 +105,7 @@ class Regression(Scheme):
             raise FederationError(_OTHER_FORMULA, _OTHER_FORMULA)
         return dataclasses.replace(self, agreement=agreement)
 
-    def table(self, own: Own) -> Table | OffsetTable:
+    def table(self, own: Own) -> Table | OffsetTable | GroupedTable:
         table = self._spec.table(own.rows)
         with naming_response(self._formula.response.text):
             self.model().check(table)

@@ -25,7 +25,7 @@ from partita.federation.waiting import waiting
 from partita.io.lock import hold
 from partita.storage.ledger import Ledger
 
-__all__ = ["Listen", "Way", "run_client", "run_letter", "run_server"]
+__all__ = ["Way", "run_client", "run_letter", "run_server"]
 
 _LOOK, _SHARE = 5.0, 20.0
 """Seconds between two looks at what the server waits for, and how many times longer than a look they are."""
@@ -33,10 +33,10 @@ _LOG_BYTES = 2**20
 """How long a log becomes before it begins anew; one earlier log is kept."""
 
 
-Listen = Callable[[Path, Federation, Ledger], contextlib.AbstractContextManager[Transport]]
+_Listen = Callable[[Path, Federation, Ledger], contextlib.AbstractContextManager[Transport]]
 
 
-def run_server(folder: Path, federation: Federation, listen: Listen = listen) -> str:
+def run_server(folder: Path, federation: Federation, listen: _Listen = listen) -> str:
     """Runs a federation's server until the run ends, with the link that `listen` opens; returns the final message."""
     folder = folder.resolve()
     jax.config.update("jax_enable_x64", True)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from partita.data.disclosure import Limits
-from partita.data.table import OffsetTable, Table
+from partita.data.table import GroupedTable, OffsetTable, Table
 from partita.errors import DataError, InputError
 from partita.families import Family
 from partita.models import Model
@@ -105,7 +105,7 @@ class Scheme(abc.ABC):
         """The same with what was agreed on, from `to_dict`; anything else raises an `InputError`."""
 
     @abc.abstractmethod
-    def table(self, own: Own) -> Table | OffsetTable:
+    def table(self, own: Own) -> Table | OffsetTable | GroupedTable:
         """A client's rows as numbers, once the scheme is complete."""
 
     @abc.abstractmethod

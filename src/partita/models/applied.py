@@ -1,6 +1,7 @@
 """A network that another library makes, such as Flax or Equinox, or a plain function, as a likelihood."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -17,7 +18,7 @@ from partita.families.base import Theta
 from partita.families.capabilities import IndependentGaussian
 from partita.inputs import check_function, check_kind, described
 from partita.models.base import Model, check_table
-from partita.models.local_pass import NotLocal, count_units, local_pass
+from partita.models.local_pass import FirstMoments, NotLocal, count_units, local_pass
 
 __all__ = ["AppliedNetwork", "from_apply"]
 
@@ -26,6 +27,7 @@ class _Shared(NamedTuple):
     """What all draws of a pass share."""
 
     x: Float[Array, "n d"]
+    first: FirstMoments
     mean: Theta
     variance: Theta
 
@@ -61,24 +63,21 @@ class AppliedNetwork(Model):
         if not isinstance(q, IndependentGaussian):
             raise SettingsError("Local reparameterisation of a network needs a mean-field Gaussian: use MonteCarlo.")
         mean, variance = q.standard()
-        return _Shared(data.x, mean, variance)
+        with _telling():
+            first = jax.vmap(lambda x: local_pass(self.apply, mean, variance, x).first)(data.x)
+        return _Shared(data.x, first, mean, variance)
 
     def noise_shape(self, shared: _Shared) -> tuple[int, ...]:
         row = jax.ShapeDtypeStruct(shared.x.shape[1:], shared.x.dtype)
-        try:
-            return count_units(self.apply, shared.mean, row), len(shared.x)
-        except NotLocal:
-            raise SettingsError(
-                "A parameter of the network does more than multiply, scale or shift what a row brings: use MonteCarlo."
-            ) from None
+        return count_units(self.apply, shared.mean, row), len(shared.x)
 
     def predictor_at(self, shared: _Shared, noise: Float[Array, "u n"]) -> PyTree:
         """The outputs of every row, with draws of what reaches its units."""
 
-        def one(x: Float[Array, " d"], noise: Float[Array, " u"]) -> PyTree:
-            return local_pass(self.apply, shared.mean, shared.variance, x, noise)[0]
+        def one(x: Float[Array, " d"], first: FirstMoments, noise: Float[Array, " u"]) -> PyTree:
+            return local_pass(self.apply, shared.mean, shared.variance, x, noise, first).outputs
 
-        return jax.vmap(one, in_axes=(0, 1))(shared.x, noise)
+        return jax.vmap(one, in_axes=(0, 0, 1))(shared.x, shared.first, noise)
 
     def response(self, theta: Theta, x: Float[Array, "n d"]) -> Array:
         return self.response_at(self.apply(theta, x))
@@ -86,6 +85,17 @@ class AppliedNetwork(Model):
     def response_at(self, predictor: PyTree) -> Array:
         found: Array = predictor if self.told is None else self.told(predictor)
         return found
+
+
+@contextlib.contextmanager
+def _telling() -> Iterator[None]:
+    """Says what to do where a network has no local draws."""
+    try:
+        yield
+    except NotLocal:
+        raise SettingsError(
+            "A parameter of the network does more than multiply, scale or shift what a row brings: use MonteCarlo."
+        ) from None
 
 
 def from_apply(

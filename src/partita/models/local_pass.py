@@ -1,23 +1,26 @@
 """Any network's pass over one row, with draws of what reaches its units instead of draws of its weights.
 
 A weight matrix that meets a row's activations, or a parameter that is added to them or scales them, makes independent
-Gaussians of independent Gaussian parameters; only these are drawn, which is local reparameterisation. The network is any function
-that JAX traces: its operations are gone through one by one.
+Gaussians of independent Gaussian parameters; only these are drawn, which is local reparameterisation. The network is
+any function that JAX traces: its operations are gone through one by one.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from partita.families.base import Theta
 
-__all__ = ["NotLocal", "count_units", "local_pass"]
+__all__ = ["FirstMoments", "NotLocal", "count_units", "local_pass"]
 
+FirstMoments = tuple[tuple[Array, Array], ...]
+"""Mean and sd of what is drawn first, before anything depends on noise."""
 _STRUCTURE = ("broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "transpose")
 """Operations that move numbers, and change none."""
 _INLINE = ("closed_call", "jit", "pjit", "remat", "checkpoint")
@@ -28,39 +31,71 @@ class NotLocal(Exception):
     """A parameter does something that makes no independent Gaussians."""
 
 
+class _Pass(NamedTuple):
+    """What a network makes of a row."""
+
+    outputs: PyTree
+    drawn: int
+    """How many numbers were drawn."""
+    first: FirstMoments
+
+
+class _Number(NamedTuple):
+    """An array."""
+
+    array: Array
+    late: bool
+    """Whether it depends on noise."""
+
+
 class _Moments(NamedTuple):
     """Independent Gaussians that have not been drawn yet."""
 
     mean: Array
     variance: Array
-    parameter: bool
+    late: bool
+    parameter: bool = False
     """Whether they are parameters themselves, which are the same for all rows."""
 
 
-_Value = Any
-"""An array, or `_Moments`."""
+_Value = _Number | _Moments
 
 
 class _Noise:
-    """Standard normal noise that is used up from the front; without any, it only counts."""
+    """Standard normal noise that is used up from the front; without any, means are drawn.
 
-    def __init__(self, noise: Float[Array, " u"] | None) -> None:
+    What does not depend on noise is the same for all draws: it is noted, or taken from what was noted before.
+    """
+
+    def __init__(self, noise: Float[Array, " u"] | None, first: FirstMoments | None) -> None:
         self.noise, self.used = noise, 0
+        self.noted: list[tuple[Array, Array]] = []
+        self._first: Iterator[tuple[Array, Array]] | None = None if first is None else iter(first)
 
-    def drawn(self, value: _Moments) -> Array:
+    def drawn(self, value: _Moments) -> _Number:
         start, size = self.used, value.mean.size
         self.used += size
+        if self._first is None or value.late:
+            positive = value.variance > 0
+            mean, sd = value.mean, jnp.where(positive, jnp.sqrt(jnp.where(positive, value.variance, 1)), 0)
+        else:
+            mean, sd = next(self._first)
+        if not value.late:
+            self.noted.append((mean, sd))
         if self.noise is None:
-            return value.mean
-        noise = jax.lax.dynamic_slice_in_dim(self.noise, start, size).reshape(value.mean.shape)
-        positive = value.variance > 0
-        return value.mean + jnp.where(positive, jnp.sqrt(jnp.where(positive, value.variance, 1)), 0) * noise
+            return _Number(mean, True)
+        return _Number(mean + sd * self.noise[start : start + size].reshape(mean.shape), True)
 
 
 def local_pass(
-    apply: Callable[[Theta, Array], PyTree], mean: Theta, variance: Theta, x: Shaped[Array, " ..."], noise: Array | None
-) -> tuple[PyTree, int]:
-    """The outputs of one row at a draw of what reaches the units, and how many numbers were drawn.
+    apply: Callable[[Theta, Array], PyTree],
+    mean: Theta,
+    variance: Theta,
+    x: Shaped[Array, " ..."],
+    noise: Float[Array, " u"] | None = None,
+    first: FirstMoments | None = None,
+) -> _Pass:
+    """The outputs of one row at a draw of what reaches the units.
 
     Args:
         apply: of parameters and rows.
@@ -68,14 +103,15 @@ def local_pass(
         variance: of the parameters, which are independent Gaussians.
         x: the row.
         noise: as many standard normal numbers as are drawn; without them the means are taken.
+        first: what another pass over the same row has noted.
 
     """
-    used = _Noise(noise)
+    used = _Noise(noise, first)
     closed, shape = jax.make_jaxpr(apply, return_shape=True)(mean, x[None])
     leaves = zip(jax.tree.leaves(mean), jax.tree.leaves(variance), strict=True)
-    given = [*(_Moments(m, v, True) for m, v in leaves), x[None]]
-    found = [_settled(value, used) for value in _gone_through(closed, given, used)]
-    return jax.tree.map(lambda leaf: leaf[0], jax.tree.unflatten(jax.tree.structure(shape), found)), used.used
+    given: list[_Value] = [*(_Moments(m, v, False, True) for m, v in leaves), _Number(x[None], False)]
+    found = [_settled(value, used).array[0] for value in _gone_through(closed, given, used)]
+    return _Pass(jax.tree.unflatten(jax.tree.structure(shape), found), used.used, tuple(used.noted))
 
 
 def count_units(apply: Callable[[Theta, Array], PyTree], parameters: Theta, x: jax.ShapeDtypeStruct) -> int:
@@ -83,7 +119,7 @@ def count_units(apply: Callable[[Theta, Array], PyTree], parameters: Theta, x: j
     counted = list[int]()
 
     def count(parameters: Theta, x: Array) -> None:
-        counted.append(local_pass(apply, parameters, parameters, x, None)[1])
+        counted.append(local_pass(apply, parameters, parameters, x).drawn)
 
     jax.eval_shape(count, parameters, x)
     return counted[0]
@@ -96,17 +132,19 @@ def _gone_through(closed: ClosedJaxpr, given: Sequence[_Value], noise: _Noise) -
 
     def keep(variable: Any, value: _Value) -> None:
         # what is used twice must be the same both times
-        if isinstance(value, _Moments) and uses.get(variable, 0) > 1:
-            value = _settled(value, noise)
-        known[variable] = value
+        known[variable] = _settled(value, noise) if uses.get(variable, 0) > 1 else value
 
-    for variable, value in (*zip(jaxpr.constvars, closed.consts, strict=True), *zip(jaxpr.invars, given, strict=True)):
+    def read(each: Any) -> _Value:
+        return _Number(each.val, False) if isinstance(each, Literal) else known[each]
+
+    constants = [_Number(each, False) for each in closed.consts]
+    for variable, value in zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *given), strict=True):
         keep(variable, value)
     for operation in jaxpr.eqns:
-        values = [each.val if isinstance(each, Literal) else known[each] for each in operation.invars]
-        for variable, value in zip(operation.outvars, _done(operation, values, noise), strict=True):
+        made = _done(operation, [read(each) for each in operation.invars], noise)
+        for variable, value in zip(operation.outvars, made, strict=True):
             keep(variable, value)
-    return [each.val if isinstance(each, Literal) else known[each] for each in jaxpr.outvars]
+    return [read(each) for each in jaxpr.outvars]
 
 
 def _uses(jaxpr: Jaxpr) -> dict[Any, int]:
@@ -118,61 +156,76 @@ def _uses(jaxpr: Jaxpr) -> dict[Any, int]:
     return found
 
 
-def _done(operation: JaxprEqn, values: list[_Value], noise: _Noise) -> list[_Value]:
+def _done(operation: JaxprEqn, values: Sequence[_Value], noise: _Noise) -> Sequence[_Value]:
     """What an operation makes of values."""
-    name, random = operation.primitive.name, [isinstance(value, _Moments) for value in values]
-    if any(random):
-        if name in _INLINE and isinstance(inner := operation.params.get("jaxpr"), ClosedJaxpr):
+    if any(isinstance(value, _Moments) for value in values):
+        inner = operation.params.get("jaxpr")
+        if operation.primitive.name in _INLINE and isinstance(inner, ClosedJaxpr):
             return _gone_through(inner, values, noise)
-        found = _of_moments(name, operation, values)
+        found = _of_one(operation, *values) if len(values) == 1 else _of_two(operation, values)
+        if found is None and len(values) == 2:
+            # what a row brings is drawn, and may then meet a parameter
+            values = [value if _is_parameter(value) else _settled(value, noise) for value in values]
+            found = _of_two(operation, values)
         if found is not None:
             return [found]
-        values = [_settled(value, noise) for value in values]
-    return _bound(operation, values)
+    numbers = [_settled(value, noise) for value in values]
+    late = any(number.late for number in numbers)
+    return [_Number(array, late) for array in _bound(operation, [number.array for number in numbers])]
 
 
-def _of_moments(name: str, operation: JaxprEqn, values: list[_Value]) -> _Moments | None:
+def _of_one(operation: JaxprEqn, value: _Value) -> _Moments | None:
     """What an operation makes of independent Gaussians, if they stay that."""
-    if len(values) == 1 and isinstance(value := values[0], _Moments):
-        made: Any = operation.outvars[0].aval
-        same = math.prod(made.shape) == value.mean.size
-        if name in _STRUCTURE and same:
-            mean, variance = (_bound(operation, [each])[0] for each in (value.mean, value.variance))
-            return _Moments(mean, variance, value.parameter)
-        return _Moments(-value.mean, value.variance, False) if name == "neg" else None
-    if len(values) != 2:
-        return None
-    first, second = values
-    one, moving = isinstance(first, _Moments) != isinstance(second, _Moments), 0 if isinstance(first, _Moments) else 1
-    parts = [
-        value if isinstance(value, _Moments) else _Moments(value, jnp.zeros_like(value), False) for value in values
-    ]
-    means = [part.mean for part in parts]
-    alike = jnp.shape(means[0]) == jnp.shape(means[1]) or (one and jnp.shape(means[1 - moving]) == ())
-    if name in ("add", "sub") and alike:
-        spread = parts[0].variance + parts[1].variance
-        return _Moments(_bound(operation, means)[0], spread, all(part.parameter for part in parts))
-    if one and alike and (name == "mul" or (name == "div" and not moving)):
-        return _product(operation, parts, moving)
-    if name == "dot_general" and one:
-        contracted, batched = operation.params["dimension_numbers"]
-        still = means[1 - moving]
-        reached = math.prod(still.shape[axis] for axis in contracted[1 - moving])
-        if not batched[0] and reached == still.size:
-            return _product(operation, parts, moving)
+    assert isinstance(value, _Moments)
+    made: Any = operation.outvars[0].aval
+    if operation.primitive.name in _STRUCTURE and math.prod(made.shape) == value.mean.size:
+        mean, variance = (_bound(operation, [each])[0] for each in (value.mean, value.variance))
+        return value._replace(mean=mean, variance=variance)
+    if operation.primitive.name == "neg":
+        return value._replace(mean=-value.mean)
     return None
 
 
-def _product(operation: JaxprEqn, parts: Sequence[_Moments], moving: int) -> _Moments:
-    """What an operation that is linear in either value makes of Gaussians and known numbers."""
+def _of_two(operation: JaxprEqn, values: Sequence[_Value]) -> _Moments | None:
+    """What an operation makes of independent Gaussians and known numbers, or of two lots of Gaussians."""
+    if len(values) != 2:
+        return None
+    moving = [place for place, value in enumerate(values) if isinstance(value, _Moments)]
+    if not moving:
+        return None
+    name, late = operation.primitive.name, any(value.late for value in values)
+    parts = [
+        value if isinstance(value, _Moments) else _Moments(value.array, jnp.zeros_like(value.array), False)
+        for value in values
+    ]
+    first, second = (np.shape(part.mean) for part in parts)
+    made: Any = operation.outvars[0].aval
+    # nothing random may be spread over several places
+    alike = all(np.shape(parts[place].mean) == made.shape for place in moving)
     means = [part.mean for part in parts]
-    factors = [parts[place].variance if place == moving else jnp.square(means[place]) for place in (0, 1)]
-    return _Moments(_bound(operation, means)[0], _bound(operation, factors)[0], False)
+    if name in ("add", "sub") and alike:
+        variance = jnp.broadcast_to(parts[0].variance + parts[1].variance, made.shape)
+        return _Moments(_bound(operation, means)[0], variance, late, all(part.parameter for part in parts))
+    if len(moving) == 2:
+        return None
+    if name == "dot_general":
+        contracted, batched = operation.params["dimension_numbers"]
+        still = (second, first)[moving[0]]
+        # all of what is known is summed over, so that every sum has random numbers of its own
+        alike = not batched[0] and math.prod(still[axis] for axis in contracted[1 - moving[0]]) == math.prod(still)
+    if alike and (name in ("mul", "dot_general") or (name == "div" and moving == [0])):
+        squares = [part.variance if place in moving else jnp.square(part.mean) for place, part in enumerate(parts)]
+        return _Moments(_bound(operation, means)[0], _bound(operation, squares)[0], late)
+    return None
 
 
-def _settled(value: _Value, noise: _Noise) -> Array:
+def _is_parameter(value: _Value) -> bool:
+    return isinstance(value, _Moments) and value.parameter
+
+
+def _settled(value: _Value, noise: _Noise) -> _Number:
     """The value, drawn if it has not been."""
-    if not isinstance(value, _Moments):
+    if isinstance(value, _Number):
         return value
     if value.parameter:
         raise NotLocal

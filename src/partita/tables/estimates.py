@@ -211,7 +211,8 @@ class Estimates:
         with enable_x64(True):
             posterior = self.result.posterior
             if self.design.formula.grouped:
-                table = self.spec.with_groups(OffsetTable(x, np.zeros(len(x)), offset), rows)
+                plain = OffsetTable(jax_array(x), jax_array(np.zeros(len(x))), jax_array(offset))
+                table = self.spec.with_groups(plain, rows)
                 each = responses_in_groups(posterior.model, self.q, self.partition, table)
             else:
                 model = offered(posterior.model, ShiftedResponse, "closed-form prediction", "use another family")

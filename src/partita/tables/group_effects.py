@@ -13,10 +13,12 @@ from partita.data.shard import Partition, Shard
 from partita.data.table import GroupedTable
 from partita.errors import DataError, SettingsError
 from partita.expectations import LocalEffects
+from partita.expectations.capabilities import offered
 from partita.expectations.conditionals import Conditionals
 from partita.families import Family
 from partita.families.gaussian import Standard, gaussian
-from partita.models import GroupEffects
+from partita.models import GroupEffects, Model
+from partita.numerics.arrays import jax_array
 from partita.numerics.compiled import Compiled
 from partita.tables.design import categories
 from partita.tables.fitted import Fitted
@@ -41,9 +43,14 @@ class GroupEffect(NamedTuple):
     alone_sd: float
 
 
-def responses(model: GroupEffects, q: Family, partition: Partition, data: GroupedTable) -> Float[np.ndarray, " n"]:
+def responses(model: Model, q: Family, partition: Partition, data: GroupedTable) -> Float[np.ndarray, " n"]:
     """The mean response of rows: with effects of their own group, or those of a new one where it has no rows."""
-    return _Groups(model, q, partition).responses(data)
+    return _Groups(_in_groups(model), q, partition).responses(data)
+
+
+def _in_groups(model: Model) -> GroupEffects:
+    """The model of a fit with effects of groups."""
+    return offered(model, GroupEffects, "effects of groups", "add a term such as (1 | ward)")
 
 
 class _Groups:
@@ -65,7 +72,7 @@ class _Groups:
     def responses(self, data: GroupedTable) -> Float[np.ndarray, " n"]:
         """The mean response of rows: with their own group's effects, or those of a new group where it is not known."""
         place = [self.places.get(float(number), ("", -1))[1] for number in np.asarray(data.group)]
-        return np.asarray(_responses(self.model, self.q, data, np.array(place), self.conditionals))
+        return np.asarray(_responses(self.model, self.q, data, jax_array(np.array(place)), self.conditionals))
 
     def moments(self, draws: int, seed: int) -> tuple[Float[np.ndarray, "g d"], Float[np.ndarray, "g d"]]:
         """Mean and sd of every group's effects, by draws."""
@@ -83,7 +90,7 @@ def effects_of(fit: Fitted, draws: int = 4000, seed: int = 0) -> list[GroupEffec
     if not fit.partition.names:
         raise DataError("The rows are not at hand, by which effects of groups are known: ask the fit of pt.fit.")
     with enable_x64(True):
-        model, q = fit.result.posterior.model, fit.result.posterior.q
+        model, q = _in_groups(fit.result.posterior.model), fit.result.posterior.q
         mean, spread = gaussian(q).mean, gaussian(q).covariance
         scales = np.arange(len(mean)) >= len(mean) - len(fit.spec.likelihood.constants(fit.response))
         deviations = np.arange(len(mean)) < np.flatnonzero(scales)[0] + term.effects
@@ -113,8 +120,7 @@ def intraclass(fit: Fitted, mass: float) -> tuple[float, float, float]:
             "write a term such as (1 | ward)."
         )
     with enable_x64(True):
-        model = fit.result.posterior.model
-        own = latent(model.likelihood)
+        own = latent(_in_groups(fit.result.posterior.model).likelihood)
         mean, covariance = fit.vector(fit.q)
     place = len(mean) - len(fit.spec.likelihood.constants(fit.response))
     reach = float(stats.norm.ppf((1 + mass) / 2)) * np.sqrt(covariance[place, place])
