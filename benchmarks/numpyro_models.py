@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro import handlers
 from numpyro.infer.util import unconstrain_fn
 
 import nuts
@@ -30,7 +31,7 @@ def variational(name: str, rows: list[Any]) -> tuple[Any, Any]:
     """The model, and its run on these clients' rows."""
     function, shared, everything = MODELS[name]
     model = pt.from_numpyro(function, everything, shared=shared)
-    method = pt.methods.sequential(pt.solvers.ModeFixedPoint(), start=start(name, len(model.names)))
+    method = pt.methods.sequential(pt.solvers.ModeFixedPoint(tolerance=1e-16), start=start(name, len(model.names)))
     quiet = pt.Monitor(progress=False)
     return model, pt.run(method, model, model.prior(), pt.federate(rows), rounds=300, tolerance=1e-14, monitor=quiet)
 
@@ -59,7 +60,8 @@ def compared(name: str, folder: Path, warmup: int, count: int) -> dict[str, Any]
         mean, spread = ours.mean(0), ours.std(0)
         mixing = {"function": network_at({site: found[site] for site in sites})}
     else:
-        free = jax.jit(jax.vmap(lambda one: unconstrain_fn(function, (), rows, one)))(drawn)
+        seeded = handlers.seed(function, 0)
+        free = jax.jit(jax.vmap(lambda one: unconstrain_fn(seeded, (), rows, one)))(drawn)
         theirs = np.concatenate([np.asarray(free[site]).reshape(len(free[site]), -1) for site in sites], axis=1)
         mean, spread = np.asarray(q.mean), np.asarray(q.sd)
         mixing = {site: found[site] for site in sites}

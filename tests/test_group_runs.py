@@ -11,7 +11,7 @@ from scipy import optimize
 
 import partita as pt
 from partita.families.factor import Factor
-from partita.local.client import client_key, client_update
+from partita.local.client import Visit, client_key, client_update
 from partita.server.membership import join, retire
 from support.groups import MODEL, PARTS, PRIOR, SOLVER, TABLE, cut
 from support.problems import SCHEDULES, assert_product
@@ -151,7 +151,7 @@ def test_no_message_ledger_or_history_has_effects(tmp_path):
     def said(parts):
         q, recipe = reference().posterior.q, SEQUENTIAL.recipe(MODEL)
         one = parts.shards[0]
-        return client_update(recipe, PRIOR, q, Factor.of(PRIOR.one()), one, 1 / 3, client_key(0, 0, 0))
+        return client_update(recipe, Visit(PRIOR, q, Factor.of(PRIOR.one()), one, 1 / 3, client_key(0, 0, 0)))
 
     few = cut(pt.data.GroupedTable(*(leaf[:96] for leaf in TABLE._replace(group=np.repeat(np.arange(3), 32)))))
     sizes = [[np.shape(leaf) for leaf in jax.tree.leaves(said(parts))] for parts in (PARTS, few)]

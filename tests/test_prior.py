@@ -267,7 +267,6 @@ def test_a_scale_that_is_inferred_has_its_distribution():
     mean = masses @ at
     sd = np.sqrt(masses @ (at - mean) ** 2)
     q = federated.posterior.q
-    print((q.mean[3] - mean) / sd, q.sd[3] / sd)
     assert abs(q.mean[3] - mean) < 0.1 * sd
     assert abs(q.sd[3] / sd - 1) < 0.1
 

@@ -128,3 +128,7 @@ def test_known_groups_are_predicted_by_their_effects_and_new_ones_by_the_scale()
 def test_rows_of_groups_are_not_left_out_one_by_one():
     with pytest.raises(InputError, match="not independent given its coefficients"):
         fitted().loo(draws=100)
+    with pytest.raises(InputError, match="not independent given its coefficients"):
+        fitted().check(draws=50)
+    with pytest.raises(InputError, match="'ward'"):
+        fitted().marginal_effect("ward")

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PyTree, Shaped
 
 from partita.families.base import Theta
 
-__all__ = ["FirstMoments", "NotLocal", "Pass", "count_units", "local_pass"]
+__all__ = ["FirstMoments", "NotLocal", "count_units", "local_pass"]
 
 FirstMoments = tuple[tuple[Array, Array], ...]
 """Mean and sd of what is drawn first, before anything depends on noise."""
@@ -31,7 +31,7 @@ class NotLocal(Exception):
     """A parameter does something that makes no independent Gaussians."""
 
 
-class Pass(NamedTuple):
+class _Pass(NamedTuple):
     """What a network makes of a row."""
 
     outputs: PyTree
@@ -94,7 +94,7 @@ def local_pass(
     x: Shaped[Array, " ..."],
     noise: Float[Array, " u"] | None = None,
     first: FirstMoments | None = None,
-) -> Pass:
+) -> _Pass:
     """The outputs of one row at a draw of what reaches the units.
 
     Args:
@@ -111,7 +111,7 @@ def local_pass(
     leaves = zip(jax.tree.leaves(mean), jax.tree.leaves(variance), strict=True)
     given = [*(_Moments(m, v, False, True) for m, v in leaves), _Number(x[None], False)]
     found = [_settled(value, used).array[0] for value in _gone_through(closed, given, used)]
-    return Pass(jax.tree.unflatten(jax.tree.structure(shape), found), used.used, tuple(used.noted))
+    return _Pass(jax.tree.unflatten(jax.tree.structure(shape), found), used.used, tuple(used.noted))
 
 
 def count_units(apply: Callable[[Theta, Array], PyTree], parameters: Theta, x: jax.ShapeDtypeStruct) -> int:

@@ -53,7 +53,7 @@ def _log_densities(model: Model, theta: Theta, data: PyTree) -> Float[Array, "n 
     if not model.independent_rows:
         raise SettingsError(
             "Rows of a fit with effects of groups are not independent given its coefficients, so that none can be "
-            "left out or weighed by itself: compare fits by their free energies."
+            "scored or left out by itself: compare fits by their free energies."
         )
     of_rows = jax.vmap(model.log_density, in_axes=(None, 0))
     return jax.vmap(lambda each: of_rows(each, data), out_axes=1)(theta)
