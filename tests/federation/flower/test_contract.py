@@ -193,6 +193,9 @@ def test_a_server_app_reaches_our_clients(place, monkeypatch):
         server.post("west", TASK)
         assert server.poll(0.0) == ("west", None, "is offline")
         assert server.poll(0.0) is None
+        server.post("east", TASK)
+        keys["east"].unlink()  # the answer of a client whose key is revoked meanwhile does not count
+        assert server.poll(2.0) is None
 
 
 @pytest.mark.parametrize(
@@ -205,7 +208,7 @@ def test_a_server_app_reaches_our_clients(place, monkeypatch):
     ],
 )
 def test_a_server_app_says_what_is_no_answer(content, elsewhere, said):
-    asked = superlink._Asked("east", 7, "1.0", 100, np.inf)
+    asked = superlink._Asked("east", b"key", 7, "1.0", 100, np.inf)
     about = Metadata(1, "", 7 + elsewhere, SUPERLINK_NODE_ID, "asked", "", time.time(), 60.0, "train.partita")
     name, message, _ = superlink._opened(asked, make_message(about, RecordDict(content)))
     assert (name, message.header["kind"], message.header["task"]) == ("east", "unreadable", "1.0")
