@@ -19,7 +19,7 @@ from partita.federation.flower.objects import ENTRY
 from partita.federation.flower.signature import Keyring, steady
 from partita.federation.running import run_server
 from partita.io import private
-from partita.io.wire import Message, pack, unpack
+from partita.io.wire import Message, pack, sanitise, unpack
 from partita.storage.ledger import Ledger
 
 __all__ = ["GridTransport", "server"]
@@ -106,7 +106,8 @@ class GridTransport(Transport):
 def _opened(asked: _Asked, reply: FlowerMessage) -> Delivery:
     """An answer; what cannot be read is said in its place."""
     if reply.has_error():
-        return Delivery(asked.name, None, f"cannot be reached ({reply.error.reason or reply.error.code})")
+        reason = sanitise(reply.error.reason or str(reply.error.code), 200)  # in the words of its own machine
+        return Delivery(asked.name, None, f"cannot be reached ({reason})")
     try:
         if reply.metadata.src_node_id != asked.node:
             raise FederationError("It is of another node than was asked.")
