@@ -155,6 +155,22 @@ def test_a_run_goes_back_where_no_answer_is_finite_and_not_where_one_is_missing(
     assert_product(result.state)
 
 
+def test_what_an_invalid_answer_reports_is_no_free_energy(monkeypatch):
+    asked, update = [], local.client_update
+
+    def boasting(*arguments):
+        reply = update(*arguments)
+        asked.append(0)
+        if len(asked) != 3 * len(PARTS) + 1:  # of the fourth round, when no report is a first one any more
+            return reply
+        return eqx.tree_at(lambda one: (one.info.finite, one.info.ell), reply, (np.asarray(False), np.asarray(1e9)))
+
+    monkeypatch.setattr(local, "client_update", boasting)
+    result = pt.run(pt.methods.synchronous(SOLVER), MODEL, PRIOR, PARTS, tolerance=1e-8, monitor=QUIET)
+    assert len(result.history.refusals) == 1
+    assert not any(result.history["returned"])
+
+
 def test_a_step_that_is_far_too_long_is_shortened():
     """What is 1e12 times as precise as the prior is followed to 1e4 of it, a natural parameter; the rest can wait."""
     (taken,) = rounds(-100.0, precision=1e12)

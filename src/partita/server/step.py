@@ -238,7 +238,11 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
         held = set(np.flatnonzero(state.versions).tolist()) if state.keeps_product else set()
         # factors aggregated before the bounds applied are checked as soon as the bounds apply
         bounds, judged = admission, held & deltas.keys() if _bounds_apply(state, ()) else held
-    climbed = _climbed(method, engine, state, replies)
+    # an invalid answer reports nothing, but that the likelihood is not finite at the posterior
+    believed = {
+        k: reply for k, reply in replies.items() if k not in invalid or np.isneginf(_number(float(reply.info.ell)))
+    }
+    climbed = _climbed(method, engine, state, believed)
     admitted = admit(
         method.aggregation, bounds, state.iterate, deltas, judged - trusted, held - trusted, climbed, trusted
     )
