@@ -115,6 +115,16 @@ def test_a_free_energy_that_is_not_finite_has_fallen():
     assert not rounds(-np.inf, -np.inf)[-1].returned
 
 
+def test_a_report_with_a_first_answer_that_is_refused_is_not_taken_for_that_of_another_client():
+    iterate = ADAPTIVE.init(PRIOR, 3)
+    said = {k: Report(-10.0, 0.0, iterate.posterior) for k in range(3)}
+    known = FreeEnergy(lambda q: pytest.fail("asked"), PRIOR, 1.0, said, np.zeros(3, bool))
+    one = ADAPTIVE.update(iterate, {0: change(1.0), 1: change(1.0)}, known).iterate.memory.reports
+    heard = [known._replace(reported={k: said[k]._replace(ell=-10.0 - 90 * k) for k in who}) for who in [(0,), (0, 2)]]
+    values = [one.free_energy(iterate.posterior, each) for each in heard]
+    np.testing.assert_allclose(values[1], values[0], rtol=1e-12)
+
+
 def test_answers_none_of_which_is_finite_are_a_fall():
     began = ADAPTIVE.init(PRIOR, 2)
     assert not ADAPTIVE.lost(began, PRIOR).returned  # nothing is known to go back to
@@ -143,6 +153,22 @@ def test_a_run_goes_back_where_no_answer_is_finite_and_not_where_one_is_missing(
     assert result.history["returned"][:3].tolist() == [False, lost == 3, False]
     assert result.status is pt.Status.CONVERGED
     assert_product(result.state)
+
+
+def test_what_an_invalid_answer_reports_is_no_free_energy(monkeypatch):
+    asked, update = [], local.client_update
+
+    def boasting(*arguments):
+        reply = update(*arguments)
+        asked.append(0)
+        if len(asked) != 3 * len(PARTS) + 1:  # of the fourth round, when no report is a first one any more
+            return reply
+        return eqx.tree_at(lambda one: (one.info.finite, one.info.ell), reply, (np.asarray(False), np.asarray(1e9)))
+
+    monkeypatch.setattr(local, "client_update", boasting)
+    result = pt.run(pt.methods.synchronous(SOLVER), MODEL, PRIOR, PARTS, tolerance=1e-8, monitor=QUIET)
+    assert len(result.history.refusals) == 1
+    assert not any(result.history["returned"])
 
 
 def test_a_step_that_is_far_too_long_is_shortened():

@@ -1,5 +1,6 @@
 """Algorithm 1 (`alg:vmp`): what holds after every step, and how runs end."""
 
+import dataclasses
 import re
 
 import equinox as eqx
@@ -229,6 +230,23 @@ def test_free_energy_and_metrics_are_computed_every_so_many_steps_and_at_the_end
     never = pt.run(pt.methods.synchronous(SOLVER), MODEL, PRIOR, PARTS, rounds=2, monitor=Monitor(every=0))
     assert "free_energy" not in never.history.columns
     assert np.isnan(never.free_energy)
+
+
+class FirstTwo(pt.Synchronous):
+    """Asks two clients of three."""
+
+    def select(self, turns):
+        return [0, 1]
+
+
+def test_a_finite_answer_counts_though_all_others_and_its_clients_last_were_not(monkeypatch):
+    monkeypatch.setattr(local, "client_update", faulty(not_finite))
+    refused = {k: Refusal(Reason.NOT_FINITE, "is not finite") for k in (0, 2)}
+    before = dataclasses.replace(init(PRIOR, 3), refused=refused)
+    state, event = step(pt.Method(SOLVER, FirstTwo(), pt.Damped(0.5)), MODEL, LocalEngine(PARTS), before)
+    assert set(event.refusals) == {1}
+    assert state.versions.tolist() == [1, 0, 0]
+    assert not eqx.tree_equal(state.posterior, before.posterior)
 
 
 class Refusing(pt.Damped):

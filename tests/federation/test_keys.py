@@ -70,6 +70,14 @@ def test_a_running_server_learns_of_revoked_and_of_new_keys(study):
         assert asked(server, study)
 
 
+def test_a_key_that_cannot_be_read_keeps_no_other_from_being_revoked(study):
+    server_folder = study / "study"
+    with listen(server_folder, config.load(server_folder), Ledger(study / "ledger")) as server:
+        (server_folder / "keys" / "west.pub").write_text("half")
+        revoke(server_folder, "east")
+        assert not asked(server, study)
+
+
 def test_what_was_sent_for_another_key_is_void():
     keys = {"east": b"one"}
     office = Office(keys)

@@ -1,6 +1,7 @@
 """Which transport a federation uses, by its server's address."""
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,10 +88,17 @@ def _mailbox(folder: Path, shared: Path, public: Mapping[str, Path], ledger: Led
 
     key = private_key(folder / SERVER_KEY)
 
-    def known() -> dict[str, Correspondent]:
-        found = {name: path for name, path in public.items() if path.exists()}
-        return {name: Correspondent(SERVER, name, key, public_key(path)) for name, path in found.items()}
+    def known(name: str) -> Correspondent | None:
+        path = public[name]
+        return Correspondent(SERVER, name, key, public_key(path)) if path.exists() else None
 
-    mailbox = Mailbox(Shared(shared), Watched(known, list(public.values())), ledger)
+    # each by itself, so that a file that cannot be read keeps no other client's key from being revoked
+    watched = {name: Watched(functools.partial(known, name), [path]) for name, path in public.items()}
+
+    def clients() -> dict[str, Correspondent]:
+        found = {name: client() for name, client in watched.items()}
+        return {name: client for name, client in found.items() if client is not None}
+
+    mailbox = Mailbox(Shared(shared), clients, ledger)
     yield mailbox
     mailbox.close()

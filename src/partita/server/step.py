@@ -238,11 +238,15 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
         held = set(np.flatnonzero(state.versions).tolist()) if state.keeps_product else set()
         # factors aggregated before the bounds applied are checked as soon as the bounds apply
         bounds, judged = admission, held & deltas.keys() if _bounds_apply(state, ()) else held
-    climbed = _climbed(method, engine, state, replies)
+    # an invalid answer reports nothing, but that the likelihood is not finite at the posterior
+    believed = {
+        k: reply for k, reply in replies.items() if k not in invalid or np.isneginf(_number(float(reply.info.ell)))
+    }
+    climbed = _climbed(method, engine, state, believed)
     admitted = admit(
         method.aggregation, bounds, state.iterate, deltas, judged - trusted, held - trusted, climbed, trusted
     )
-    if _none_finite(state, invalid):
+    if _none_finite(state, replies, invalid):
         admitted = admitted._replace(taken=method.aggregation.lost(state.iterate, state.current_prior))
     refusals = invalid | admitted.refusals | admitted.taken.refusals
     accepted = set(deltas) - set(refusals) if admitted.taken.damping > 0 else set()
@@ -280,9 +284,9 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
     return new, Event(tuple(replies), taken.damping, staleness, refusals, replies, {}, taken.returned)
 
 
-def _none_finite(state: State, invalid: Mapping[int, Refusal]) -> bool:
+def _none_finite(state: State, replies: Mapping[int, Reply], invalid: Mapping[int, Refusal]) -> bool:
     """Whether the last answer of every client to this posterior was not finite: it is to blame, and not their rows."""
-    latest = {**state.refused, **invalid}
+    latest = {k: refusal for k, refusal in state.refused.items() if k not in replies} | dict(invalid)
     wrong = {k for k, refusal in latest.items() if refusal.reason is Reason.NOT_FINITE}
     return bool(invalid) and set(np.flatnonzero(state.active).tolist()) <= wrong
 

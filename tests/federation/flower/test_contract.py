@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from fastapi import FastAPI
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, Error, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.app.metadata import Metadata
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
@@ -193,6 +193,9 @@ def test_a_server_app_reaches_our_clients(place, monkeypatch):
         server.post("west", TASK)
         assert server.poll(0.0) == ("west", None, "is offline")
         assert server.poll(0.0) is None
+        server.post("east", TASK)
+        keys["east"].unlink()  # the answer of a client whose key is revoked meanwhile does not count
+        assert server.poll(2.0) is None
 
 
 @pytest.mark.parametrize(
@@ -205,11 +208,19 @@ def test_a_server_app_reaches_our_clients(place, monkeypatch):
     ],
 )
 def test_a_server_app_says_what_is_no_answer(content, elsewhere, said):
-    asked = superlink._Asked("east", 7, "1.0", 100, np.inf)
+    asked = superlink._Asked("east", b"key", 7, "1.0", 100, np.inf)
     about = Metadata(1, "", 7 + elsewhere, SUPERLINK_NODE_ID, "asked", "", time.time(), 60.0, "train.partita")
     name, message, _ = superlink._opened(asked, make_message(about, RecordDict(content)))
     assert (name, message.header["kind"], message.header["task"]) == ("east", "unreadable", "1.0")
     assert said in message.header["reason"]
+
+
+def test_what_a_machine_says_of_its_failure_is_one_line():
+    asked = superlink._Asked("east", b"key", 7, "1.0", 100, np.inf)
+    about = Metadata(1, "", 7, SUPERLINK_NODE_ID, "asked", "", time.time(), 60.0, "train.partita")
+    reason = superlink._opened(asked, make_message(about, error=Error(0, "gone\n\x1b[2J" + 999 * "x"))).reason
+    assert reason.isprintable()
+    assert len(reason) < 250
 
 
 def test_our_client_is_served_by_flower(place):

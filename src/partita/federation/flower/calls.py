@@ -97,10 +97,10 @@ def fleet(
             raise _Refusal(404, "There is no such call.")
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
-            name = keys.caller(headers)
+            name, key = keys.caller(headers)
         except UnknownCallerError as error:
             raise _Refusal(401, str(error)) from None
-        office.knows(name, keys.keys[name])
+        office.knows(name, key)
         request, handler, of_object = kind
         length = headers.get("content-length", "")
         if not length.isdigit() or len(length) > 12:
@@ -154,7 +154,7 @@ def _taken() -> _Refusal:
 
 
 async def _activate(office: Office, keys: Keyring, call: _Call, request: Any) -> Any:
-    if request.public_key != keys.keys[call.name]:
+    if request.public_key != keys.keys.get(call.name):
         raise _Refusal(401, "its key is not the one that has signed")
     try:
         office.enter(call.name, call.session)

@@ -3,6 +3,7 @@
 import base64
 import binascii
 import datetime
+import functools
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -82,19 +83,18 @@ class Keyring:
 
     def __init__(self, paths: Mapping[str, Path], now: Callable[[], float]) -> None:
         """A client that has no file has no key, and is not let in."""
-        self._now, self._paths = now, paths
-        self._keys = Watched(self._read, list(paths.values()))
+        self._now = now
+        # each by itself, so that a file that cannot be read keeps no other client's key from being revoked
+        self._keys = {name: Watched(functools.partial(_public_key, path), [path]) for name, path in paths.items()}
 
     @property
     def keys(self) -> Mapping[str, bytes]:
         """Each client's public key."""
-        return self._keys()
+        known = {name: key() for name, key in self._keys.items()}
+        return {name: key for name, key in known.items() if key is not None}
 
-    def _read(self) -> dict[str, bytes]:
-        return {name: _public_key(path) for name, path in self._paths.items() if path.exists()}
-
-    def caller(self, headers: Mapping[str, str]) -> str:
-        """The client whose key has signed a call; raises an `UnknownCallerError` where there is none."""
+    def caller(self, headers: Mapping[str, str]) -> tuple[str, bytes]:
+        """The client whose key has signed a call, and that key; an `UnknownCallerError` where there is none."""
         try:
             public = base64.b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
             name = next(name for name, key in self.keys.items() if key == public)
@@ -108,14 +108,17 @@ class Keyring:
             raise UnknownCallerError("its signature is another one")
         if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
             raise UnknownCallerError(CLOCK)
-        return name
+        return name, public
 
 
-def _public_key(path: Path) -> bytes:
+def _public_key(path: Path) -> bytes | None:
+    """The key in a file; None where there is no file."""
     try:
         key = serialization.load_ssh_public_key(path.read_bytes())
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise ValueError("it is of another kind")
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError) as error:
         raise FederationError(f"The key {path} cannot be read ({error}): make it again.") from None
     return public_key_to_bytes(key)

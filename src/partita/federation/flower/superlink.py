@@ -19,7 +19,7 @@ from partita.federation.flower.objects import ENTRY
 from partita.federation.flower.signature import Keyring, steady
 from partita.federation.running import run_server
 from partita.io import private
-from partita.io.wire import Message, pack, unpack
+from partita.io.wire import Message, pack, sanitise, unpack
 from partita.storage.ledger import Ledger
 
 __all__ = ["GridTransport", "server"]
@@ -42,6 +42,8 @@ class _Asked(NamedTuple):
     """A message that is to be answered."""
 
     name: str
+    key: bytes
+    """The client's at that time: with another one, or none, its answer does not count."""
     node: int
     task: str
     size: int
@@ -60,15 +62,16 @@ class GridTransport(Transport):
         self._nodes, self._looked = dict[str, int](), -_LOOK
 
     def post(self, name: str, message: Message) -> None:
-        if name not in self._online():
+        node, key = self._online().get(name), self._keys().get(name)
+        if node is None or key is None:
             return self._come.append(Delivery(name, None, "is offline"))
-        node, record = self._nodes[name], ConfigRecord({ENTRY: pack(message)})
+        record = ConfigRecord({ENTRY: pack(message)})
         sent = FlowerMessage(RecordDict({ENTRY: record}), node, _KIND, ttl=self._life)
         (identity,) = self._grid.push_messages([sent]) or (None,)
         if identity is None:
             return self._come.append(Delivery(name, None, "cannot be sent a message by the SuperLink"))
         task, until = message.words("task", ""), self.now() + self._life
-        self._open[identity] = _Asked(name, node, task, message.size, until)
+        self._open[identity] = _Asked(name, key, node, task, message.size, until)
 
     def poll(self, timeout: float) -> Delivery | None:
         until, pause = self.now() + timeout, _SHORTEST
@@ -76,7 +79,7 @@ class GridTransport(Transport):
             self._open = {identity: asked for identity, asked in self._open.items() if self.now() < asked.until}
             for reply in self._grid.pull_messages(list(self._open)) if self._open else ():
                 asked = self._open.pop(reply.metadata.reply_to_message_id, None)
-                if asked is not None:
+                if asked is not None and self._keys().get(asked.name) == asked.key:
                     self._come.append(_opened(asked, reply))
             if self._come:
                 return self._come.popleft()
@@ -103,7 +106,8 @@ class GridTransport(Transport):
 def _opened(asked: _Asked, reply: FlowerMessage) -> Delivery:
     """An answer; what cannot be read is said in its place."""
     if reply.has_error():
-        return Delivery(asked.name, None, f"cannot be reached ({reply.error.reason or reply.error.code})")
+        reason = sanitise(reply.error.reason or str(reply.error.code), 200)  # in the words of its own machine
+        return Delivery(asked.name, None, f"cannot be reached ({reason})")
     try:
         if reply.metadata.src_node_id != asked.node:
             raise FederationError("It is of another node than was asked.")

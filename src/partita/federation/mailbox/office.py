@@ -90,7 +90,8 @@ class Mailbox(Transport):
         return self._clients()
 
     def post(self, name: str, message: Message) -> None:
-        if name not in self.clients:
+        client = self.clients.get(name)
+        if client is None:
             return self._come.append(Delivery(name, None, "has no key here"))
         packed = pack(message)
         about = _Open(name, hashlib.sha256(packed).hexdigest(), message.size)
@@ -101,7 +102,7 @@ class Mailbox(Transport):
         for old in [old for old, open in self._open.items() if open.name == name][:-_OPEN]:
             self._reached(functools.partial(self._forget, old))
         self._keep()
-        self._unsent[id] = self.clients[name].sealed({"run": self.run, "letter": id}, packed)
+        self._unsent[id] = client.sealed({"run": self.run, "letter": id}, packed)
         self._reached(functools.partial(self._send, id))
 
     def tell(self, name: str, message: Message) -> bool:
@@ -126,8 +127,8 @@ class Mailbox(Transport):
     def present(self) -> Sequence[str]:
         if self.now() >= self._looked + _LOOK:
             self._looked = self.now()
-            for name in self.clients:
-                self._listen(name)
+            for name, client in self.clients.items():
+                self._listen(name, client)
         away = {name for name, (_, seen) in self._beats.items() if self.now() > seen + _STALE}
         return [name for name in self.clients if name not in away]
 
@@ -157,13 +158,14 @@ class Mailbox(Transport):
     def _look(self, id: str) -> None:
         """Takes the answer to a letter, if it is there; what is none is removed, and told of."""
         name, _, size = self._open[id]
-        if name not in self.clients:  # its key was revoked
+        client = self.clients.get(name)
+        if client is None:  # its key was revoked
             return
         try:
             letter = self.shared.read((ANSWERS, name), f"{id}.letter", largest(size))
             if letter is None:
                 return
-            about, content = self.clients[name].opened(letter)
+            about, content = client.opened(letter)
             if about.get("run") != self.run or about.get("letter") != id:
                 raise DamagedFileError("This letter answers another one.")
             message = unpack(content, largest=size)
@@ -174,11 +176,11 @@ class Mailbox(Transport):
         self._forget(id)
         self._keep()
 
-    def _listen(self, name: str) -> None:
+    def _listen(self, name: str, client: Correspondent) -> None:
         """Sees whether a client has left a new sign of life."""
         try:
             letter = self.shared.read((ANSWERS, name), BEAT, _BEAT)
-            beat = None if letter is None else self.clients[name].opened(letter).about.get("beat")
+            beat = None if letter is None else client.opened(letter).about.get("beat")
         except InputError:
             return
         seen, _ = self._beats.get(name, (collections.deque[str](maxlen=_SEEN), 0.0))

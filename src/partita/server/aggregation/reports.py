@@ -138,8 +138,10 @@ class Reports(NamedTuple):
         """
         sums = self.rows.summed()
         apart = float(divergence(q, free_energy.prior))
-        of_this = np.array([report.ell for report in free_energy.reported.values() if report.current])
-        if len(of_this) == sums.known and not sums.gone:
+        current = {k: report.ell for k, report in free_energy.reported.items() if report.current}
+        # of clients whose answers were refused as well, which need not be among those that are known
+        if len(current) == sums.known and not sums.gone and self.known()[list(current)].all():
+            of_this = np.array(list(current.values()))
             said, size = float(of_this.sum()), float(np.abs(of_this).sum())
         else:
             moved = free_energy.temperature * float(expected(sums.answer, statistics(q)))
