@@ -69,7 +69,7 @@ def test_a_mixtures_density_is_scipys():
 
 
 def test_a_flows_density_is_the_change_of_variables():
-    flow, noise = some_flow(), np.random.default_rng(1).normal(size=(5, 2))
+    flow, noise = some_flow(), jnp.asarray(np.random.default_rng(1).normal(size=(5, 2)))
 
     @jax.jit
     def seen(flow):
@@ -99,7 +99,7 @@ def test_products_and_quotients_are_those_of_densities(trail):
         factor = first / prior
         return second / factor, prior * factor * (second / first), factor**0.5, prior.one()
 
-    logs_of = jax.jit(lambda q: (q.log_prob(np.array([0.3, -0.7])), q.is_proper(), q.log_normaliser()))
+    logs_of = jax.jit(lambda q: (q.log_prob(jnp.array([0.3, -0.7])), q.is_proper(), q.log_normaliser()))
     logs = [float(logs_of(q)[0]) for q in trail]
     assert len(set(logs)) == 3
     cavity, whole, half, one = map(logs_of, products(*trail))

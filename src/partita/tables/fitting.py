@@ -55,7 +55,7 @@ def fit(
     """Fits a formula to a table, the rows of each site kept apart.
 
     Args:
-        formula: such as "died ~ age + C(ward) + bs(bmi, df=4) + offset(log(days))".
+        formula: such as "died ~ age + C(sex) + bs(bmi, df=4) + offset(log(days)) + (1 | ward)".
         data: a data frame (pandas, polars, pyarrow, DuckDB), a mapping of columns, or the path of a file.
         family: the likelihood, one of `LIKELIHOODS`.
         sites: the column that says whose each row is; without it all rows are one site.
