@@ -215,6 +215,37 @@ def test_what_a_model_may_not_say(case):
     assert str(caught.value).endswith(".")
 
 
+def test_what_is_observed_of_a_shared_plate_is_of_the_prior():
+    def model(x, y):
+        with numpyro.plate("wards", 3):
+            u = numpyro.sample("u", dist.Normal(0, 1))
+            numpyro.factor("flat", -(u**4))
+            numpyro.sample("known", dist.Normal(u, 2.0), obs=np.arange(3.0))
+        with numpyro.plate("rows", len(x)):
+            numpyro.sample("y", dist.Normal(u[0] * x, 1.0), obs=y)
+
+    rows, theta = {"x": X[:, 0], "y": X[:, 1]}, np.array([0.3, -0.5, 1.0])
+    found = pt.from_numpyro(model, rows, shared=["wards"])
+    each = jax.jit(jax.vmap(found.log_density, in_axes=(None, 0)))(theta, rows)
+    known = log_density(model, (), rows, {"u": theta})[0]
+    np.testing.assert_allclose(each.sum() + found.log_prior(theta), known, rtol=1e-10)
+    np.testing.assert_allclose(
+        found.log_prior(theta),
+        np.sum(stats.norm.logpdf(theta) - theta**4 + stats.norm.logpdf(np.arange(3), theta, 2)),
+        rtol=1e-10,
+    )
+
+
+@pytest.mark.parametrize("x", [np.zeros(4), np.ones(4), np.full(1, 0.5)])
+def test_rows_that_are_all_the_same_show_that_others_depend_on_each_other(x):
+    def centred(x, y):
+        b = numpyro.sample("b", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(b * (x - x.mean()), 1.0), obs=y)
+
+    with pytest.raises(SettingsError, match="depend on each other"):
+        pt.from_numpyro(centred, {"x": x, "y": np.zeros(len(x), int)})
+
+
 def test_a_plate_of_as_many_as_there_happen_to_be():
     def model(y):
         b = numpyro.sample("b", dist.Normal(0, 1))

@@ -151,7 +151,7 @@ def read_sites(model: Callable[..., Any], rows: Rows, shared: Collection[str], l
         plates = {plate for plate, _ in site.plates}
         of_rows = bool(plates & own) or site.shape != single[name].shape
         if site.observed:
-            if plates and not plates & own:
+            if plates and not plates & own and (of_rows or not plates <= set(shared)):
                 fixed = site.plates[0][0]
                 raise _other_size(fixed, sizes[fixed][0], 1 if sizes[fixed][0] == count else count)
             (observed if of_rows else given).append(name)
@@ -170,8 +170,23 @@ def read_sites(model: Callable[..., Any], rows: Rows, shared: Collection[str], l
         raise SettingsError("The NumPyro model has no variable that rows share: there is nothing to infer.")
     sites = Sites(tuple(found), tuple(given), tuple(observed), _combined(discrete))
     axes = {name: next(axis for plate, axis in seen[name].plates if plate in own) for name in discrete}
-    _check_rows(model, rows, sites, axes)
+    _check_rows(model, _told_apart(rows), sites, axes)
     return sites
+
+
+def _told_apart(rows: Rows) -> Rows:
+    """Rows that differ: those that are all the same, such as made-up ones, do not show whether they depend on others.
+
+    Their fractions move towards 0, or a little above it, where they still mean what they did.
+    """
+    if any(np.any(values != values[:1]) for values in rows.values()):
+        return rows
+    drawn, found = np.random.default_rng(0), dict[str, np.ndarray]()
+    for name, values in rows.items():
+        noise = drawn.random(values.shape) / 2
+        moved = np.where(values == 0, noise, values * (1 - noise)).astype(values.dtype)
+        found[name] = moved if np.issubdtype(values.dtype, np.floating) else np.asarray(values)
+    return found
 
 
 def _looked_at(model: Callable[..., Any], rows: Rows, count: int) -> Mapping[str, _Seen]:
