@@ -316,5 +316,7 @@ def _seen(before: Family, after: Family, change: Family, change_after: Family) -
 
     whole, fell = product(change, change), product(step, change / change_after)
     moved = product(step, step)
-    best = jnp.where((fell > 0) & (moved > 0), moved / jnp.where(fell > 0, fell, 1), jnp.inf)
-    return _Seen(jnp.where(whole > 0, product(change, change_after) / jnp.where(whole > 0, whole, 1), 0), best)
+    again = product(change, change_after) / jnp.where(whole > 0, whole, 1)
+    best = moved / jnp.where(fell > 0, fell, 1)
+    known = (fell > 0) & (moved > 0) & jnp.isfinite(best)
+    return _Seen(jnp.where((whole > 0) & jnp.isfinite(again), again, 0), jnp.where(known, best, jnp.inf))
