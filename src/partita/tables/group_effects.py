@@ -31,7 +31,7 @@ _APART = 10.0
 
 
 class GroupEffect(NamedTuple):
-    """One group's effect, in units of the predictor for a column as it is standardised."""
+    """One group's effect, in the table's units as coefficients are; an intercept is that at the columns' means."""
 
     site: str
     group: str
