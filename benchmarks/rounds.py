@@ -179,8 +179,12 @@ class EnoughError(Exception):
 
 
 def best_of(cell, family, columns, model, parts):
-    """The free energy of global VI in a family, which is that of any division."""
-    path = KEPT / f"{'-'.join(cell.problem.replace(',', '').split())}-{family}-pooled.json"
+    """The free energy of global VI in a family, which is that of any division of the same rows.
+
+    A division into clients of given sizes leaves a few rows to nobody.
+    """
+    rows = sum(int(shard.rows) for shard in parts.shards)
+    path = KEPT / f"{'-'.join(cell.problem.replace(',', '').split())}-{family}-{rows}-pooled.json"
     if not path.exists():
         prior = FAMILIES[family].standard_normal(columns)
         path.parent.mkdir(parents=True, exist_ok=True)
