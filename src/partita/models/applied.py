@@ -37,7 +37,8 @@ class AppliedNetwork(Model):
 
     apply: Callable[..., Any] = eqx.field(static=True)
     loss: Callable[..., Any] = eqx.field(static=True)
-    told: Callable[..., Any] | None = eqx.field(static=True)
+    inverse_link: Callable[..., Any] | None = eqx.field(static=True)
+    """From outputs to the response; the outputs are the response if None."""
     layout: tuple[Any, tuple[tuple[int, ...], ...], str] = eqx.field(static=True)
     """Tree, shapes and type of the parameters."""
     expectation: Expectation = eqx.field(kw_only=True)
@@ -63,7 +64,7 @@ class AppliedNetwork(Model):
         if not isinstance(q, IndependentGaussian):
             raise SettingsError("Local reparameterisation of a network needs a mean-field Gaussian: use MonteCarlo.")
         mean, variance = q.standard()
-        with _telling():
+        with _with_remedy():
             first = jax.vmap(lambda x: local_pass(self.apply, mean, variance, x).first)(data.x)
         return _Shared(data.x, first, mean, variance)
 
@@ -83,12 +84,12 @@ class AppliedNetwork(Model):
         return self.response_at(self.apply(theta, x))
 
     def response_at(self, predictor: PyTree) -> Array:
-        found: Array = predictor if self.told is None else self.told(predictor)
+        found: Array = predictor if self.inverse_link is None else self.inverse_link(predictor)
         return found
 
 
 @contextlib.contextmanager
-def _telling() -> Iterator[None]:
+def _with_remedy() -> Iterator[None]:
     """Says what to do where a network has no local draws."""
     try:
         yield
@@ -113,7 +114,7 @@ def from_apply(
             linen, or `lambda p, x: jax.vmap(equinox.combine(p, static))(x)`.
         parameters: a pytree of arrays, such as the initial ones; θ is shaped like it.
         loss: of outputs and responses y the −log p(y | θ) of every row, in nats and with its constants.
-        response: of outputs what `predict` tells, such as `jax.nn.softmax`; the outputs if None.
+        response: of outputs what `predict` returns, such as `jax.nn.softmax`; the outputs if None.
         expectation: how E_q of a row's log density is computed. If None it is `LocalReparameterisation()` where what
             reaches the units is Gaussian given the row, as in dense layers; else `MonteCarlo()`, whose draws all rows
             share, as for convolutions.

@@ -98,7 +98,7 @@ def total(trace: Trace, names: Collection[str]) -> Float[Array, ""]:
 
 @contextlib.contextmanager
 def _failing(what: str) -> Iterator[None]:
-    """Anything that a user's model raises is told in one sentence."""
+    """Anything that a user's model raises becomes one sentence."""
     try:
         yield
     except InputError:
@@ -107,7 +107,7 @@ def _failing(what: str) -> Iterator[None]:
         raise SettingsError(
             f"A site of the NumPyro model cannot be drawn from {what}: give it a proper distribution."
         ) from error
-    except Exception as error:
+    except Exception as error:  # a user's model may raise anything
         why = (str(error) or repr(error)).splitlines()[0].rstrip(".")
         raise SettingsError(f"The NumPyro model fails {what}: {why:.200}.") from error
 

@@ -200,8 +200,8 @@ def admit(
     """Aggregates changes without those of clients beyond a bound; the worst goes first, since it makes others look odd.
 
     Of factors that are held already, those to be judged that are beyond a bound beside what others have said since, as
-    may be found of the first answers of a sequential run, are divided out. Trusted clients are
-    neither judged nor compared with others.
+    may be found of the first answers of a sequential run, are divided out. Trusted clients are neither
+    judged nor compared with others.
     """
     deltas, judged, held = dict(deltas), set(judged), set(held)
     refusals, divided = dict[int, Refusal](), set[int]()

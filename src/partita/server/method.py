@@ -67,7 +67,7 @@ class Method(ClientSettings, Axes):
 
     def _check_ratios(self, family: str, clients: int) -> None:
         """Raises a `SettingsError` where factors that are ratios of densities would have to be more than that."""
-        if self._selected(clients) > 1 or not self.aggregation.whole:
+        if self._selected(clients) > 1 or not self.aggregation.undamped:
             raise SettingsError(
                 f"Factors of an {family} are ratios of densities, which can be neither damped nor multiplied with each "
                 "other: use methods.sequential(), undamped, or an exponential family."

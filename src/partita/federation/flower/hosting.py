@@ -122,6 +122,7 @@ class _Acceptor:
     ) -> None:
         self._loop, self._listener, self._trust, self._made = asyncio.get_running_loop(), listener, trust, made
         self._beginning = set[asyncio.Task[None]]()
+        self._again: asyncio.TimerHandle | None = None
         listener.setblocking(False)
         self._listen()
 
@@ -156,8 +157,6 @@ class _Acceptor:
         for task in self._beginning:
             task.cancel()
         await asyncio.gather(*self._beginning, return_exceptions=True)
-
-    _again: asyncio.TimerHandle | None = None
 
 
 async def _turns() -> None:

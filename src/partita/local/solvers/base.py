@@ -170,8 +170,8 @@ class Solver(eqx.Module):
     def ahead(self, problem: Problem, progress: Progress, key: Key[Array, ""]) -> Float[Array, ""]:
         """KL of an undamped natural-gradient step from q, in nats: of a solver that stalls, how far it has to go.
 
-        Where the free energy is so large that its rounding hides every step, q stays, and that is no convergence. It
-        is not known, and told as 0, of posteriors without natural gradients.
+        Where the free energy is so large that its rounding hides every step, q stays, and that is no convergence.
+        For posteriors without natural gradients it is unknown, and 0.
         """
         if not progress.q.exponential:
             return jnp.zeros_like(progress.free_energy)

@@ -58,9 +58,8 @@ class Adaptive(Aggregation):
     Rounds of all clients have momentum, v_k being the last change of t_k: β is the larger of two. One is Nesterov's,
     (n − 1)/(n + 2) in the n-th round without a fall (restarted as by O'Donoghue and Candès 2015), times the part of the
     last change that is asked for again: much along directions in which mean-field runs crawl, and none where a step
-    arrives or swings.
-    The other, 1 − √ρ, is that of a quadratic whose stiffest direction bears ρ (Polyak 1964): none where whole answers
-    fit, and much where many clients answer what a mean field cannot see together.
+    arrives or swings. The other, 1 − √ρ, is that of a quadratic whose stiffest direction bears ρ (Polyak 1964): none
+    where whole answers fit, and much where many clients answer what a mean field cannot see together.
 
     Where some answers are older than others, since clients are lost, drawn at random or asynchronous, ell_k is that of
     the client's last report and changes with q as its undamped factor does (`Reports`): exact at the posterior that

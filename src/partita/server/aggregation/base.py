@@ -103,8 +103,8 @@ class Aggregation(eqx.Module):
         return False
 
     @property
-    def whole(self) -> bool:
-        """Whether it multiplies changes as they are, without powers of them."""
+    def undamped(self) -> bool:
+        """Whether changes are multiplied as they are, with ρ = 1."""
         return False
 
     @property

@@ -51,7 +51,7 @@ class Damped(ProductRule):
     damping: Damping | None = 1.0
 
     @property
-    def whole(self) -> bool:
+    def undamped(self) -> bool:
         return not isinstance(self.damping, Rate) and self.damping == 1
 
     def init(self, prior: Family, clients: int) -> Iterate:

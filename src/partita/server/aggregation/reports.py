@@ -139,7 +139,7 @@ class Reports(NamedTuple):
         sums = self.rows.summed()
         apart = float(divergence(q, free_energy.prior))
         current = {k: report.ell for k, report in free_energy.reported.items() if report.current}
-        # of clients whose answers were refused as well, which need not be among those that are known
+        # a client whose answer was refused reports as well, and need not be among those that are known
         if len(current) == sums.known and not sums.gone and self.known()[list(current)].all():
             of_this = np.array(list(current.values()))
             said, size = float(of_this.sum()), float(np.abs(of_this).sum())
