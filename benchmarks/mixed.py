@@ -2,26 +2,34 @@
 
 `epil`: Poisson counts of 59 patients at four visits, with an intercept each, as four clinics and as 59 clients of one
 patient. `heart`: four hospitals, each a client and a group, logistic. `made`: 2,000 generated groups of five rows at
-ten clients, logistic, of a scale of 0.7. NUTS (NumPyro) samples every group's effect.
+ten clients, logistic, of a scale of 0.7. `funnel 20` and `funnel 200`: so many groups of three and of two rows at four
+clients, of the same scale. `nested`: 300 generated wards of eight rows in 30 hospitals at ten clients, logistic, of
+scales 0.5 and 0.7. NUTS (NumPyro) samples every group's effect. `--coverage 200`: how often intervals have the truth,
+of so many generated data sets of 40 groups of six rows. With `--output` each row is kept when it is told, and a run
+that was stopped goes on after the last one.
 """
 
 import argparse
 import csv
+import functools
 import json
 import os
 import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import stats
 
 import partita as pt
 from partita.data import GroupedTable
 from partita.models import GroupEffects
 
 _HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
+MASSES = (0.9, 0.95)
 
 
 class Case(NamedTuple):
@@ -42,8 +50,9 @@ def _standardised(columns: np.ndarray) -> np.ndarray:
 
 
 def _case(x: np.ndarray, y: np.ndarray, group: np.ndarray, client: np.ndarray, likelihood: Any) -> Case:
-    table = GroupedTable(x, y.astype(float), np.ones((len(y), 1)), group.astype(float), np.zeros(len(y)))
-    return Case(table, likelihood, client)
+    """Of one column of groups, or of several, the outermost first."""
+    group = group.reshape(len(y), -1).astype(float)
+    return Case(GroupedTable(x, y.astype(float), np.ones_like(group), group, np.zeros(len(y))), likelihood, client)
 
 
 def epil(clients: int) -> Case:
@@ -84,13 +93,43 @@ def made(clients: int, groups: int = 2000, each: int = 5, seed: int = 0) -> Case
     return _case(x, y, group, group % clients, pt.LogisticRegression())
 
 
-CASES = {"epil 4": (epil, 4), "epil 59": (epil, 59), "heart": (heart, 4), "made": (made, 10)}
+def funnel(clients: int, groups: int, each: int) -> Case:
+    """Groups that tell little of their effects."""
+    return made(clients, groups, each, seed=1)
+
+
+def nested(clients: int, hospitals: int = 30, wards: int = 10, each: int = 8, seed: int = 0) -> Case:
+    """Generated groups within groups."""
+    generator = np.random.default_rng(seed)
+    ward = np.repeat(np.arange(hospitals * wards), each)
+    hospital = ward // wards
+    x = np.column_stack([np.ones(len(ward)), generator.normal(size=(len(ward), 2))])
+    f = x @ [-0.5, 0.5, -0.3] + 0.5 * generator.normal(size=hospitals)[hospital]
+    f = f + 0.7 * generator.normal(size=hospitals * wards)[ward]
+    y = generator.binomial(1, 1 / (1 + np.exp(-f)))
+    return _case(x, y, np.stack([hospital, ward % wards], axis=1), hospital % clients, pt.LogisticRegression())
+
+
+CASES: dict[str, tuple[Callable[[int], Case], int]] = {
+    "epil 4": (epil, 4),
+    "epil 59": (epil, 59),
+    "heart": (heart, 4),
+    "made": (made, 10),
+    "funnel 20": (functools.partial(funnel, groups=20, each=3), 4),
+    "funnel 200": (functools.partial(funnel, groups=200, each=2), 4),
+    "nested": (nested, 10),
+}
 
 
 def prior_of(case: Case) -> tuple[np.ndarray, np.ndarray]:
     """Mean and sd of θ."""
-    size = case.table.x.shape[1]
-    return np.append(np.zeros(size), -0.5), np.append(np.full(size, 2.0), 1.0)
+    size, levels = case.table.x.shape[1], case.table.z.shape[1]
+    return np.append(np.zeros(size), np.full(levels, -0.5)), np.append(np.full(size, 2.0), np.ones(levels))
+
+
+def model_of(case: Case) -> GroupEffects:
+    """Intercepts of the groups of each level."""
+    return GroupEffects(case.likelihood, (1,) * case.table.z.shape[1])
 
 
 def variational(case: Case, family: Any, pooled: bool = False) -> Any:
@@ -102,7 +141,7 @@ def variational(case: Case, family: Any, pooled: bool = False) -> Any:
     solver = pt.solvers.FixedPoint(tolerance=1e-12)
     quiet = pt.Monitor(progress=False)
     method = pt.methods.sequential(solver)
-    return pt.run(method, GroupEffects(case.likelihood), prior, clients, tolerance=1e-10, rounds=50, monitor=quiet)
+    return pt.run(method, model_of(case), prior, clients, tolerance=1e-10, rounds=50, monitor=quiet)
 
 
 def full(mean: np.ndarray, sd: np.ndarray) -> pt.FullGaussian:
@@ -111,13 +150,14 @@ def full(mean: np.ndarray, sd: np.ndarray) -> pt.FullGaussian:
 
 
 def effects(case: Case, result: Any, draws: int = 4000) -> np.ndarray:
-    """Draws of all groups' effects, in the order of their numbers."""
-    model, q = GroupEffects(case.likelihood), result.posterior.q
+    """Draws of the effects of all innermost groups and of those around them together, in the order of their numbers."""
+    model, q = model_of(case), result.posterior.q
     table = jax.tree.map(jnp.asarray, case.table)
-    found = jax.jit(model.expectation.conditionals)(model, q, table, jnp.ones(len(table.y)))
+    found = jax.jit(model.expectation.conditionals)(model, q, table, jnp.ones(len(table.y)))[-1]
+    count = len(np.unique(case.table.group, axis=0))
     first, second = jax.random.split(jax.random.key(1))
-    drawn = model.effects_drawn(q, found, q.sample(first, (draws,)), second)
-    return np.asarray(drawn[:, : len(np.unique(case.table.group)), 0])
+    drawn = model.effects_drawn(q, jax.tree.map(lambda leaf: leaf[:count], found), q.sample(first, (draws,)), second)
+    return np.asarray(drawn.sum(axis=-1))
 
 
 def sampled(case: Case, warmup: int, draws: int) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
@@ -128,14 +168,19 @@ def sampled(case: Case, warmup: int, draws: int) -> tuple[np.ndarray, np.ndarray
     from numpyro.infer import MCMC, NUTS
 
     mean, sd = prior_of(case)
-    place = np.unique(case.table.group, return_inverse=True)[1]
-    groups, (x, y) = place.max() + 1, (jnp.asarray(case.table.x), jnp.asarray(case.table.y))
+    levels = range(case.table.z.shape[1])
+    places = [np.unique(case.table.group[:, : k + 1], axis=0, return_inverse=True)[1].ravel() for k in levels]
+    rows = np.array([np.flatnonzero(places[-1] == k)[0] for k in range(places[-1].max() + 1)])
+    x, y, split = jnp.asarray(case.table.x), jnp.asarray(case.table.y), case.table.x.shape[1]
 
     def model() -> None:
         theta = numpyro.sample("theta", dist.Normal(jnp.asarray(mean), jnp.asarray(sd)).to_event(1))
-        noise = numpyro.sample("noise", dist.Normal(0, 1).expand([int(groups)]).to_event(1))
-        effect = numpyro.deterministic("effect", jax.nn.softplus(theta[-1]) * noise)
-        f = x @ theta[:-1] + effect[place]
+        total = jnp.zeros(len(y))
+        for level, place in zip(levels, places, strict=True):
+            noise = numpyro.sample(f"noise {level}", dist.Normal(0, 1).expand([int(place.max()) + 1]).to_event(1))
+            total = total + jax.nn.softplus(theta[split + level]) * noise[place]
+        numpyro.deterministic("effect", total[rows])
+        f = x @ theta[:split] + total
         law = (
             dist.Poisson(jnp.exp(f)) if isinstance(case.likelihood, pt.PoissonRegression) else dist.Bernoulli(logits=f)
         )
@@ -152,8 +197,8 @@ def sampled(case: Case, warmup: int, draws: int) -> tuple[np.ndarray, np.ndarray
     return theta.reshape(-1, theta.shape[-1]), drawn.reshape(-1, drawn.shape[-1]), mixed
 
 
-def _log_scale(theta: np.ndarray) -> np.ndarray:
-    return np.log(np.log1p(np.exp(theta[:, -1])))
+def _log_scales(theta: np.ndarray, levels: int) -> np.ndarray:
+    return np.log(np.log1p(np.exp(theta[:, theta.shape[1] - levels :])))
 
 
 def compared(name: str, warmup: int, draws: int) -> dict[str, Any]:
@@ -169,9 +214,10 @@ def compared(name: str, warmup: int, draws: int) -> dict[str, Any]:
     theta, drawn, mixed = sampled(case, warmup, draws)
     mean, sd = theta.mean(0), theta.std(0)
     ours = np.asarray(q.sample(jax.random.key(0), (40_000,)))
-    told, theirs = _log_scale(ours), _log_scale(theta)
+    levels = case.table.z.shape[1]
+    told, theirs = _log_scales(ours, levels), _log_scales(theta, levels)
     effect = effects(case, federated)
-    fixed = slice(0, -1)
+    fixed, ends = slice(0, -levels), (0.05, 0.5, 0.95)
     return {
         "data": name,
         "seconds": round(took, 1),
@@ -182,20 +228,43 @@ def compared(name: str, warmup: int, draws: int) -> dict[str, Any]:
         "fixed, mean off": float(np.abs((np.asarray(q.mean) - mean) / sd)[fixed].max()),
         "fixed, sd ratios": [float(ratio) for ratio in np.sort((np.asarray(q.sd) / sd)[fixed])[[0, -1]]],
         "mean field, sd ratios": [float(r) for r in np.sort((np.asarray(apart.posterior.q.sd) / sd)[fixed])[[0, -1]]],
-        "log scale, mean off": float((told.mean() - theirs.mean()) / theirs.std()),
-        "log scale, sd ratio": float(told.std() / theirs.std()),
-        "scale": [float(np.exp(np.quantile(told, at))) for at in (0.05, 0.5, 0.95)],
-        "scale by NUTS": [float(np.exp(np.quantile(theirs, at))) for at in (0.05, 0.5, 0.95)],
+        "log scales, mean off": ((told.mean(0) - theirs.mean(0)) / theirs.std(0)).tolist(),
+        "log scales, sd ratio": (told.std(0) / theirs.std(0)).tolist(),
+        "scales": np.exp(np.quantile(told, ends, axis=0)).T.tolist(),
+        "scales by NUTS": np.exp(np.quantile(theirs, ends, axis=0)).T.tolist(),
         "effects, mean off": float(np.abs((effect.mean(0) - drawn.mean(0)) / drawn.std(0)).max()),
         "effects, sd ratios": [float(r) for r in np.quantile(effect.std(0) / drawn.std(0), [0, 0.5, 1])],
     } | mixed
 
 
-def cost(sizes: list[int]) -> None:
+def covered(seed: int) -> dict[str, Any]:
+    """Of one generated data set whether 90% and 95% intervals of each element of θ have the truth."""
+    case = made(4, 40, 6, seed=1000 + seed)
+    truth = np.array([-0.5, 0.5, -0.3, np.log(np.expm1(0.7))])
+    result = variational(case, full)
+    q = result.posterior.q
+    away = np.abs((np.asarray(q.mean) - truth) / np.asarray(q.sd))
+    return {
+        "data": f"coverage {seed}",
+        "arrived": bool(result.status.arrived),
+        "inside": {str(mass): (away < stats.norm.ppf((1 + mass) / 2)).tolist() for mass in MASSES},
+    }
+
+
+def coverage(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The shares of intervals that have the truth, and the binomial error of a nominal share."""
+    rows = list(rows)
+    shares = {str(mass): np.mean([row["inside"][str(mass)] for row in rows], axis=0).tolist() for mass in MASSES}
+    errors = {str(mass): float(np.sqrt(mass * (1 - mass) / len(rows))) for mass in MASSES}
+    arrived = sum(row["arrived"] for row in rows)
+    return {"data": "coverage", "data sets": len(rows), "arrived": arrived, "shares": shares, "errors": errors}
+
+
+def cost(sizes: list[int], levels: int) -> None:
     """Seconds of cores for the bound and its gradient at the prior, by the number of groups, all at one client."""
     for groups in sizes:
-        case = made(1, groups)
-        model, q = GroupEffects(case.likelihood), full(*prior_of(case))
+        case = made(1, groups) if levels == 1 else nested(1, groups // 10, each=5)
+        model, q = model_of(case), full(*prior_of(case))
         table, weights = jax.tree.map(jnp.asarray, case.table), jnp.ones(len(case.table.y))
 
         @jax.jit
@@ -205,7 +274,8 @@ def cost(sizes: list[int]) -> None:
         program = both.lower(q, table, weights).compile()
         began = time.process_time()
         jax.block_until_ready(program(q, table, weights))
-        print(json.dumps({"groups": groups, "seconds": round(time.process_time() - began, 2)}), flush=True)
+        took = round(time.process_time() - began, 2)
+        print(json.dumps({"levels": levels, "innermost groups": groups, "seconds": took}), flush=True)
 
 
 def main() -> None:
@@ -214,13 +284,33 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=1000)
     parser.add_argument("--draws", type=int, default=4000)
     parser.add_argument("--cost", nargs="*", type=int, default=[])
+    parser.add_argument("--levels", type=int, default=1, choices=[1, 2])
+    parser.add_argument("--coverage", type=int, default=0)
+    parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     if given.cost:
-        cost(given.cost)
+        cost(given.cost, given.levels)
         return
-    for name in given.data:
-        print(json.dumps(compared(name, given.warmup, given.draws)), flush=True)
+    if given.coverage:
+        names = [f"coverage {seed}" for seed in range(given.coverage)]
+        told = kept(given.output, names, lambda name: covered(int(name.split()[1])))
+        print(json.dumps(coverage(told)), flush=True)
+        return
+    for row in kept(given.output, given.data, lambda name: compared(name, given.warmup, given.draws)):
+        print(json.dumps(row), flush=True)
+
+
+def kept(path: Path | None, names: list[str], make: Callable[[str], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The rows of these names: those that a file has, and others made and appended to it."""
+    lines = path.read_text().splitlines() if path and path.exists() else []
+    done = {row["data"]: row for row in map(json.loads, lines)}
+    for name in names:
+        row = done.get(name) or make(name)
+        if path and name not in done:
+            with path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        yield row
 
 
 if __name__ == "__main__":

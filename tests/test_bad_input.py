@@ -154,6 +154,23 @@ MISTAKES = {
         lambda: pt.Stream(pt.methods.sequential(), MODEL, pt.prior("cauchy(0, 1)", 3), keep=False),
         "use keep=True",
     ),
+    "groups of no level": (
+        lambda: pt.models.GroupEffects(pt.LogisticRegression(), ()),
+        "There are no effects of groups",
+    ),
+    "one number for groups in groups": (
+        lambda: run(
+            federate([pt.data.GroupedTable(*GOOD, np.ones((4, 2)), np.arange(4), np.zeros(4))]),
+            pt.models.GroupEffects(pt.LogisticRegression(), (1, 1)),
+            pt.FullGaussian.standard_normal(5),
+            pt.methods.sequential(pt.solvers.FixedPoint()),
+        ),
+        "give 2 numbers, the outermost group's first, for each row",
+    ),
+    "effects that cross": (
+        lambda: pt.fit("y ~ (1 | ward) + (1 | doctor)", {"y": [0.0], "ward": ["a"], "doctor": ["b"]}),
+        "(1 | ward) and (1 | doctor) are crossed effects",
+    ),
     "Newton without a linear predictor": (
         lambda: run(model=pt.LogDensity(lambda theta, row: -(row.y**2)), method=pt.methods.sequential()),
         "Newton needs a generalised linear model, not LogDensity",

@@ -110,6 +110,7 @@ CASES = {
         {"prior": "horseshoe(0.3); age: student_t(3, 0, 2.5); pain: normal(0, half_normal(1))"},
     ),
     "bernoulli, groups": ("ill ~ age + pain + (1 + age | ward)", {}),
+    "bernoulli, groups in groups": ("ill ~ age + (1 | ward/pain)", {}),
     "multinomial, inferred scales": ("pain ~ age + pressure", {"prior": "laplace(0, half_normal(1))"}),
     "probit": ("ill ~ age + pain", {}),
     "binomial": ("cured ~ age + pain", {"trials": "treated", "link": "cloglog"}),

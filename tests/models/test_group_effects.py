@@ -35,11 +35,14 @@ def shifted(rows, z=None):
     return pt.data.shard.Shard(data, rows.weights, rows.rows)
 
 
-def known_covariance(data, deviation, noise=0.8):
-    """cov(y | θ) of a linear model whose effects have this covariance."""
-    same = np.asarray(data.group)[:, None] == np.asarray(data.group)
-    z = np.asarray(data.z)
-    return noise**2 * np.eye(len(z)) + same * (z @ deviation @ z.T)
+def known_covariance(z, levels, covariances, noise=0.8):
+    """cov(y | θ) of a linear model whose groups' effects have these covariances."""
+    found, at = noise**2 * np.eye(len(z)), 0
+    for groups, covariance in zip(levels, covariances, strict=True):
+        own = z[:, at : at + len(covariance)]
+        same = np.all(groups[:, None] == groups, axis=-1)
+        found, at = found + same * (own @ covariance @ own.T), at + len(covariance)
+    return found
 
 
 @pytest.mark.slow
@@ -61,19 +64,37 @@ def test_the_gradient_is_that_of_the_best_conditionals_held_fixed():
         np.testing.assert_allclose((ends[0] - ends[1]) / 2e-4, 2 * by_variance[way, 2], rtol=1e-5)
 
 
-@pytest.mark.parametrize("effects", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_linear_model_has_its_marginal_likelihood_and_schur_complement(effects):
-    """Given s, E_q log N(y; Xβ, V) with V = σ² + ZΣZᵀ, and β's factor has the precision XᵀV⁻¹X."""
+OUTER = np.asarray(ROWS.data.group) // 2
+LINEAR = {
+    "intercepts": ((1,), (0,), ()),
+    "slopes": ((2,), (0, 1), ()),
+    "groups in groups": ((1, 1), (0, 0), (OUTER,)),
+    "slopes in groups": ((1, 2), (0, 0, 1), (OUTER,)),
+    "slopes apart": ((1, 1), (0, 1), (np.asarray(ROWS.data.group),)),
+    "three levels": ((1, 1, 1), (0, 0, 1), (OUTER, np.asarray(ROWS.data.group))),
+}
+
+
+@pytest.mark.parametrize("name", ["intercepts", *(pytest.param(k, marks=pytest.mark.slow) for k in list(LINEAR)[1:])])
+def test_a_linear_model_has_its_marginal_likelihood_and_schur_complement(name):
+    """Given s, E_q log N(y; Xβ, V) with V = σ² + Σ_l Z_lΣ_lZ_lᵀ, and β's factor has the precision XᵀV⁻¹X."""
+    effects, columns, outer = LINEAR[name]
     x = np.asarray(ROWS.data.x)
-    data = shifted(ROWS, jnp.asarray(x[:, :effects]))
+    groups = np.stack([*outer, np.asarray(ROWS.data.group)], axis=1)
+    data = shifted(ROWS, jnp.asarray(x[:, list(columns)]))
+    data = pt.data.shard.Shard(data.data._replace(group=jnp.asarray(groups)), data.weights, data.rows)
     model = GroupEffects(pt.LinearRegression(0.8), effects)
-    s = np.array([0.3, -0.4, 0.6])[: 1 if effects == 1 else 3]
+    parts = [np.array([0.3, -0.4, 0.6])[: size * (size + 1) // 2] - 0.2 * k for k, size in enumerate(effects)]
+    s = np.concatenate(parts)
     theta, spread = np.concatenate([[0.5, -0.2], s]), np.diag([0.3, 0.2] + [1e-12] * len(s))
     q = pt.FullGaussian.from_mean_covariance(theta, spread)
-    tau = np.log1p(np.exp(s[:effects]))
-    root = np.eye(1) if effects == 1 else np.array([[1, 0], [np.tanh(s[2]), np.sqrt(1 - np.tanh(s[2]) ** 2)]])
-    half = tau[:, None] * root
-    covariance = known_covariance(data.data, half @ half.T)
+    halves = []
+    for size, own in zip(effects, parts, strict=True):
+        tau = np.log1p(np.exp(own[:size]))
+        root = np.eye(1) if size == 1 else np.array([[1, 0], [np.tanh(own[2]), np.sqrt(1 - np.tanh(own[2]) ** 2)]])
+        halves.append(tau[:, None] * root)
+    levels = [groups[:, : level + 1] for level in range(len(effects))]
+    covariance = known_covariance(np.asarray(data.data.z), levels, [half @ half.T for half in halves])
     mean = x @ theta[:2] + np.asarray(data.data.offset)
     known = stats.multivariate_normal(mean, covariance).logpdf(np.asarray(data.data.y))
     precision = x.T @ np.linalg.solve(covariance, x)

@@ -1,4 +1,6 @@
-"""A small problem with effects of groups, shared by its tests, so that its programs are compiled once."""
+"""Small problems with effects of groups, shared by their tests, so that their programs are compiled once."""
+
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,9 +11,16 @@ from partita.models import GroupEffects
 GROUPS, EACH = 12, 8
 CLIENTS = 3
 FAMILY = pt.FullGaussian
-PRIOR = FAMILY.from_mean_covariance(jnp.array([0.0, 0.0, -0.5]), jnp.diag(jnp.array([4.0, 4.0, 1.0])))
-MODEL = GroupEffects(pt.LogisticRegression())
 SOLVER = pt.solvers.FixedPoint(tolerance=1e-14)
+
+
+class Grouped(NamedTuple):
+    """A model of rows in groups."""
+
+    model: GroupEffects
+    prior: pt.FullGaussian
+    table: pt.data.GroupedTable
+    parts: pt.data.Partition
 
 
 def rows(seed=0, tau=0.7):
@@ -31,5 +40,17 @@ def cut(table, clients=CLIENTS):
     )
 
 
+def grouped(levels, table):
+    """Intercepts of groups at so many levels."""
+    mean, sd = np.append(np.zeros(2), np.full(levels, -0.5)), np.append(np.full(2, 2.0), np.ones(levels))
+    prior = FAMILY.from_mean_covariance(jnp.asarray(mean), jnp.diag(jnp.asarray(sd**2)))
+    return Grouped(GroupEffects(pt.LogisticRegression(), (1,) * levels), prior, table, cut(table))
+
+
 TABLE = rows()
-PARTS = cut(TABLE)
+PLAIN = grouped(1, TABLE)
+NESTED = grouped(
+    2, TABLE._replace(z=np.ones((len(TABLE.y), 2)), group=np.stack([TABLE.group // 2, TABLE.group % 2], axis=1))
+)
+"""Two groups in each of six; the inner ones' numbers are theirs only inside the outer one."""
+MODEL, PRIOR, PARTS = PLAIN.model, PLAIN.prior, PLAIN.parts

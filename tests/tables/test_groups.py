@@ -12,16 +12,29 @@ from partita.errors import InputError
 from partita.tables.formula import parsed
 
 ADMITTED = {
-    "y ~ age + (1 | ward)": (True, (), "ward", "1 + age"),
-    "y ~ (1 | ward)": (True, (), "ward", "1"),
-    "y ~ (1|ward) + age": (True, (), "ward", "1 + age"),
-    "y ~ age + (age | ward) + sex": (True, ("age",), "ward", "1 + age + sex"),
-    "y ~ 0 + age + (0 + age | `the ward`)": (False, ("age",), "the ward", "age"),
-    "log(y) ~ age + (1 + age | ward) - 1": (True, ("age",), "ward", "age"),
+    "y ~ age + (1 | ward)": ({"ward": ["Intercept"]}, "1 + age"),
+    "y ~ (1 | ward)": ({"ward": ["Intercept"]}, "1"),
+    "y ~ (1|ward) + age": ({"ward": ["Intercept"]}, "1 + age"),
+    "y ~ age + (age | ward) + sex": ({"ward": ["Intercept", "age"]}, "1 + age + sex"),
+    "y ~ 0 + age + (0 + age | `the ward`)": ({"the ward": ["age"]}, "age"),
+    "log(y) ~ age + (1 + age | ward) - 1": ({"ward": ["Intercept", "age"]}, "age"),
+    "y ~ (1 | hospital/ward)": ({"hospital": ["Intercept"], "hospital:ward": ["Intercept"]}, "1"),
+    "y ~ (1 | hospital:ward) + age + (age | hospital)": (
+        {"hospital": ["Intercept", "age"], "hospital:ward": ["Intercept"]},
+        "1 + age",
+    ),
+    "y ~ age + (1 | `a/b`/ward/bed)": (
+        {"a/b": ["Intercept"], "a/b:ward": ["Intercept"], "a/b:ward:bed": ["Intercept"]},
+        "1 + age",
+    ),
+    "y ~ (1 | ward) + (0 + age | ward) + age": ({"ward": ["Intercept", "age"]}, "1 + age"),
 }
 REFUSED = {
-    "y ~ age + (1 | ward) + (1 | doctor)": "2 group terms",
-    "y ~ age + (1 | hospital/ward)": "groups within groups",
+    "y ~ age + (1 | ward) + (1 | doctor)": r"\(1 \| ward\) and \(1 \| doctor\) are crossed effects",
+    "y ~ age + (1 | hospital/ward) + (1 | doctor)": "crossed effects",
+    "y ~ age + (age | ward) + (1 | ward)": "has the effect Intercept a second time",
+    "y ~ age + (1 | hospital/ward:bed)": "cannot be read",
+    "y ~ age + (1 | hospital/hospital)": "cannot be read",
     "y ~ age * (1 | ward)": "not added",
     "y ~ age - (1 | ward)": "not added",
     "y ~ age + (1 + sex | ward)": "no term by itself",
@@ -36,11 +49,11 @@ REFUSED = {
 
 @pytest.mark.parametrize("text", ADMITTED)
 def test_group_terms_are_split_off(text):
-    found, (intercept, slopes, group, rest) = parsed(text), ADMITTED[text]
-    term = found.grouped
-    assert (term.intercept, term.slopes, term.group.text) == (intercept, slopes, group)
+    found, (effects, rest) = parsed(text), ADMITTED[text]
+    assert {by: [name for term in found.grouped if term.by == by for name in term.names] for by in effects} == effects
+    assert sorted(found.grouped, key=lambda term: len(term.columns)) == list(found.grouped)
     assert " + ".join(str(each) for each in found.terms) == rest
-    assert group in found.columns
+    assert {column for term in found.grouped for column in term.columns} <= set(found.columns)
 
 
 @pytest.mark.parametrize("text", REFUSED)
@@ -70,6 +83,14 @@ def fitted():
     return fit()
 
 
+@functools.cache
+def inside():
+    """Wards are rooms of hospitals, whose numbers are theirs only there."""
+    rooms = patients().assign(hospital=[f"h{int(ward[1:]) // 2}" for ward in patients()["ward"]])
+    rooms["room"] = [int(ward[1:]) % 2 for ward in rooms["ward"]]
+    return rooms, fit("died ~ dose + (1 | hospital/room)", rooms)
+
+
 def test_what_cannot_be_is_refused():
     twice = patients().assign(ward=["a"] * 96)
     with pytest.raises(InputError, match="ward 'a' lies at the sites s0 and s1"):
@@ -89,7 +110,7 @@ def test_scales_are_told_with_their_interval():
     assert 0 < scale.low < scale.mean < scale.high
     # wards are 0.95 apart from their mean on average, of which the prior has little
     assert 0.4 < scale.mean < 1.5
-    middle, low, high = fitted().intraclass()
+    ((middle, low, high),) = fitted().intraclass().values()
     assert 0 < low < middle < high < 1
     np.testing.assert_allclose(high, scale.high**2 / (scale.high**2 + np.pi**2 / 3), rtol=1e-6)
 
@@ -132,3 +153,60 @@ def test_rows_of_groups_are_not_left_out_one_by_one():
         fitted().check(draws=50)
     with pytest.raises(InputError, match="'ward'"):
         fitted().marginal_effect("ward")
+
+
+@pytest.mark.slow
+def test_groups_in_groups_have_effects_shares_and_a_scale_each():
+    rooms, found = inside()
+    scales = [each for each in found.coefficients() if each.name.startswith("sd of")]
+    assert [each.name for each in scales] == ["sd of Intercept by hospital", "sd of Intercept by hospital:room"]
+    shares = found.intraclass()
+    assert list(shares) == ["hospital", "hospital:room"]
+    assert all(0 < low < middle < high < 1 for middle, low, high in shares.values())
+    told = found.group_effects()
+    assert [(each.by, each.group) for each in told[:2]] == [("hospital", "h0"), ("hospital", "h1")]
+    rooms_of_all = {f"h{hospital}:{room}" for hospital in range(6) for room in (0, 1)}
+    assert {each.group for each in told if each.by == "hospital:room"} == rooms_of_all
+    assert len(told) == 18
+    assert len(found.shrinkage().axes) == 2
+    # what a room's rows say by themselves is beside the hospital's effect, and more than what is believed
+    outer = [each for each in told if each.by == "hospital"]
+    assert all(abs(each.mean) < abs(each.alone) + 0.15 for each in outer)
+    whole = fit("died ~ dose + (1 | hospital) + (1 | hospital:room)", rooms, sites=None)
+    np.testing.assert_allclose(whole.mean, found.mean, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_known_room_a_new_room_and_a_new_hospital_are_predicted():
+    rooms, found = inside()
+    row = rooms.iloc[[95]]
+    known, room, new = (float(found.predict(each)[0]) for each in (row, row.assign(room=7), row.assign(hospital="h9")))
+    # the last hospital, and its last ward above all, have most deaths
+    assert known > room > new
+    posterior, table = found.result.posterior, found.partition.shards[2].data
+    shard = found.partition.shards[2]
+    (outer, inner) = jax.jit(posterior.model.expectation.conditionals)(posterior.model, posterior.q, *found_rows(shard))
+    theta = posterior.q.sample(jax.random.key(0), (4000,))
+    split = table.x.shape[1]
+    x = np.asarray(table.x)[int(shard.rows) - 1]
+    place = len(np.unique(np.asarray(table.group)[:, 0])) - 1
+    last = len(np.unique(np.asarray(table.group), axis=0))
+    with_both = np.asarray(posterior.model.effects_drawn(posterior.q, inner, theta, jax.random.key(1)))[:, :last]
+    with_outer = np.asarray(posterior.model.effects_drawn(posterior.q, outer, theta, jax.random.key(2)))[:, : place + 1]
+    tau = np.log1p(np.exp(np.asarray(theta)[:, split:]))
+    noise = np.random.default_rng(0).normal(size=(4000, 2))
+    mine = np.asarray(table.group)[int(shard.rows) - 1]
+    whose = np.flatnonzero(np.all(np.unique(np.asarray(table.group), axis=0) == mine, axis=1))[0]
+    hospital = np.flatnonzero(np.unique(np.asarray(table.group)[:, 0]) == mine[0])[0]
+    f = np.asarray(theta)[:, :split] @ x
+    drawn = [
+        f + with_both[:, whose].sum(axis=1),
+        f + with_outer[:, hospital, 0] + tau[:, 1] * noise[:, 1],
+        f + np.sum(tau * noise, axis=1),
+    ]
+    # draws, and the probit approximation of a prediction
+    np.testing.assert_allclose([known, room, new], [np.mean(1 / (1 + np.exp(-each))) for each in drawn], atol=0.015)
+
+
+def found_rows(shard):
+    return shard.data, shard.weights

@@ -50,12 +50,15 @@ class OffsetTable(NamedTuple):
 
 
 class GroupedTable(NamedTuple):
-    """A table of rows in groups, with what effects of a group are multiplied by: its `group` is any number."""
+    """A table of rows in groups, with what effects of groups are multiplied by.
+
+    A `group` is any number; of groups within groups each row has several, the outermost one's first.
+    """
 
     x: Float[Array, "n d"]
     y: Float[Array, " n"]
     z: Float[Array, "n e"]
-    group: Float[Array, " n"]
+    group: Float[Array, "n *l"]
     offset: Float[Array, " n"]
 
     def shifted(self, linear: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -1,5 +1,6 @@
 """A lower bound for rows with variables of their group, maximised over Gaussian conditionals of these."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import equinox as eqx
@@ -9,7 +10,15 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from partita.expectations.base import Density, Expectation
 from partita.expectations.capabilities import Rows, offered
-from partita.expectations.conditionals import Conditionals, LocalProblem, LocalVariables, inverse
+from partita.expectations.conditionals import (
+    Branches,
+    Conditionals,
+    LocalProblem,
+    LocalVariables,
+    Nested,
+    inverse,
+    stepped,
+)
 from partita.families import Family
 from partita.inputs import check_number, check_whole
 
@@ -33,17 +42,18 @@ class LocalEffects(Expectation):
     It is Σ_g E_q[log p(y_g | θ, φ_g)] − E_q KL(q(φ_g | θ) ‖ p(φ_g | θ)) at the best Gaussian conditionals, linear in θ,
     and so a functional of q(θ) alone. Its gradient is that at the best conditionals held fixed (the envelope theorem),
     whose precision is θ's after φ is eliminated, the Schur complement. So fixed points are those of structured VI of
-    all rows; the variables never leave the client, and nothing is kept between visits.
+    all rows; the variables never leave the client, and nothing is kept between visits. Of groups within groups the
+    conditional of an inner one is given the variables of those around it too, and elimination goes inside out.
 
-    Conditionals are found by natural-gradient steps (Bonnet's and Price's formulas), of each group shortened while they
-    would lower its term, together with secant steps of its power: φ = scale^α_g · u_g with u_g Gaussian, between
-    centred and non-centred.
+    Conditionals are found by natural-gradient steps (Bonnet's and Price's formulas), of all that lies in an outermost
+    group shortened while they would lower its term, together with secant steps of powers: φ = scale^α_g · u_g with u_g
+    Gaussian, between centred and non-centred.
     """
 
     bounds = True
     max_steps: int = eqx.field(static=True, default=100)
     tolerance: float = eqx.field(static=True, default=1e-12)
-    """A group is done when a step moves its conditional by less than this, in nats; at least 8 times the precision."""
+    """Groups are done when a step moves each conditional by less than this, in nats; at least 8 times the precision."""
 
     def __check_init__(self) -> None:
         check_whole("number of steps, max_steps,", self.max_steps)
@@ -58,11 +68,12 @@ class LocalEffects(Expectation):
         posed, best = self._best(model, q, data, weights)
         return jnp.sum(_terms(posed, best))
 
-    def conditionals(self, model: Density, q: Family, data: PyTree, weights: Rows) -> Conditionals:
-        """The best conditionals at q."""
-        return self._best(model, q, data, weights)[1]
+    def conditionals(self, model: Density, q: Family, data: PyTree, weights: Rows) -> list[Branches]:
+        """The best conditionals at q given θ, of each level's groups with those around them, the outermost first."""
+        posed, best = self._best(model, q, data, weights)
+        return Branches.every(best, posed.forest, posed.mean)
 
-    def _best(self, model: Density, q: Family, data: PyTree, weights: Rows) -> tuple[LocalProblem, Conditionals]:
+    def _best(self, model: Density, q: Family, data: PyTree, weights: Rows) -> tuple[LocalProblem, Nested]:
         """What groups say at q, and the best conditionals there, which are held fixed in derivatives."""
         local = offered(model, LocalVariables, "variables of groups", "use one such as GroupEffects")
         still = jax.lax.stop_gradient((local, q.plain(), data, weights))
@@ -71,22 +82,24 @@ class LocalEffects(Expectation):
 
 
 class _Climb(NamedTuple):
-    """Where every group's conditional is."""
+    """Where conditionals are; terms and steps are of all that lies in each outermost group."""
 
-    best: Conditionals
+    best: Nested
     terms: Rows
-    slopes: Conditionals
-    """The gradient of the terms without entropies."""
+    slopes: Nested
+    """The gradient of the terms."""
+    tried: Nested
+    """Those to be tried next."""
     share: Rows
-    """ρ, how much of the next step is taken."""
+    """ρ, how much of a step this is."""
     left: Rows
-    """How far the last whole step goes, in nats."""
-    bend: "_Bend"
+    """How far the whole step moves a conditional at most, in nats."""
+    bends: "tuple[_Bend, ...]"
     steps: Int[Array, ""]
 
 
 class _Bend(NamedTuple):
-    """What is known of the terms' curvatures in powers: by secants."""
+    """What is known of the terms' curvatures in the powers of a level: by secants."""
 
     curvature: Float[Array, "g d"]
     """0 where none is known."""
@@ -96,74 +109,96 @@ class _Bend(NamedTuple):
     """The last step."""
 
 
-class _Step(NamedTuple):
-    """A natural-gradient step of every group's conditional."""
-
-    mean: Float[Array, "g d"]
-    slope: Float[Array, "g d p"]
-    covariance: Float[Array, "g d d"]
-    power: Float[Array, "g d"]
-    length: Rows
-    """In nats."""
-    bend: _Bend
-
-
-def _maximised(posed: LocalProblem, max_steps: int, tolerance: float) -> Conditionals:
+def _maximised(posed: LocalProblem, max_steps: int, tolerance: float) -> Nested:
     """The best conditionals."""
-    first = posed.begin()
-    eps = jnp.finfo(first.mean.dtype).eps
+    first, roots = posed.begin(), posed.forest.root
+    eps = jnp.finfo(first[0].mean.dtype).eps
     enough = jnp.maximum(tolerance, 8 * eps)
 
     def busy(climb: _Climb) -> Bool[Array, " g"]:
-        return posed.present & (climb.left > enough) & (climb.share > _SHORTEST)
+        return posed.present[0] & (climb.left > enough) & (climb.share > _SHORTEST)
 
     def go_on(climb: _Climb) -> Bool[Array, ""]:
-        return jnp.any(busy(climb)) & (climb.steps < max_steps)
+        return jnp.any(busy(climb)) & (climb.steps <= max_steps)
 
     def body(climb: _Climb) -> _Climb:
-        step = _step(posed, climb)
-        new = _moved(posed, climb.best, step, climb.share)
-        terms, slopes = _evaluated(posed, new)
+        terms, slopes = _evaluated(posed, climb.tried)
         rose = terms >= climb.terms - 8 * eps * (1 + jnp.abs(climb.terms))
         share = jnp.where(rose, jnp.minimum(1, 2 * climb.share), climb.share / 4)
-        best, terms, slopes = _where(rose, (new, terms, slopes), (climb.best, climb.terms, climb.slopes))
         share = jnp.where(busy(climb), share, climb.share)
-        bend = step.bend._replace(change=best.power - climb.best.power)
-        return _Climb(best, terms, slopes, share, step.length, bend, climb.steps + 1)
+        best = _where(rose, roots, climb.tried, climb.best)
+        changes = [new.power - old.power for new, old in zip(best, climb.best, strict=True)]
+        slopes, terms = _where(rose, roots, slopes, climb.slopes), jnp.where(rose, terms, climb.terms)
+        bends = [bend._replace(change=change) for bend, change in zip(climb.bends, changes, strict=True)]
+        step, left, bent = _step(posed, best, slopes, bends, share)
+        return _Climb(best, terms, slopes, _moved(posed, best, step), share, left, bent, climb.steps + 1)
 
-    terms, slopes = _evaluated(posed, first)
-    none, far = jnp.zeros_like(first.power), jnp.full_like(terms, jnp.inf)
-    climb = _Climb(first, terms, slopes, jnp.ones_like(terms), far, _Bend(none, none, none), jnp.asarray(0))
-    return jax.lax.while_loop(go_on, body, climb).best
-
-
-def _terms(posed: LocalProblem, at: Conditionals) -> Rows:
-    """Every group's term of the bound."""
-    return jnp.where(posed.present, posed.joint(at) + at.entropy(), 0)
-
-
-def _evaluated(posed: LocalProblem, at: Conditionals) -> tuple[Rows, Conditionals]:
-    """Every group's term, and the gradient of their sum without entropies."""
-
-    def joint(at: Conditionals) -> tuple[Float[Array, ""], Rows]:
-        values = jnp.where(posed.present, posed.joint(at), 0)
-        return jnp.sum(values), values
-
-    (_, values), slopes = jax.value_and_grad(joint, has_aux=True)(at)
-    return jnp.where(posed.present, values + at.entropy(), 0), slopes
+    unknown = tuple(_Bend(*(jnp.zeros_like(level.power),) * 3) for level in first)
+    far = jnp.full_like(first[0].power[:, 0], jnp.inf)
+    still = jax.tree.map(jnp.zeros_like, first)
+    climb = _Climb(first, -far, still, first, jnp.ones_like(far), far, unknown, jnp.asarray(0))
+    climb = jax.lax.while_loop(go_on, body, climb)
+    return _where(climb.left <= enough, roots, climb.tried, climb.best)
 
 
-def _step(posed: LocalProblem, climb: _Climb) -> _Step:
-    """The step whose covariance is mixed with the last one's by the share that is taken."""
-    best, slopes, share = climb.best, climb.slopes, climb.share[:, None, None]
+def _terms(posed: LocalProblem, at: Nested) -> Rows:
+    """The bound's term of all that lies in each outermost group."""
+    told = jnp.where(posed.present[0], posed.joint(at), 0)
+    for level, present, root in zip(at, posed.present, posed.forest.root, strict=True):
+        told = told.at[root].add(jnp.where(present, level.entropy(), 0))
+    return told
+
+
+def _moved(posed: LocalProblem, best: Nested, step: Nested) -> Nested:
+    """The conditionals after a step."""
+    return posed.recentred(stepped(best, posed.forest, step), [level.power for level in step])
+
+
+def _evaluated(posed: LocalProblem, at: Nested) -> tuple[Rows, Nested]:
+    """The terms, and their sum's gradient in steps; powers move where the conditionals of φ stay to first order."""
+
+    def total(step: Nested) -> tuple[Float[Array, ""], Rows]:
+        terms = _terms(posed, _moved(posed, at, step))
+        return jnp.sum(terms), terms
+
+    (_, terms), slopes = jax.value_and_grad(total, has_aux=True)(jax.tree.map(jnp.zeros_like, at))
+    return terms, slopes
+
+
+def _step(
+    posed: LocalProblem, best: Nested, slopes: Nested, bends: "Sequence[_Bend]", share: Rows
+) -> tuple[Nested, Rows, "tuple[_Bend, ...]"]:
+    """The share of a natural-gradient step that is to be taken, how long the whole one is, and curvatures."""
+    forest, left = posed.forest, jnp.zeros_like(share)
+    outer = [Branches.none(len(share), posed.mean), *Branches.every(best, forest, posed.mean)]
+    step, bent = list[Conditionals](), list[_Bend]()
+    levels = zip(best, slopes, bends, outer, forest.above, forest.root, posed.present, strict=False)
+    for own, slope, bend, around, above, root, present in levels:
+        whole, length, new = _step_of_level(around.at(above), own, slope, bend, share[root], present, posed.precision)
+        step.append(whole)
+        bent.append(new)
+        left = left.at[root].max(jnp.where(present, length, 0))
+    return tuple(step), left, tuple(bent)
+
+
+def _step_of_level(
+    outer: Branches,
+    best: Conditionals,
+    slopes: Conditionals,
+    old: _Bend,
+    share: Rows,
+    present: Bool[Array, " g"],
+    precision: Float[Array, "p p"],
+) -> tuple[Conditionals, Rows, _Bend]:
+    """Of groups of one level, inside others; the covariance is mixed with the last one's by the share."""
     held, _ = inverse(best.covariance)
-    target = -(slopes.covariance + jnp.swapaxes(slopes.covariance, -1, -2))
-    target = jnp.where(posed.present[:, None, None], target, held)
-    mixed = (1 - share) * held + share * target
+    target = held - slopes.covariance - jnp.swapaxes(slopes.covariance, -1, -2)
+    target = jnp.where(present[:, None, None], target, held)
+    mixed = (1 - share[:, None, None]) * held + share[:, None, None] * target
     new, _ = inverse(mixed)
     mean = jnp.einsum("gde,ge->gd", new, slopes.mean)
-    slope = jnp.einsum("gde,gep,pr->gdr", new, slopes.slope, posed.precision)
-    rise, old = _power_slopes(posed, best, slopes, held), climb.bend
+    slope = new @ outer.natural(slopes.slope, precision)
+    rise = slopes.power
     secant = (rise - old.slope) / jnp.where(old.change == 0, 1, old.change)
     curvature = jnp.where((jnp.abs(old.change) > _TELLING) & (secant < 0), secant, old.curvature)
     power = jnp.where(curvature < 0, -rise / jnp.where(curvature < 0, curvature, 1), _TRIED * jnp.sign(rise))
@@ -171,31 +206,23 @@ def _step(posed: LocalProblem, climb: _Climb) -> _Step:
     ratio = jnp.einsum("gde,gef->gdf", target, best.covariance)
     narrower = inverse(target)[1] - inverse(held)[1]
     spread = jnp.trace(ratio, axis1=-2, axis2=-1) - narrower - ratio.shape[-1]
-    shift = jnp.einsum("gd,gde,ge->g", mean, mixed, mean)
-    turn = jnp.einsum("gdp,pr,gde,ger->g", slope, posed.covariance, mixed, slope)
-    length = (spread + shift + turn) / 2 + jnp.sum(jnp.abs(rise * power), axis=1)
+    # a natural-gradient step is as long as its product with the gradient
+    apart = jnp.sum(slopes.mean * mean, axis=-1) + jnp.sum(slopes.slope * slope, axis=(-2, -1))
+    length = (spread + apart) / 2 + jnp.sum(jnp.abs(rise * power), axis=1)
     length = jnp.where(jnp.isnan(length), jnp.inf, length)
-    return _Step(mean, slope, new, power, length, _Bend(curvature, rise, old.change))
+    taken = Conditionals(
+        share[:, None] * mean, share[:, None, None] * slope, new - best.covariance, share[:, None] * power
+    )
+    return taken, length, _Bend(curvature, rise, old.change)
 
 
-def _power_slopes(posed: LocalProblem, best: Conditionals, slopes: Conditionals, held: Array) -> Float[Array, "g d"]:
-    """The derivatives of every group's term in its powers, where the conditionals of φ stay to first order."""
-    whole = slopes._replace(covariance=slopes.covariance + held / 2)  # with those of entropies
-    return jax.vjp(lambda change: posed.recentred(best, change), jnp.zeros_like(best.power))[1](whole)[0]
+def _where(rose: Bool[Array, " g"], roots: Sequence[Int[Array, " g"]], new: Nested, old: Nested) -> Nested:
+    """The new values of all that lies in some outermost groups, and the old ones of what lies in others."""
 
+    def chosen(which: Bool[Array, " g"], new: Array, old: Array) -> Array:
+        return jnp.where(which.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
-def _moved(posed: LocalProblem, best: Conditionals, step: _Step, share: Rows) -> Conditionals:
-    """The conditionals after a share of a step."""
-    mean = best.mean + share[:, None] * step.mean
-    slope = best.slope + share[:, None, None] * step.slope
-    new = best._replace(mean=mean, slope=slope, covariance=step.covariance)
-    return posed.recentred(new, share[:, None] * step.power)
+    def of_level(root: Int[Array, " g"], new: Conditionals, old: Conditionals) -> Conditionals:
+        return jax.tree.map(lambda *both: chosen(rose[root], *both), new, old)
 
-
-def _where(rose: Bool[Array, " g"], new: PyTree, old: PyTree) -> PyTree:
-    """By group the new values or the old ones."""
-
-    def chosen(new: Array, old: Array) -> Array:
-        return jnp.where(rose.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
-
-    return jax.tree.map(chosen, new, old)
+    return tuple(map(of_level, roots, new, old))

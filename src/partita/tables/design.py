@@ -16,14 +16,12 @@ from jaxtyping import Float
 from partita.data.columns import Counts, Moments
 from partita.data.preprocess import Summary
 from partita.errors import DataError
-from partita.tables.formula import Factor, Formula, column, evaluated, parsed
+from partita.tables.formula import INTERCEPT, Factor, Formula, column, evaluated, parsed
 from partita.tables.reading import MISSING, Columns, Site
 
-__all__ = ["INTERCEPT", "Design", "Spline", "absent", "categories", "numbers"]
+__all__ = ["Design", "Spline", "absent", "categories", "numbers"]
 
 _DAMAGED = (KeyError, TypeError, ValueError, AttributeError)
-INTERCEPT = "Intercept"
-"""The name of the column of ones."""
 
 
 class Spline(NamedTuple):

@@ -66,7 +66,8 @@ class Fit(Estimates):
     def group_effects(self, draws: int = 4000, seed: int = 0) -> list[GroupEffect]:
         """Every group's effects: partially pooled, and from its own rows alone, as if groups had nothing in common.
 
-        They are known where the groups' rows are: of a fit in this process.
+        They are known where the groups' rows are: of a fit in this process. Of groups within groups those of the
+        outermost level come first; effects of an inner one are beside those of the groups around it.
 
         Args:
             draws: by which means and sds are computed.
@@ -75,11 +76,12 @@ class Fit(Estimates):
         """
         return effects_of(self, draws, seed)
 
-    def intraclass(self, mass: float = 0.95) -> tuple[float, float, float]:
-        """The intraclass correlation τ² / (τ² + σ²) of groups' intercepts, at the median of τ, and its interval.
+    def intraclass(self, mass: float = 0.95) -> dict[str, tuple[float, float, float]]:
+        """By grouping the share τ² / (Σ τ² + σ²) of its groups' intercepts in the variance: median and interval.
 
-        σ² is the variance of the noise; of a binary response that of the latent variable, π²/3 with logit and 1 with
-        probit.
+        The sum is over all groupings; of a single one this is the intraclass correlation. Two rows of one inner group
+        are correlated by the shares of its level and of those around it together. σ² is the variance of the noise; of
+        a binary response that of the latent variable, π²/3 with logit and 1 with probit.
         """
         return intraclass(self, mass)
 

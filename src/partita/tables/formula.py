@@ -6,6 +6,7 @@ read first, and only columns, numbers, texts, arithmetic and the functions liste
 
 import ast
 import io
+import itertools
 import keyword
 import re
 import tokenize
@@ -22,7 +23,10 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover
     raise MissingExtraError("formulaic", "tables") from error
 
-__all__ = ["ELEMENTWISE", "STATEFUL", "Factor", "Formula", "GroupTerm", "column", "evaluated", "parsed"]
+__all__ = ["ELEMENTWISE", "INTERCEPT", "STATEFUL", "Factor", "Formula", "GroupTerm", "column", "evaluated", "parsed"]
+
+INTERCEPT = "Intercept"
+"""The name of the column of ones."""
 
 ELEMENTWISE: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "log": np.log,
@@ -71,19 +75,24 @@ class Factor(NamedTuple):
 
 
 class GroupTerm(NamedTuple):
-    """Effects of groups, such as `(1 + age | ward)`."""
+    """Effects of groups of one level, such as `(1 + age | ward)`."""
 
     text: str
     intercept: bool
     slopes: tuple[str, ...]
     """The columns whose coefficients differ between groups."""
-    group: Factor
-    """The column that says which group a row is in."""
+    columns: tuple[str, ...]
+    """The columns that together say which group a row is in."""
 
     @property
-    def effects(self) -> int:
-        """How many effects a group has."""
-        return self.intercept + len(self.slopes)
+    def names(self) -> tuple[str, ...]:
+        """The names of effects."""
+        return (*([INTERCEPT] if self.intercept else []), *self.slopes)
+
+    @property
+    def by(self) -> str:
+        """The name of the grouping."""
+        return ":".join(self.columns)
 
 
 class Formula(NamedTuple):
@@ -96,15 +105,20 @@ class Formula(NamedTuple):
     factors: tuple[Factor, ...]
     """The distinct factors of these terms."""
     offsets: tuple[Factor, ...]
-    grouped: GroupTerm | None
-    """The term of effects of groups, if there is one."""
+    grouped: tuple[GroupTerm, ...]
+    """The terms of effects of groups, the outermost first."""
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of the right-hand side, each once."""
-        group = (self.grouped.group,) if self.grouped else ()
-        every = (*self.factors, *self.offsets, *group)
+        every = (*self.factors, *self.offsets, *self.groups)
         return tuple(dict.fromkeys(name for factor in every for name in factor.columns))
+
+    @property
+    def groups(self) -> tuple[Factor, ...]:
+        """The columns that say which groups a row is in, each once."""
+        names = dict.fromkeys(name for term in self.grouped for name in term.columns)
+        return tuple(Factor(name, "", column(name), {}, (name,)) for name in names)
 
     @property
     def has_intercept(self) -> bool:
@@ -137,62 +151,66 @@ def parsed(text: str) -> Formula:
         if set(factor.columns) & set(response.columns):
             raise SettingsError(f"The response {response.text!r} also stands on the right of ~: remove it there.")
     plain = tuple(_offset(term.factors[0].expr) for term in offsets)
-    if grouped:
-        _check_group(grouped, response, factors)
+    _check_groups(grouped, response, factors)
     return Formula(text, response, terms, factors, plain, grouped)
 
 
-def _split_off(text: str) -> tuple[str, GroupTerm | None]:
-    """The formula without its term of effects of groups, which formulaic does not know, and that term."""
+def _split_off(text: str) -> tuple[str, tuple[GroupTerm, ...]]:
+    """The formula without its terms of effects of groups, which formulaic does not know, and these, outermost first."""
     found = _GROUP_TERM.findall(text)
     if not found:
-        return text, None
-    if len(found) > 1:
-        raise SettingsError(
-            f"The formula {text!r:.100} has {len(found)} group terms: one is offered, such as (1 | ward)."
-        )
-    bare = _GROUP_TERM.sub(_PLACED, text)
+        return text, ()
     term = re.escape(_PLACED)
-    left, right = bare.split("~")
-    if right.strip() == _PLACED:
-        return f"{left}~ 1", _group_term(*found[0])
-    rest, times = re.subn(rf"\+\s*{term}\s*(?=$|\+|-)|^\s*{term}\s*\+", "", right)
-    if times != 1:
+    left, right = _GROUP_TERM.sub(_PLACED, text).split("~")
+    rest = re.sub(rf"^\s*{term}\s*(\+|$)", "", re.sub(rf"\+\s*{term}\s*(?=$|\+|-)", "", right))
+    if _PLACED in rest:
         raise SettingsError(f"The formula {text!r:.100} has a group term that is not added: write it as + (1 | ward).")
-    return f"{left}~{rest}", _group_term(*found[0])
+    terms = [each for effects, groups in found for each in _group_terms(effects, groups)]
+    terms.sort(key=lambda each: len(each.columns))
+    for outer, inner in itertools.pairwise(terms):
+        if not set(outer.columns) <= set(inner.columns):
+            raise SettingsError(
+                f"{outer.text:.100} and {inner.text:.100} are crossed effects, which are not offered: groups may lie "
+                "within groups, as in (1 | hospital/ward)."
+            )
+        twice = {*outer.names} & {*inner.names} if set(outer.columns) == set(inner.columns) else set()
+        if twice:
+            raise SettingsError(f"{inner.text:.100} has the effect {min(twice)} a second time: remove it there.")
+    return f"{left}~{rest if rest.strip() else ' 1'}", tuple(terms)
 
 
-def _group_term(effects: str, group: str) -> GroupTerm:
-    """A group term, by what stands on both sides of its bar."""
-    text = f"({effects.strip()} | {group.strip()})"
-    named = _tree(group.strip())
-    if not isinstance(named, ast.Name):
+def _group_terms(effects: str, groups: str) -> list[GroupTerm]:
+    """Group terms, by what stands on both sides of a bar: one for each level of groups within groups."""
+    text = f"({effects.strip()} | {groups.strip()})"
+    names = [part.strip() for part in re.split("[/:]", _QUOTED.sub(lambda found: _quoted(found[1]), groups))]
+    if not all(map(str.isidentifier, names)) or len(set(names)) < len(names) or ("/" in groups and ":" in groups):
         raise SettingsError(
-            f"The group of {text:.100} must be one column: groups within groups are not offered, so give the inner "
-            "groups names of their own."
+            f"The groups of {text:.100} cannot be read: give columns, as in (1 | ward), (1 | hospital/ward) or "
+            "(1 | hospital:ward)."
         )
     parts = [_tree(part.strip()) for part in effects.split("+")]
     numbers = [part.value for part in parts if isinstance(part, ast.Constant)]
     slopes = tuple(_unquoted(part.id) for part in parts if isinstance(part, ast.Name))
     if len(numbers) + len(slopes) < len(parts) or not set(numbers) <= {0, 1} or len(numbers) > 1:
         raise SettingsError(f"The effects of {text:.100} must be 1 or 0 and columns, as in (1 + age | ward).")
-    name = _unquoted(named.id)
-    found = GroupTerm(text, 0 not in numbers, slopes, Factor(name, "", column(name), {}, (name,)))
-    if not found.effects:
-        raise SettingsError(f"The group term {text:.100} has no effects: write (1 | {group.strip():.50}).")
-    return found
+    if numbers == [0] and not slopes:
+        raise SettingsError(f"The group term {text:.100} has no effects: write (1 | {groups.strip():.50}).")
+    columns = tuple(map(_unquoted, names))
+    levels = [columns[: end + 1] for end in range(len(columns))] if "/" in groups else [columns]
+    return [GroupTerm(f"({effects.strip()} | {':'.join(each)})", 0 not in numbers, slopes, each) for each in levels]
 
 
-def _check_group(grouped: GroupTerm, response: Factor, factors: tuple[Factor, ...]) -> None:
-    """Refuses a group term that does not go with the others."""
-    if grouped.group.text in response.columns:
-        raise SettingsError(f"The response {response.text!r} also stands on the right of ~: remove it there.")
-    for name in grouped.slopes:
-        if name not in [factor.text for factor in factors]:
-            raise SettingsError(
-                f"{grouped.text:.100} has effects of {name!r}, which is no term by itself: add it, as in "
-                f"{name} + {grouped.text}."
-            )
+def _check_groups(grouped: tuple[GroupTerm, ...], response: Factor, factors: tuple[Factor, ...]) -> None:
+    """Refuses group terms that do not go with the others."""
+    for term in grouped:
+        if set(term.columns) & set(response.columns):
+            raise SettingsError(f"The response {response.text!r} also stands on the right of ~: remove it there.")
+        for name in term.slopes:
+            if name not in [factor.text for factor in factors]:
+                raise SettingsError(
+                    f"{term.text:.100} has effects of {name!r}, which is no term by itself: add it, as in "
+                    f"{name} + {term.text}."
+                )
 
 
 def _check_tokens(text: str) -> None:

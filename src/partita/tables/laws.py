@@ -5,7 +5,7 @@ from typing import NamedTuple, Self
 
 from partita.errors import unknown
 from partita.models.prior_text import Placed, Said, ScaleLaw, clauses, normal
-from partita.tables.design import INTERCEPT
+from partita.tables.formula import INTERCEPT
 
 __all__ = ["Laws"]
 

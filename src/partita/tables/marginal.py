@@ -30,8 +30,8 @@ def marginal_effects(fit: Fitted, name: str, mass: float, draws: int, seed: int)
     check_number("mass of an interval", mass, lambda mass: 0 < mass < 1, "between 0 and 1")
     check_whole("number of draws", draws, least=50)
     check_seed(seed)
-    grouped = fit.spec.formula.grouped
-    columns = [each for each in fit.spec.formula.columns if grouped is None or each != grouped.group.text]
+    grouping = [each.text for each in fit.spec.formula.groups]
+    columns = [each for each in fit.spec.formula.columns if each not in grouping]
     if name not in columns:
         raise unknown("column of the formula", name, columns)
     sites = fit.with_rows().sites

@@ -18,9 +18,9 @@ from partita.inputs import check_path
 from partita.io.atomic import write_text
 from partita.tables.check import check_of
 from partita.tables.coefficients import Grid, coefficient_grid
-from partita.tables.design import INTERCEPT
 from partita.tables.fitted import FEW, Fitted
 from partita.tables.forest import draw_forest
+from partita.tables.formula import INTERCEPT
 from partita.tables.heterogeneity import heterogeneity_of
 from partita.tables.loo import loo_of
 

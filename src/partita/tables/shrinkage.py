@@ -21,12 +21,13 @@ def draw_shrinkage(fit: Fitted, draws: int) -> "Figure":
     from partita.tables.picture import Picture
 
     told = effects_of(fit, draws)
-    names = list(dict.fromkeys(each.effect for each in told))
-    count = len(told) // len(names)
-    figure = Picture(figsize=(5.5 * len(names), min(_HEIGHT * count, 30) + 1.4), layout="constrained")
+    names = list(dict.fromkeys((each.by, each.effect) for each in told))
+    most = max(sum((each.by, each.effect) == name for each in told) for name in names)
+    figure = Picture(figsize=(5.5 * len(names), min(_HEIGHT * most, 30) + 1.4), layout="constrained")
     grid = figure.subplots(1, len(names), squeeze=False)
-    for axes, effect in zip(grid.flat, names, strict=True):
-        mine = sorted((each for each in told if each.effect == effect), key=lambda each: each.mean)
+    for axes, (by, effect) in zip(grid.flat, names, strict=True):
+        mine = sorted((each for each in told if (each.by, each.effect) == (by, effect)), key=lambda each: each.mean)
+        count = len(mine)
         at = range(count)
         axes.axvline(0.0, color="0.4", linewidth=0.8, linestyle=":", label="pooled")
         for each, place in zip(mine, at, strict=True):
@@ -36,7 +37,7 @@ def draw_shrinkage(fit: Fitted, draws: int) -> "Figure":
         axes.errorbar(own, at, xerr=sds, fmt="o", color="black", markersize=3, linewidth=0.8, label="partially pooled")
         named = [literal(each.group) if count <= _MOST_NAMED else "" for each in mine]
         axes.set_yticks(list(at) if count <= _MOST_NAMED else [], named if count <= _MOST_NAMED else [])
-        axes.set_xlabel(f"effect: {literal(effect)}")
+        axes.set_xlabel(f"effect: {literal(effect)} by {literal(by)}")
         middle = max(abs(each.mean) + 1.96 * each.sd for each in mine)
         axes.set_xlim(-1.3 * middle, 1.3 * middle)
     handles, labels = grid.flat[0].get_legend_handles_labels()

@@ -115,7 +115,7 @@ class Settings:
         if grouped and not self.likelihood.grouped:
             able = [name for name in LIKELIHOODS if likelihood(name, Declared()).grouped]
             raise SettingsError(
-                f"The family {self.family} takes no effects of groups such as {grouped.text:.100}: use one of "
+                f"The family {self.family} takes no effects of groups such as {grouped[0].text:.100}: use one of "
                 f"{', '.join(able)}."
             )
         _ = self.begun  # which refuses what does not fit formula and likelihood
@@ -202,7 +202,7 @@ class Settings:
         """The columns without which a row could be used, by some policy on missing values."""
         formula = parsed(self.formula)
         needed = {name for factor in (formula.response, *formula.offsets) for name in factor.columns}
-        needed |= {formula.grouped.group.text} if formula.grouped else set()
+        needed |= {group.text for group in formula.groups}
         return frozenset(formula.columns) - needed - {self.weights, *self.declared.columns}
 
     @property
@@ -256,8 +256,8 @@ class Spec:
     @functools.cached_property
     def likelihood(self) -> Likelihood:
         """The likelihood, with effects of groups if the formula has some."""
-        own, term = self.settings.likelihood, self.design.formula.grouped
-        return with_groups(own, term, self.design) if term else own
+        own, terms = self.settings.likelihood, self.design.formula.grouped
+        return with_groups(own, terms, self.design) if terms else own
 
     @property
     def design(self) -> Design:
@@ -290,9 +290,8 @@ class Spec:
 
     def with_groups(self, table: OffsetTable, split: Site) -> GroupedTable:
         """Rows of the design as numbers, with what effects of groups are multiplied by, and whose they are."""
-        term = self.design.formula.grouped
-        assert term is not None
-        z, group = columns_of_groups(term, self.design, split), numbers_of_groups(term, split)
+        terms = self.design.formula.grouped
+        z, group = columns_of_groups(terms, self.design, split), numbers_of_groups(terms, split)
         return GroupedTable(table.x, table.y, jax_array(z), jax_array(group), table.offset)
 
     def inputs(self, site: Site) -> _Inputs:
@@ -323,7 +322,7 @@ class Spec:
         if not sites:
             return Partition((), (), ())
         if self.formula.grouped:
-            check_sites(self.formula.grouped, sites)
+            check_sites(self.formula.grouped[0], sites)
         tables, weights = [self.table(site) for site in sites], [self.weights(site) for site in sites]
         lengths = 1 if sum(site.rows for site in sites) < _MANY_ROWS else 4
         return federate(tables, weights=weights, names=[site.name for site in sites], buckets=lengths)

@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Float
 
 from partita.tables.constants import Constant
-from partita.tables.design import INTERCEPT, Design
+from partita.tables.design import Design
+from partita.tables.formula import INTERCEPT
 from partita.tables.likelihoods import Likelihood
 from partita.tables.response import Response
 
