@@ -94,6 +94,7 @@ MISTAKES = {
     "no rounds": (lambda: run(rounds=0), "The budget is empty"),
     "fewer rounds than none": (lambda: run(rounds=-1, communications=5), "The budget is empty"),
     "NaN rounds": (lambda: run(rounds=np.nan), "rounds must be a number, not nan"),
+    "a measure of answers by name": (lambda: pt.Sequential("residual", "norm"), "use one of partita.measures"),
     "an unknown order": (
         lambda: pt.Sequential("alphabetical"),
         "no order named 'alphabetical': choose one of fixed",

@@ -8,6 +8,7 @@ from partita.local.solvers import FixedPoint, Solver
 from partita.methods.composed import NEWTON, Common, Start, composed, product
 from partita.numerics.rates import Damping
 from partita.server import aggregation as server
+from partita.server.measures import Divergence, Measure
 from partita.server.method import Method
 from partita.server.schedules import Asynchronous, Order, RandomSubset, Sequential, Synchronous
 
@@ -24,6 +25,8 @@ __all__ = [
     "vcl",
 ]
 
+_DIVERGENCE = Divergence()
+
 
 def sequential(
     solver: Solver = NEWTON,
@@ -32,17 +35,19 @@ def sequential(
     backtracking: bool = False,
     anticipating: bool = False,
     start: Start = None,
+    measure: Measure = _DIVERGENCE,
     **common: Unpack[Common],
 ) -> Method:
     """Sequential PVI (`sec:pvi:pvi_flavours`): one client at a time, by default undamped.
 
     With `backtracking` the damping is halved until the free energy does not fall; with `anticipating` the missing
-    factors of clients that have not answered yet are estimated during the first pass.
+    factors of clients that have not answered yet are estimated during the first pass. In the order "residual" the
+    `measure` says how large an answer is.
     """
     check_flag("setting anticipating", anticipating)
     damped = product(damping, backtracking)
     aggregation = server.Anticipating(damped) if anticipating else damped
-    return composed(solver, Sequential(order), aggregation, start=start, **common)
+    return composed(solver, Sequential(order, measure), aggregation, start=start, **common)
 
 
 def synchronous(

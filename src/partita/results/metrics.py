@@ -3,12 +3,13 @@
 import jax
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import ArrayLike, Float, Int, Real
+from jaxtyping import Array, ArrayLike, Float, Int, Real
 
 from partita.errors import SettingsError
 from partita.families import Family, MeanFieldGaussian
 from partita.families.capabilities import IndependentGaussian
 from partita.inputs import check_number, check_whole, real_array
+from partita.numerics.compiled import Compiled
 
 __all__ = [
     "Probabilities",
@@ -79,7 +80,13 @@ def pruned(q: Family, prior: Family, threshold: float = 0.1) -> int:
         members.append(MeanFieldGaussian(ravel_pytree(member.precision_mean)[0], ravel_pytree(member.precision)[0]))
     if len(members[0].precision) != len(members[1].precision):
         raise SettingsError("The posterior and the prior have different numbers of parameters: give those of one run.")
-    return int((jax.vmap(MeanFieldGaussian.kl)(*members) < threshold).sum())
+    return int((np.asarray(_divergences(*members)) < threshold).sum())
+
+
+@Compiled
+def _divergences(q: MeanFieldGaussian, prior: MeanFieldGaussian) -> Float[Array, " d"]:
+    """KL of each parameter."""
+    return jax.vmap(MeanFieldGaussian.kl)(q, prior)
 
 
 def _checked(

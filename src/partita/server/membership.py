@@ -31,7 +31,8 @@ def retire(state: State, name: str, aggregation: Aggregation) -> State:
         raise SettingsError(
             f"Without {name} the posterior would be improper: run more rounds first, or use leave instead."
         )
-    held = dataclasses.replace(held, residual=np.full(len(state.names), np.inf))
+    unknown = np.full(len(state.names), np.inf)
+    held = dataclasses.replace(held, residual=unknown, size=unknown)
     held = held.changed(k, versions=state.versions[k] + 1, residual=0.0, ell=0.0, ell_variance=0.0, inactive=True)
     return held.without_tasks(lambda task: task.client == k)
 
@@ -42,7 +43,7 @@ def join(state: State, name: str, aggregation: Aggregation) -> State:
     The gradient in hyperparameters of one that comes back is stale, and counts no more.
     """
     if name in state.names:
-        return state.changed(state.names.index(name), inactive=False, residual=np.inf, gradients=np.nan)
+        return state.changed(state.names.index(name), inactive=False, residual=np.inf, size=np.inf, gradients=np.nan)
     columns = {
         field: jax.tree.map(lambda column, one: np.concatenate([column, one]), getattr(state, field), first)
         for field, first in unanswered_columns(1, {"gradients": state.gradients}).items()

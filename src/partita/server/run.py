@@ -221,7 +221,7 @@ def continued(state: State, fresh: State, method: Method) -> State:
     resumed = method.aggregation.resumed
     memory = method.aggregation.continued(state.iterate) if same else resumed(state.iterate, heard, state.inactive)
     columns = unanswered_columns(len(state.names), {"gradients": fresh.gradients})
-    unknown = {name: columns[name] for name in ("residual", "outcome")}
+    unknown = {name: columns[name] for name in ("residual", "size", "outcome")}
     going_on = dataclasses.replace(state, memory=memory, **unknown, in_flight=Tasks(), arrived=(), refused={})
     going_on = dataclasses.replace(going_on, origin=fresh.origin, round_began=state.answers)
     if set(state.hyper) != set(fresh.hyper):

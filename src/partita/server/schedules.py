@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from partita.errors import SettingsError
-from partita.inputs import check_choice, check_whole
+from partita.inputs import check_choice, check_kind, check_whole
+from partita.server.measures import Divergence, Measure
 
 __all__ = ["Asynchronous", "Order", "RandomSubset", "Schedule", "ScheduleView", "Sequential", "Synchronous"]
 
@@ -21,7 +22,7 @@ class ScheduleView(NamedTuple):
     turn: int
     """How many turns there have been."""
     residual: Float[np.ndarray, " m"]
-    """KL(q_k ‖ q) as recorded at each client's last answer; infinite before the first."""
+    """How large each client's last answer was, by the schedule's `measure`; infinite before the first."""
     age: Int[np.ndarray, " m"]
     """How many turns ago each client last answered."""
     busy: Bool[np.ndarray, " m"]
@@ -41,6 +42,11 @@ class Schedule(eqx.Module):
         """How many answers the server aggregates per step; None for all tasks in flight."""
         return None
 
+    @property
+    def measure(self) -> Measure:
+        """By what it is told how large an answer is."""
+        return Divergence()
+
     def check(self, clients: int) -> None:
         """Raises an `InputError` if the schedule cannot serve this many clients."""
 
@@ -48,14 +54,16 @@ class Schedule(eqx.Module):
 class Sequential(Schedule):
     """One client at a time, in fixed order, in a new random order each pass, or by residual.
 
-    In residual order the first pass is in fixed order; afterwards the client with the largest residual comes next.
-    Its age, in units of the mean residual, is added to prevent starvation.
+    In residual order the first pass is in fixed order; afterwards the client whose last answer was the largest comes
+    next, by the `measure`. Its age, in units of the mean size, is added to prevent starvation.
     """
 
     order: Order = eqx.field(static=True, default="fixed")
+    measure: Measure = Divergence()
 
     def __check_init__(self) -> None:
         check_choice("order", self.order, ("fixed", "random", "residual"))
+        check_kind("measure", self.measure, Measure, "use one of partita.measures")
 
     def select(self, turns: ScheduleView) -> list[int]:
         clients = len(turns.residual)

@@ -116,6 +116,8 @@ class State:
     """How many of each client's answers made its factor; with client and seed it gives the client's random key."""
     residual: Float[np.ndarray, " m"] = per_client(np.inf)
     """KL(q_k ‖ q) at each client's last answer."""
+    size: Float[np.ndarray, " m"] = per_client(np.inf)
+    """How large each client's last answer was, by the schedule's measure."""
     moved: Float[np.ndarray, " m"] = per_client(0.0)
     """The largest residual of answers that have changed q since the one that each client's last answer is about."""
     moved_since: Float[np.ndarray, " m"] = per_client(0.0)

@@ -104,7 +104,7 @@ def dispatch(method: Method, state: State, away: Bool[np.ndarray, " m"]) -> Stat
     busy[state.in_flight.clients()] = True
     busy[[task.client for task, _ in state.arrived]] = True
     for turn in range(state.turn, state.turn + 2 * clients):
-        selected = method.schedule.select(ScheduleView(turn, state.residual, state.age, busy, state.seed))
+        selected = method.schedule.select(ScheduleView(turn, state.size, state.age, busy, state.seed))
         selected = [k for k in selected if not busy[k]]
         if selected:
             break
@@ -261,7 +261,12 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
     stale = {task.client for task, _ in state.arrived if current and not equal(task.hyper, state.hyper)}
     # nobody has answered to the posterior that a return leads to
     stale |= set(replies) if admitted.taken.returned else set()
-    new = _recorded(state.with_iterate(iterate), replies, accepted, stale, admitted)
+    sizes = {
+        task.client: method.schedule.measure.size(task.posterior, replies[task.client])
+        for task, _ in state.arrived
+        if task.client in accepted
+    }
+    new = _recorded(state.with_iterate(iterate), replies, accepted, stale, admitted, sizes)
     steps = [int(reply.info.steps) for reply in replies.values()]
     others = {k: refusal for k, refusal in state.refused.items() if k not in replies}
     own = {k: refusal for k, refusal in refusals.items() if k in replies}
@@ -335,18 +340,25 @@ def _climbed(method: Method, engine: Engine, state: State, replies: Mapping[int,
 
 
 def _recorded(
-    state: State, replies: Mapping[int, Reply], accepted: Collection[int], stale: Collection[int], admitted: Admitted
+    state: State,
+    replies: Mapping[int, Reply],
+    accepted: Collection[int],
+    stale: Collection[int],
+    admitted: Admitted,
+    sizes: Mapping[int, float],
 ) -> State:
-    """The state with what the clients' answers say of each of them."""
+    """The state with what the clients' answers say of each of them; `sizes` has those that were accepted."""
     divided, common = list(admitted.divided), admitted.taken.residual
     known = {name: getattr(state, name) for name in ("versions", "residual", "last_turn", "outcome", "gradients")}
-    known |= {name: getattr(state, name) for name in ("ell", "ell_variance", "moved", "moved_since")}
+    known |= {name: getattr(state, name) for name in ("ell", "ell_variance", "moved", "moved_since", "size")}
     columns = jax.tree.map(np.copy, known)
     clients, infos = list(replies), [reply.info for reply in replies.values()]
     outcomes = np.array([int(info.outcome) for info in infos], int)
     residual = np.array([float(info.residual) for info in infos]) if common is None else np.full(len(infos), common)
     usable = np.isin(clients, list(accepted)) & ~np.isin(outcomes, RESIDUAL_UNDEFINED)
     columns["residual"][clients] = np.where(usable, residual, np.inf)
+    size = np.array([sizes.get(k, np.nan) for k in clients])
+    columns["size"][clients] = np.where(usable & ~np.isnan(size), size, np.inf)
     columns["moved"][clients] = state.moved_since[clients]  # of other answers, while they formed theirs
     step = np.inf if divided else columns["residual"][list(accepted)].max(initial=0.0)
     for name in ("moved", "moved_since"):
@@ -361,7 +373,8 @@ def _recorded(
         column[divided] = np.nan
     columns["last_turn"][clients] = state.turn + 1
     columns["versions"][[*accepted, *divided]] += 1
-    columns["residual"][[*divided, *stale]] = np.inf
+    for name in ("residual", "size"):
+        columns[name][[*divided, *stale]] = np.inf
     return dataclasses.replace(state, **columns)
 
 
