@@ -158,9 +158,14 @@ def test_the_largest_stable_damping_is_told():
     cells = [
         *seeds("synchronous", [0.3], run="synchronous, ρ = 0.1", settings={"damping": 0.1}),
         *seeds("synchronous", [0.3], run="synchronous, ρ = 0.3", settings={"damping": 0.3}, statuses=("diverged",)),
+        *seeds("synchronous", [0.3, 0.9], run="synchronous, ρ = 0.2", settings={"damping": 0.2}),
     ]
+    cells[-1]["rows"][-1]["free_energy"] = -2.0
     parts = images.damping(Results(cells), TEN)
     [said] = [part.text for part in parts if isinstance(part, Text)]
-    assert said == "The largest ρ with which no seed of synchronous PVI diverged or became improper: 0.1."
+    assert said == (
+        "The largest ρ with which no seed of synchronous PVI diverged, became improper or ended at a lower free energy "
+        "than after its first round: 0.1."
+    )
     table = [part for part in parts if isinstance(part, ReportTable)][1]
-    assert [row[1] for row in table.rows] == ["0.1", "0.3"]
+    assert [row[1] for row in table.rows] == ["0.1", "0.2", "0.3"]

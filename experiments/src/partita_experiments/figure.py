@@ -78,13 +78,14 @@ def label(run: str) -> str:
     return (STYLES[method][0] if method in STYLES else others.get(method, method)) + comma + rest
 
 
-def styles(results: Results) -> dict[str, Style]:
+def styles(results: Results, only: Sequence[str] | None = None) -> dict[str, Style]:
     """The style of every run that is drawn: first the methods as they are, in their own styles, then the others.
 
     A variant of a method that is drawn as well ("vcl, early stopping" beside "vcl") has its colour.
     """
-    found = {run: Style(*STYLES[run]) for run in STYLES if run in results.runs}
-    others = [run for run in results.runs if run not in found and results.methods[run] not in UNDRAWN]
+    runs = [run for run in results.runs if only is None or run in only]
+    found = {run: Style(*STYLES[run]) for run in STYLES if run in runs}
+    others = [run for run in runs if run not in found and results.methods[run] not in UNDRAWN]
     for index, run in enumerate(others):
         plain = found.get(run.partition(",")[0])
         colour = plain.colour if plain else COLOURS[index % len(COLOURS)]
@@ -111,7 +112,7 @@ def draw(
     figure = Figure(figsize=(5 * len(panels), height), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(problems), len(panels), squeeze=False)
-    drawn = {run: style for run, style in styles(results).items() if only is None or run in only}
+    drawn = styles(results, only)
     for problem, row in zip(problems, grid, strict=True):
         runs = [run for run in drawn if results.has(problem, run)]
         for axes, metric in zip(row, panels, strict=True):
@@ -124,10 +125,17 @@ def draw(
     for axes in grid[-1]:
         axes.set(xlabel=AXES[by])
     handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
+    legend(figure, handles, labels)
     figure.suptitle(title)
     save(figure, path, digest(results, problems, panels, by, only))
     return figure
+
+
+def legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    """A legend below, with as many columns as its labels leave room for, five at most."""
+    longest = max(map(len, labels), default=0)
+    columns = int(np.clip(figure.get_figwidth() / (0.065 * longest + 0.65), 1, 5))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def save(figure: Figure, path: Path, numbers: str) -> None:
@@ -146,8 +154,8 @@ def digest(
     curves = {
         f"{problem}, {run}, {metric}": [part.tolist() for part in results.curve(problem, run, metric, by)]
         for problem in problems
-        for run in styles(results)
-        if results.has(problem, run) and (only is None or run in only)
+        for run in styles(results, only)
+        if results.has(problem, run)
         for metric in panels
     }
     return hashed(curves)

@@ -291,10 +291,19 @@ def _milder(results: Results, problem: str, runs: dict[float, str]) -> list[Part
 
 def _stable(results: Results, problem: str, runs: dict[float, str]) -> list[Part]:
     """Names the largest damping of synchronous PVI with which every seed goes well."""
-    stable = [rho for rho, run in runs.items() if not DIVERGED_STATUSES & set(results.statuses(problem, run))]
+    stable = [rho for rho, run in runs.items() if _stays(results, problem, run)]
     largest = f"{max(stable):g}" if stable else "none of these"
-    said = f"The largest ρ with which no seed of synchronous PVI diverged or became improper: {largest}."
+    said = (
+        "The largest ρ with which no seed of synchronous PVI diverged, became improper or ended at a lower free energy "
+        f"than after its first round: {largest}."
+    )
     return [Text(said)] if runs else []
+
+
+def _stays(results: Results, problem: str, run: str) -> bool:
+    """Whether every seed of a run goes well: its free energy ends higher than it was at the first evaluation."""
+    rises = [np.diff(columns(cell, "free_energy")[0][[0, -1]])[0] for cell in results.of(problem, run)]
+    return not DIVERGED_STATUSES & set(results.statuses(problem, run)) and bool(np.all(np.array(rises) >= 0))
 
 
 def _diverges(results: Results, problem: str, rho: float, run: str) -> Statement:
@@ -302,5 +311,6 @@ def _diverges(results: Results, problem: str, rho: float, run: str) -> Statement
     return Statement(
         f"{problem}: synchronous PVI with ρ = {rho:g} diverges, as it does in the paper from {DIVERGENCE_DAMPING} on.",
         set(statuses) <= DIVERGED_STATUSES,
-        f"ended {', '.join(statuses)}, with a test error of {spread(results.final(problem, run, 'error'))}.",
+        f"ended {', '.join(statuses)}, with a test error of {spread(results.final(problem, run, 'error'))}"
+        f"{'' if _stays(results, problem, run) else ' and a lower free energy than after the first round'}.",
     )

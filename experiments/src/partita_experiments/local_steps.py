@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from partita_experiments.config import Experiment
-from partita_experiments.figure import AXES, STYLES, Drawing, Style, hashed, label, save
+from partita_experiments.figure import AXES, STYLES, Drawing, Style, hashed, label, legend, save
 from partita_experiments.images import at_most_two_labels, client_summary
 from partita_experiments.judge import count, exceeds, spread
 from partita_experiments.report import Heading, Part, Picture, ReportTable, Statement, Text
@@ -182,7 +182,7 @@ def _draw(title: str, points: dict[str, Points], path: Path) -> Figure:
     for axes in grid[-1]:
         axes.set(xlabel="gradient steps a visit")
     handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    legend(figure, handles, labels)
     figure.suptitle(title)
     save(figure, path, hashed(points))
     return figure

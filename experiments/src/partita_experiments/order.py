@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from partita_experiments.config import Experiment
-from partita_experiments.figure import Drawing, Style, hashed, label, save, styles
+from partita_experiments.figure import Drawing, Style, hashed, label, legend, save, styles
 from partita_experiments.images import client_summary
 from partita_experiments.judge import exceeds, spread
 from partita_experiments.report import Heading, Part, Picture, ReportTable, Statement, Text
@@ -65,7 +65,7 @@ def _favours(problem: str, run: str, scores: Float[np.ndarray, "seeds m"]) -> St
         f"{problem}: {label(run)} favours the client visited last: the NLL on its rows is lower than on the others', "
         "by more than 2 sd.",
         exceeds(gap, 0.0),
-        f"{spread(gap)} below the others' mean.",
+        f"{spread(gap)} below the others' mean; it is lower with {(gap > 0).sum()} of {len(gap)} seeds.",
     )
 
 
@@ -77,7 +77,9 @@ def figures(experiment: Experiment, results: Results) -> list[Drawing]:
         for problem in results.problems
     }
     seeds = max(len(some) for runs in scores.values() for some in runs.values())
-    caption = f"NLL on the training rows of each client, by how recently it was visited: mean ± sd over {seeds} seeds."
+    caption = (
+        f"NLL on the training rows of each client, by how recently it was visited: mean and range over {seeds} seeds."
+    )
     drawn = functools.partial(_draw, experiment.title, scores, looks)
     return [Drawing(Picture("order.png", caption), hashed(scores), drawn)]
 
@@ -87,15 +89,16 @@ def _draw(title: str, scores: dict[str, dict[str, list[list[float]]]], looks: di
     FigureCanvasAgg(figure)
     [grid] = figure.subplots(1, len(scores), squeeze=False)
     for axes, (problem, runs) in zip(grid, scores.items(), strict=True):
-        for run, some in runs.items():
+        for place, (run, some) in enumerate(runs.items()):
             values, style = np.array(some), looks[run]
-            mean, sd = values.mean(axis=0), values.std(axis=0, ddof=min(1, len(values) - 1))
+            mean = values.mean(axis=0)
+            ends = np.abs(np.array([values.min(axis=0), values.max(axis=0)]) - mean)
             about = {"color": style.colour, "linestyle": style.line or (0, (1, 1)), "marker": style.marker}
-            axes.errorbar(np.arange(len(mean)), mean, sd, capsize=3, label=style.name, **about)
+            axes.errorbar(np.arange(len(mean)) + 0.12 * place, mean, ends, capsize=3, label=style.name, **about)
         axes.set(title=problem, xlabel="visits since the client's own", ylabel="NLL on its training rows", yscale="log")
         axes.grid(alpha=0.25)
     handles, labels = grid[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    legend(figure, handles, labels)
     figure.suptitle(title)
     save(figure, path, hashed(scores))
     return figure
