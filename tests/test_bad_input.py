@@ -95,6 +95,14 @@ MISTAKES = {
     "fewer rounds than none": (lambda: run(rounds=-1, communications=5), "The budget is empty"),
     "NaN rounds": (lambda: run(rounds=np.nan), "rounds must be a number, not nan"),
     "a measure of answers by name": (lambda: pt.Sequential("residual", "norm"), "use one of partita.measures"),
+    "early stopping without patience": (
+        lambda: run(rules=pt.Rules(early=pt.early_stopping.EarlyStopping(patience=0))),
+        "patience must be a whole number, 1 or more, not 0",
+    ),
+    "early stopping that is none": (
+        lambda: run(rules=pt.Rules(early=True)),
+        "give partita.early_stopping.EarlyStopping(…)",
+    ),
     "an unknown order": (
         lambda: pt.Sequential("alphabetical"),
         "no order named 'alphabetical': choose one of fixed",

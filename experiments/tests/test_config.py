@@ -1,5 +1,7 @@
 """Experiments as data: what is in a configuration, and what is wrong with one."""
 
+import dataclasses
+
 import pytest
 
 import partita as pt
@@ -8,6 +10,7 @@ from partita import InputError
 from partita.methods import named, settings_of
 from partita_experiments.problem import optimiser
 from partita_experiments.problem import solver as make
+from partita_experiments.runner import Plan, _given
 
 QUICK = 'problems = [{ name = "q", data = "made up", solver = "newton", split = { kind = "given" } }]'
 GOOD = """
@@ -27,7 +30,7 @@ communications = 4
 
 
 IMAGES = tuple(name for name in experiments.NAMES if name.startswith("mnist"))
-TABLES = tuple(name for name in experiments.NAMES if name not in (*IMAGES, "digits"))
+TABLES = tuple(name for name in experiments.NAMES if not name.startswith(("mnist", "digits")))
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -105,10 +108,18 @@ def test_dampings_are_the_papers():
     assert (dampings["inhomogeneous"]["synchronous"], dampings["inhomogeneous"]["sequential"]) == (0.025, 0.3)
 
 
-def test_runs_with_early_stopping_restart_and_monitor_the_likelihood():
-    experiment = experiments.load("mnist-early-stopping")
+@pytest.mark.parametrize("name", ["mnist-early-stopping", "digits-early-stopping"])
+def test_runs_with_early_stopping_restart_and_monitor_the_likelihood(name):
+    """The server stops global VI; of sequential PVI there are visits begun at the posterior as well."""
+    experiment = experiments.load(name)
+    assert experiment.measured == ("train",)
     plain = {run.curve: run for run in experiment.runs if "early" not in run.curve}
     early = {run.curve: run for run in experiment.runs if "early" in run.curve}
+    begun = early.pop("sequential, early stopping from the posterior")
+    assert (begun.solver, begun.settings) == ("early", plain["sequential"].settings)
+    globally = early.pop("global_vi, early stopping")
+    assert globally == dataclasses.replace(plain.pop("global_vi"), name=globally.name, early=globally.early)
+    assert globally.early.patience == experiment.solvers["early"]["patience"]
     assert set(early) == {f"{name}, early stopping" for name in plain}
     for name, run in plain.items():
         other = early[f"{name}, early stopping"]
@@ -148,7 +159,7 @@ def test_runs_with_early_stopping_restart_and_monitor_the_likelihood():
         (
             'title = "t"',
             'title = "t"\npanels = ["brier"]',
-            "has 'brier' for 'panels', where one of error, nll, pruned is expected",
+            "has 'brier' for 'panels', where one of error, nll, pruned, train_nll is expected",
         ),
         ('title = "t"', 'title = "t"\nby = []', "needs at least one axis"),
         ('title = "t"', 'title = "t"\npanels = ["nll", "nll"]', "each only once"),
@@ -187,3 +198,14 @@ def test_an_unknown_experiment_raises_an_error_that_lists_the_known_ones():
     known = "choose one of uci, uci-adam, mortality, heart"
     with pytest.raises(InputError, match=f"There is no experiment named 'mnist': {known}"):
         experiments.load("mnist")
+
+
+def test_whats_left_out_of_a_run_leaves_its_digest(tmp_path):
+    """A setting that a later version adds to runs does not make older results stale."""
+    experiment = experiments.load("heart")
+    plan = Plan(experiment, tmp_path)
+    cell = next(plan.cells())
+    with_early = cell._replace(run=dataclasses.replace(cell.run, early=pt.early_stopping.EarlyStopping()))
+    assert "early" not in _given(cell.run)
+    assert plan.digest(with_early) != plan.digest(cell)
+    assert Plan(dataclasses.replace(experiment, measured=("train",)), tmp_path).digest(cell) != plan.digest(cell)

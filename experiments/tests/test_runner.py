@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -18,11 +19,11 @@ from partita import InputError
 from partita.data.preprocess import federated, summarise
 from partita.engines import LocalEngine
 from partita.server.state import init
-from partita_experiments import runner
+from partita_experiments import runner, store
 from partita_experiments.config import Run
 from partita_experiments.problem import divide, fingerprint, prepare, sizes_and_labels, solver
 from partita_experiments.results import Results
-from partita_experiments.runner import Plan, execute
+from partita_experiments.runner import Plan, _evaluated, execute
 from partita_experiments.source import load, synthetic_frames
 from support.steps import step
 
@@ -60,6 +61,38 @@ def test_every_cell_has_a_result_with_finite_metrics(whole):
 def numbers(cells):
     """What does not depend on how long it took."""
     return [{name: value for name, value in cell.items() if name != "seconds"} for cell in cells]
+
+
+def only(folder, run, **changes):
+    """The result of one run with one seed."""
+    made = plan(folder)
+    experiment = dataclasses.replace(made.experiment, runs=(run,), seeds=1, **changes)
+    [cell] = execute(made._replace(experiment=experiment), 1, quiet)
+    return cell
+
+
+def test_training_rows_are_measured_where_that_is_asked_for(tmp_path):
+    """Owners have as many rows each, so that the NLL on all is the mean of those on each one's."""
+    cell = only(tmp_path, Run("vcl", 4), measured=("train", "clients"))
+    assert [len(row["by_recency"]) for row in cell["rows"]] == [1, 2, 3, 4]
+    last = cell["rows"][-1]
+    np.testing.assert_allclose(np.mean(last["by_recency"]), last["train_nll"], rtol=1e-6)
+    assert 0 <= last["train_error"] <= 1
+
+
+def test_clients_metrics_are_in_the_order_of_their_last_visits():
+    numbers = dict.fromkeys(store.NUMBERS, 0.0) | {"nll of a": 1.0, "nll of b": 2.0, "nll of c": 3.0}
+    visits = [["a"], ["b"], ["a"], ["b", "c"]]
+    history = [{"clients": clients} | (numbers if k != 1 else {}) for k, clients in enumerate(visits)]
+    found = _evaluated(SimpleNamespace(history=history))
+    assert [row["by_recency"] for row in found] == [[1.0], [1.0, 2.0], [3.0, 2.0, 1.0]]
+
+
+def test_global_vi_may_stop_early(tmp_path):
+    """With an infinite tolerance the second window is the first that can be compared."""
+    rule = pt.early_stopping.EarlyStopping(window=2, patience=1, tolerance=1e9)
+    cell = only(tmp_path, Run("global_vi", 400, early=rule))
+    assert (cell["statuses"], cell["rows"][-1]["communications"]) == (["stopped early"], 16)
 
 
 class PowerCut(Exception):

@@ -1,6 +1,7 @@
 """A table of results holds what the cells hold, and is refused where it is something else."""
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from partita import InputError
@@ -36,6 +37,17 @@ def test_a_table_holds_what_the_cells_hold(tmp_path):
     before = (tmp_path / store.FILE).read_bytes()
     store.save(tmp_path / store.FILE, found)
     assert (tmp_path / store.FILE).read_bytes() == before
+
+
+def test_what_only_some_experiments_measure_is_a_column_of_theirs(tmp_path):
+    some = cells()
+    plain = saved(tmp_path / "plain", some)
+    for k, row in enumerate(some[0]["rows"]):
+        row |= {"train_nll": 0.25 * k, "train_error": 0.5, "by_recency": [0.5 * place for place in range(k + 1)]}
+    found = saved(tmp_path / "more", some)
+    assert found.cells[0]["rows"] == numbers(some)[0]["rows"]
+    assert found.cells[1:] == plain.cells[1:]
+    assert pq.read_schema(tmp_path / "plain").names == pq.read_schema(tmp_path / "more").names[: -len(store.MEASURED)]
 
 
 def test_of_two_results_of_a_cell_the_later_counts(tmp_path):

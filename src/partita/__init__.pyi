@@ -52,6 +52,7 @@ from partita.results import metrics as metrics
 from partita.results.history import History as History
 from partita.results.posterior import Posterior as Posterior
 from partita.server import aggregation as aggregation
+from partita.server import early_stopping as early_stopping
 from partita.server import measures as measures
 from partita.server import schedules as schedules
 from partita.server.admission import Admission as Admission

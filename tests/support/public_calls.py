@@ -162,6 +162,10 @@ CALLS = {
         {"x": X, "y": Y, "draws": 2, "seed": 0},
     ),
     "Posterior.predict": (POSTERIOR.predict, {"x": X, "how": "closed", "draws": 2, "seed": 0}),
+    "early_stopping.EarlyStopping": (
+        lambda **given: pt.Rules(early=pt.early_stopping.EarlyStopping(**given)).check(pt.Damped()),
+        {"window": 3, "patience": 2, "tolerance": 0.1},
+    ),
     "Posterior.predict_proba": (POSTERIOR.predict_proba, {"x": X, "how": "closed", "draws": 2, "seed": 0}),
     "Posterior.sample": (POSTERIOR.sample, {"draws": 2, "seed": 0}),
     "Posterior.draws": (POSTERIOR.draws, {"draws": 8, "seed": 0}),
@@ -171,7 +175,14 @@ CALLS = {
     "Proximal": (pt.Proximal, {"penalty": 1.0}),
     "Rules": (
         lambda **given: pt.Rules(**given).check(pt.Damped()),
-        {"deadline": 1.0, "quorum": 0.5, "pause": 1.0, "until": 9.0, "admission": pt.Admission()},
+        {
+            "deadline": 1.0,
+            "quorum": 0.5,
+            "pause": 1.0,
+            "until": 9.0,
+            "admission": pt.Admission(),
+            "early": pt.early_stopping.EarlyStopping(),
+        },
     ),
     "Sequential": (pt.Sequential, {"order": "random"}),
     "SplitPrior": (pt.SplitPrior, {}),

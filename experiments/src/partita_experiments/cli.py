@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from partita.errors import exit_with_sentence, unknown
 from partita_experiments.config import NAMES
 
-STUDIES = ("ep", "hyper", "theory")
+STUDIES = ("ep", "hyper", "modes", "theory")
 """Experiments that do not compare methods and have a module of their own."""
 
 HELP = """Run one of the paper's experiments, and write its table, figures and report.

@@ -11,6 +11,7 @@ from partita.errors import InputError, unknown
 from partita.inputs import check_whole
 from partita.io.settings import build, parse
 from partita.methods import NAMED
+from partita.server.early_stopping import EarlyStopping
 
 ON_ONE_CLIENT = ("pooled", "alone")
 """Global VI on one client that has all rows, and VI of every client by itself."""
@@ -28,11 +29,16 @@ NAMES = (
     "mnist-inhomogeneous",
     "mnist-ablation",
     "digits",
+    "digits-damping",
+    "digits-early-stopping",
+    "digits-steps",
+    "digits-order",
 )
 """The experiments that come with the package."""
 
-Metric = Literal["error", "nll", "pruned"]
+Metric = Literal["error", "nll", "pruned", "train_nll"]
 Axis = Literal["communications", "synchronous_steps"]
+Measured = Literal["train", "clients"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +79,8 @@ class Run:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     evaluate_every: int = 1
     """How many server steps lie between two evaluations."""
+    early: EarlyStopping | None = None
+    """When the server stops early; never if left out."""
 
     def __post_init__(self) -> None:
         check_whole("number of steps between two evaluations, evaluate_every,", self.evaluate_every)
@@ -124,6 +132,10 @@ class Experiment:
     """The horizontal axes; one figure for each."""
     log_metrics: bool = False
     """Whether error and NLL are drawn on a logarithmic scale."""
+    by_method: bool = False
+    """Whether every method has a figure of its own, as where its runs differ in a setting."""
+    measured: tuple[Measured, ...] = ()
+    """What is measured beside the test rows: error and NLL on all training rows, or NLL on the rows of each client."""
     smoke: bool = False
     """Whether this is the quick version."""
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
+from partita_experiments.report import Picture
 from partita_experiments.results import Curve, Results
 
 STYLES = {
@@ -38,13 +39,27 @@ MARKERS = ("<", ">", "p", "h", "*", "d", "1", "2", "3", "4", "+", "x")
 ONE_PASS = ("vcl", "bcm_same", "bcm_split")
 UNDRAWN = ("pooled", "alone")
 """Methods that do not communicate, and so have no curve."""
-METRICS = {"error": "test error", "nll": "test NLL, nats per row", "pruned": "pruned parameters"}
+METRICS = {
+    "error": "test error",
+    "nll": "test NLL, nats per row",
+    "pruned": "pruned parameters",
+    "train_nll": "training NLL, nats per row",
+}
 DIGEST = "Numbers"
 """The name under which a figure's file carries the digest of its numbers."""
 AXES = {
     "communications": "communications (one client, there and back)",
     "synchronous_steps": "gradient steps (the most among the clients of a round)",
 }
+
+
+class Drawing(NamedTuple):
+    """A figure to be drawn."""
+
+    picture: Picture
+    digest: str
+    """A hash of its numbers, which its file carries, so that one of other results is found."""
+    draw: Callable[[Path], Figure]
 
 
 class Style(NamedTuple):
@@ -63,13 +78,14 @@ def label(run: str) -> str:
     return (STYLES[method][0] if method in STYLES else others.get(method, method)) + comma + rest
 
 
-def styles(results: Results) -> dict[str, Style]:
+def styles(results: Results, only: Sequence[str] | None = None) -> dict[str, Style]:
     """The style of every run that is drawn: first the methods as they are, in their own styles, then the others.
 
     A variant of a method that is drawn as well ("vcl, early stopping" beside "vcl") has its colour.
     """
-    found = {run: Style(*STYLES[run]) for run in STYLES if run in results.runs}
-    others = [run for run in results.runs if run not in found and results.methods[run] not in UNDRAWN]
+    runs = [run for run in results.runs if only is None or run in only]
+    found = {run: Style(*STYLES[run]) for run in STYLES if run in runs}
+    others = [run for run in runs if run not in found and results.methods[run] not in UNDRAWN]
     for index, run in enumerate(others):
         plain = found.get(run.partition(",")[0])
         colour = plain.colour if plain else COLOURS[index % len(COLOURS)]
@@ -86,13 +102,17 @@ def draw(
     panels: Sequence[str] = ("error", "nll"),
     by: str = "communications",
     log: bool = False,
+    only: Sequence[str] | None = None,
 ) -> Figure:
-    """A row of panels per problem. The methods of one pass are points where they end, with their sd as a bar."""
+    """A row of panels per problem. The methods of one pass are points where they end, with their sd as a bar.
+
+    Of all runs, or `only` some.
+    """
     height = 3.1 * len(problems) + 0.9
     figure = Figure(figsize=(5 * len(panels), height), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(problems), len(panels), squeeze=False)
-    drawn = styles(results)
+    drawn = styles(results, only)
     for problem, row in zip(problems, grid, strict=True):
         runs = [run for run in drawn if results.has(problem, run)]
         for axes, metric in zip(row, panels, strict=True):
@@ -105,22 +125,45 @@ def draw(
     for axes in grid[-1]:
         axes.set(xlabel=AXES[by])
     handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
+    legend(figure, handles, labels)
     figure.suptitle(title)
-    figure.savefig(path, dpi=130, metadata={DIGEST: digest(results, problems, panels, by)})
+    save(figure, path, digest(results, problems, panels, by, only))
     return figure
 
 
-def digest(results: Results, problems: Sequence[str], panels: Sequence[str], by: str = "communications") -> str:
-    """A hash of the numbers that a figure draws, which its file carries, so that one of other results is found."""
+def legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    """A legend below, with as many columns as its labels leave room for, five at most."""
+    longest = max(map(len, labels), default=0)
+    columns = int(np.clip(figure.get_figwidth() / (0.065 * longest + 0.65), 1, 5))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+
+
+def save(figure: Figure, path: Path, numbers: str) -> None:
+    """Writes a figure with the digest of its numbers."""
+    figure.savefig(path, dpi=130, metadata={DIGEST: numbers})
+
+
+def digest(
+    results: Results,
+    problems: Sequence[str],
+    panels: Sequence[str],
+    by: str = "communications",
+    only: Sequence[str] | None = None,
+) -> str:
+    """A hash of the numbers that a figure of curves draws."""
     curves = {
         f"{problem}, {run}, {metric}": [part.tolist() for part in results.curve(problem, run, metric, by)]
         for problem in problems
-        for run in styles(results)
+        for run in styles(results, only)
         if results.has(problem, run)
         for metric in panels
     }
-    return hashlib.sha256(json.dumps(curves).encode()).hexdigest()[:16]
+    return hashed(curves)
+
+
+def hashed(numbers: Any) -> str:
+    """A hash of numbers in lists and dicts."""
+    return hashlib.sha256(json.dumps(numbers).encode()).hexdigest()[:16]
 
 
 def drawn(path: Path) -> str | None:

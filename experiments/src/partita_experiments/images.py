@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.stats import spearmanr
 
+from partita_experiments.early_stopping import early_and_global
 from partita_experiments.figure import label
 from partita_experiments.judge import (
     PAPER_SCHEDULES,
@@ -14,6 +15,7 @@ from partita_experiments.judge import (
     count,
     each,
     exceeds,
+    higher,
     median_reached_at,
     rises,
     spread,
@@ -33,7 +35,7 @@ FEDAVG = {"FedAvg, a tenth of the clients a round": 6640, "FedAvg, all clients":
 
 def homogeneous(results: Results, clients: Clients) -> list[Part]:
     """`fig:fmnist_homo_pvi`, `fig:fmnist_homo_pvi_steps`."""
-    parts: list[Part] = [*_client_summary(clients), *common(results), Heading("The paper's statements")]
+    parts: list[Part] = [*client_summary(clients), *common(results), Heading("The paper's statements")]
     for problem in results.problems:
         parts += each(_same_error, results, problem, PAPER_SCHEDULES)
         parts += each(_tenth_of_communications, results, problem, PAPER_SCHEDULES)
@@ -41,24 +43,26 @@ def homogeneous(results: Results, clients: Clients) -> list[Part]:
         parts += each(poorer, results, problem, ("bcm_same", "bcm_split"))
         parts += each(rises, results, problem, ("streaming_vb",))
         if results.has(problem, "vcl", "sequential"):
-            parts.append(_higher(results, problem, "vcl", "sequential"))
+            parts.append(higher(results, problem, "vcl", "sequential"))
         parts += each(_pruning, results, problem, ("global_vi", *PAPER_SCHEDULES))
     return parts
 
 
 def early_stopping(results: Results, clients: Clients) -> list[Part]:
     """`fig:fmnist_homo_es_pvi`."""
-    parts: list[Part] = [*_client_summary(clients), *common(results), Heading("The paper's statements")]
+    parts: list[Part] = [*client_summary(clients), *common(results), Heading("The paper's statements")]
     for problem, run in itertools.product(results.problems, results.runs):
         early = f"{run}, early stopping"
         if results.has(problem, run, early):
-            parts.append(_higher(results, problem, run, early))
+            parts.append(higher(results, problem, run, early))
+    for problem in results.problems:
+        parts += early_and_global(results, problem)
     return parts
 
 
 def damping(results: Results, clients: Clients) -> list[Part]:
     """`fig:fmnist_homo_sequential`, `fig:fmnist_homo_synchronous`."""
-    parts: list[Part] = [*_client_summary(clients), Heading("Where each damping ends, mean ± sd over the seeds")]
+    parts: list[Part] = [*client_summary(clients)]
     for problem in results.problems:
         damped = {method: _by_damping(results, problem, method) for method in PAPER_SCHEDULES}
         rows = [
@@ -67,15 +71,20 @@ def damping(results: Results, clients: Clients) -> list[Part]:
                 f"{rho:g}",
                 spread(results.final(problem, run, "error")),
                 spread(results.final(problem, run)),
+                f"{results.final(problem, run, 'free_energy').mean():,.0f}",
                 ", ".join(results.statuses(problem, run)),
             ]
             for method, runs in damped.items()
             for rho, run in runs.items()
         ]
         parts += [
-            ReportTable(["method", "ρ", "test error", "test NLL", "ended"], rows),
-            Heading("The paper's statements"),
+            Heading(f"{problem}: where each damping ends, mean ± sd over the seeds"),
+            ReportTable(["method", "ρ", "test error", "test NLL", "free energy", "ended"], rows),
+            *_stable(results, problem, damped["synchronous"]),
+            Heading(f"{problem}: the paper's statements"),
         ]
+        if at_most_two_labels(clients, problem):
+            parts += _milder(results, problem, damped["sequential"])
         mild = {rho: run for rho, run in damped["synchronous"].items() if rho < DIVERGENCE_DAMPING}
         parts += _faster(results, problem, "sequential", damped["sequential"])
         parts += _faster(results, problem, "synchronous", mild)
@@ -89,7 +98,7 @@ def damping(results: Results, clients: Clients) -> list[Part]:
 
 def inhomogeneous(results: Results, clients: Clients) -> list[Part]:
     """`fig:fmnist_inhomo_pvi`, `fig:fmnist_inhomo_pvi_sgvi`."""
-    parts: list[Part] = [*_client_summary(clients), *common(results)]
+    parts: list[Part] = [*client_summary(clients), *common(results)]
     for problem in results.problems:
         runs = [run for run in results.runs if results.has(problem, run)]
         arrived = {label(run): float(np.median(results.first(problem, run, 0.03))) for run in runs}
@@ -115,7 +124,7 @@ def inhomogeneous(results: Results, clients: Clients) -> list[Part]:
 
 def ablation(results: Results, clients: Clients) -> list[Part]:
     """What each setting does, best first."""
-    parts: list[Part] = [*_client_summary(clients)]
+    parts: list[Part] = [*client_summary(clients)]
     for problem in results.problems:
         runs = [run for run in results.runs if results.has(problem, run)]
         best_first = sorted(runs, key=lambda run: np.nan_to_num(results.final(problem, run).mean(), nan=np.inf))
@@ -126,7 +135,7 @@ def ablation(results: Results, clients: Clients) -> list[Part]:
 
 def digits(results: Results, clients: Clients) -> list[Part]:
     """Whether the settings found on MNIST need no change."""
-    parts: list[Part] = [*_client_summary(clients), *common(results)]
+    parts: list[Part] = [*client_summary(clients), *common(results)]
     for problem in results.problems:
         runs = [run for run in results.runs if results.has(problem, run)]
         parts += [
@@ -137,7 +146,12 @@ def digits(results: Results, clients: Clients) -> list[Part]:
     return parts
 
 
-def _client_summary(clients: Clients) -> list[Part]:
+def at_most_two_labels(clients: Clients, problem: str) -> bool:
+    """Whether nobody has more than two labels, as on the paper's inhomogeneous split."""
+    return max((client["labels"] for client in clients.get(problem, ())), default=np.inf) <= 2
+
+
+def client_summary(clients: Clients) -> list[Part]:
     """A table with the number of clients and the ranges of their rows and labels."""
     rows = [
         [problem, f"{len(some)}", *(_range([client[name] for client in some]) for name in ("rows", "labels"))]
@@ -205,15 +219,6 @@ def _more_error(results: Results, problem: str, run: str, than: str, points: flo
     )
 
 
-def _higher(results: Results, problem: str, run: str, than: str) -> Statement:
-    gap = results.final(problem, run) - results.final(problem, than)
-    return Statement(
-        f"{problem}: {label(run)} ends at a higher test NLL than {label(than)}, by more than 2 sd.",
-        exceeds(gap, 0.0),
-        f"{spread(gap)} above it.",
-    )
-
-
 def _sooner(results: Results, problem: str, run: str, than: str) -> Statement:
     gap = results.at(problem, than, 1000) - results.at(problem, run, 1000)
     return Statement(
@@ -266,10 +271,46 @@ def _faster(results: Results, problem: str, method: str, runs: dict[float, str])
     ]
 
 
+def _milder(results: Results, problem: str, runs: dict[float, str]) -> list[Part]:
+    """Whether ρ = 0.3 is sooner than ρ = 1 at the higher of their final NLL."""
+    if not {0.3, 1.0} <= runs.keys():
+        return []
+    two = [runs[0.3], runs[1.0]]
+    level = max(results.final(problem, run).mean() for run in two)
+    mild, whole = (float(np.median(results.first(problem, run, level, "nll"))) for run in two)
+    ends = [spread(results.final(problem, run)) for run in two]
+    return [
+        Statement(
+            f"{problem}: sequential PVI is faster with ρ = 0.3 than undamped.",
+            bool(mild < whole),
+            f"communications until the test NLL first is {level:.4f}: {count(mild)} and {count(whole)}; "
+            f"they end at {ends[0]} and {ends[1]}.",
+        )
+    ]
+
+
+def _stable(results: Results, problem: str, runs: dict[float, str]) -> list[Part]:
+    """Names the largest damping of synchronous PVI with which every seed goes well."""
+    stable = [rho for rho, run in runs.items() if _stays(results, problem, run)]
+    largest = f"{max(stable):g}" if stable else "none of these"
+    said = (
+        "The largest ρ with which no seed of synchronous PVI diverged, became improper or ended at a lower free energy "
+        f"than after its first round: {largest}."
+    )
+    return [Text(said)] if runs else []
+
+
+def _stays(results: Results, problem: str, run: str) -> bool:
+    """Whether every seed of a run goes well: its free energy ends higher than it was at the first evaluation."""
+    rises = [np.diff(columns(cell, "free_energy")[0][[0, -1]])[0] for cell in results.of(problem, run)]
+    return not DIVERGED_STATUSES & set(results.statuses(problem, run)) and bool(np.all(np.array(rises) >= 0))
+
+
 def _diverges(results: Results, problem: str, rho: float, run: str) -> Statement:
     statuses = results.statuses(problem, run)
     return Statement(
         f"{problem}: synchronous PVI with ρ = {rho:g} diverges, as it does in the paper from {DIVERGENCE_DAMPING} on.",
         set(statuses) <= DIVERGED_STATUSES,
-        f"ended {', '.join(statuses)}, with a test error of {spread(results.final(problem, run, 'error'))}.",
+        f"ended {', '.join(statuses)}, with a test error of {spread(results.final(problem, run, 'error'))}"
+        f"{'' if _stays(results, problem, run) else ' and a lower free energy than after the first round'}.",
     )

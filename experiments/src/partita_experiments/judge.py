@@ -102,6 +102,16 @@ def exceeds(values: np.ndarray, bound: float) -> bool | None:
     return bool(values.mean() > bound and values.mean() > 2 * values.std(ddof=1))
 
 
+def higher(results: Results, problem: str, run: str, than: str) -> Statement:
+    """Judges whether a run ends at a higher NLL than another."""
+    gap = results.final(problem, run) - results.final(problem, than)
+    return Statement(
+        f"{problem}: {label(run)} ends at a higher test NLL than {label(than)}, by more than 2 sd.",
+        exceeds(gap, 0.0),
+        f"{spread(gap)} above it.",
+    )
+
+
 def median_reached_at(
     results: Results,
     problem: str,

@@ -1,6 +1,7 @@
 """A report and its figures from stored cells: nothing is run, and the same cells give the same files."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +13,11 @@ from partita.errors import InputError
 from partita.io.atomic import write_text
 from partita_experiments import store
 from partita_experiments.config import Experiment, file_name, load
-from partita_experiments.figure import digest, draw, drawn
+from partita_experiments.figure import Drawing, digest, draw, drawn, label
 from partita_experiments.report import Heading, Part, Picture, ReportTable, Statement, Text, markdown, page
 from partita_experiments.results import Results
 from partita_experiments.runner import Plan
-from partita_experiments.statements import PAGES
+from partita_experiments.statements import FIGURES, PAGES
 
 
 class Report(NamedTuple):
@@ -57,8 +58,7 @@ def write_report(plan: Plan, cells: Sequence[store.Cell], clients: store.Clients
     folder.mkdir(parents=True, exist_ok=True)
     drawings, parts = _drawings(experiment, results), _parts(plan, results, clients)
     for drawing in drawings:
-        about = (experiment.panels, drawing.by, experiment.log_metrics)
-        draw(folder / drawing.picture.file, results, drawing.problems, drawing.title, *about)
+        drawing.draw(folder / drawing.picture.file)
     write_text(folder / "report.md", markdown(experiment.title, parts))
     write_text(folder / "report.html", page(experiment.title, parts))
     return Report(parts, ("report.md", "report.html", *(drawing.picture.file for drawing in drawings)))
@@ -70,11 +70,8 @@ def outdated(name: str, folder: Path) -> list[str]:
     experiment, results = plan.experiment, Results(in_order(plan, stored.cells))
     told = markdown(experiment.title, _parts(plan, results, stored.clients))
     found = ["report.md"] if (folder / "report.md").read_text(encoding="utf-8") != told else []
-    for drawing in _drawings(experiment, results):
-        file = drawing.picture.file
-        if drawn(folder / file) != digest(results, drawing.problems, experiment.panels, drawing.by):
-            found.append(file)
-    return found
+    drawings = _drawings(experiment, results)
+    return found + [one.picture.file for one in drawings if drawn(folder / one.picture.file) != one.digest]
 
 
 def _parts(plan: Plan, results: Results, clients: store.Clients) -> list[Part]:
@@ -94,27 +91,42 @@ def in_order(plan: Plan, cells: Sequence[store.Cell]) -> list[store.Cell]:
     return [found[key] for key in wanted if key in found]
 
 
-class Drawing(NamedTuple):
-    """A figure to be drawn."""
-
-    picture: Picture
-    problems: list[str]
-    title: str
-    by: str
-
-
 def _drawings(experiment: Experiment, results: Results) -> list[Drawing]:
-    """One figure per data set, as in the paper, and per horizontal axis."""
-    found, groups = [], dict[str, list[str]]()
+    """One figure per data set, as in the paper, per horizontal axis, and, where they are asked for, per method.
+
+    An experiment may have figures of its own instead.
+    """
+    if experiment.name in FIGURES:
+        return FIGURES[experiment.name](experiment, results)
+    groups = dict[str, list[str]]()
     for problem in experiment.problems:
         if problem.name in results.problems:
             groups.setdefault(problem.data, []).append(problem.name)
-    for (data, problems), by in itertools.product(groups.items(), experiment.by):
-        name = data if by == "communications" else f"{data} by {by.replace('_', ' ')}"
-        counts = [len(results.of(problem, run)) for problem in problems for run in results.runs]
-        picture = Picture(f"{file_name(name)}.png", f"{name}: {_seeds([count for count in counts if count])}.")
-        found.append(Drawing(picture, problems, f"{experiment.title}: {data}", by))
-    return found
+    methods = dict.fromkeys(results.methods.values()) if experiment.by_method else (None,)
+    return [
+        _curves(experiment, results, data, problems, by, method)
+        for (data, problems), by, method in itertools.product(groups.items(), experiment.by, methods)
+    ]
+
+
+def _curves(
+    experiment: Experiment, results: Results, data: str, problems: list[str], by: str, method: str | None
+) -> Drawing:
+    """A figure of all runs on some problems, or of those of a method."""
+    runs = [run for run in results.runs if method in (None, results.methods[run])]
+    of = data if method is None else f"{data}, {label(method)}"
+    name = of if by == "communications" else f"{of} by {by.replace('_', ' ')}"
+    counts = [len(results.of(problem, run)) for problem in problems for run in runs]
+    picture = Picture(f"{file_name(name)}.png", f"{name}: {_seeds([count for count in counts if count])}.")
+    about: dict[str, Any] = {
+        "results": results,
+        "problems": problems,
+        "panels": experiment.panels,
+        "by": by,
+        "only": runs,
+    }
+    title = f"{experiment.title}: {of}"
+    return Drawing(picture, digest(**about), functools.partial(draw, **about, title=title, log=experiment.log_metrics))
 
 
 def _seeds(counts: Sequence[int]) -> str:

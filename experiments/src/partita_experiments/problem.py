@@ -23,7 +23,7 @@ from partita.models import LogisticRegression, Model, NetworkClassifier
 from partita.results.metrics import error, negative_log_likelihood, pruned
 from partita.results.posterior import Posterior, Predictive
 from partita.server.aggregation import agile_adam
-from partita_experiments.config import Experiment, Problem
+from partita_experiments.config import Experiment, Measured, Problem
 from partita_experiments.source import Division, Indices, Source, load
 
 OPTIMISERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {"adam": optax.adam, "agile_adam": agile_adam}
@@ -39,20 +39,48 @@ class PreparedProblem(NamedTuple):
     test: Table
     speeds: tuple[float, ...]
     draws: int
+    measured: tuple[Measured, ...] = ()
 
     def start(self, seed: int) -> Family:
         """A random start with small variances, determined by the seed."""
         return MeanFieldGaussian.tight(self.prior.mean, seed)
 
     def metrics(self, posterior: Posterior) -> dict[str, float]:
-        """Error and negative log-likelihood on the test rows, and how many parameters are as in the prior."""
-        how: Predictive = "closed" if isinstance(self.model, LogisticRegression) else "monte_carlo"
-        probabilities, y = posterior.predict_proba(self.test.x, how, self.draws), np.asarray(self.test.y)
-        return {
+        """Error and NLL on the test rows, how many parameters are as in the prior, and what is `measured` beside."""
+        probabilities, y = self._predicted(posterior, self.test)
+        found: dict[str, float] = {
             "nll": negative_log_likelihood(probabilities, y),
             "error": error(probabilities, y),
             "pruned": pruned(posterior.q, self.prior),
         }
+        if not self.measured:
+            return found
+        tables = [
+            Table(*(np.asarray(leaf)[:size] for leaf in shard.data))
+            for shard, size in zip(self.clients.shards, self.clients.sizes, strict=True)
+        ]
+        everybody = Table(*(np.concatenate(leaves) for leaves in zip(*tables, strict=True)))
+        probabilities, y = self._predicted(posterior, everybody)
+        if "train" in self.measured:
+            found["train_nll"] = negative_log_likelihood(probabilities, y)
+            found["train_error"] = error(probabilities, y)
+        if "clients" in self.measured:
+            ends = np.cumsum(self.clients.sizes)[:-1]
+            for name, p, labels in zip(
+                self.clients.names, np.split(probabilities, ends), np.split(y, ends), strict=True
+            ):
+                found[nll_of(name)] = negative_log_likelihood(p, labels)
+        return found
+
+    def _predicted(self, posterior: Posterior, table: Table) -> tuple[np.ndarray, np.ndarray]:
+        """Probabilities of the classes of rows, and their labels."""
+        how: Predictive = "closed" if isinstance(self.model, LogisticRegression) else "monte_carlo"
+        return np.asarray(posterior.predict_proba(table.x, how, self.draws)), np.asarray(table.y)
+
+
+def nll_of(client: str) -> str:
+    """The name of the metric on the rows of a client."""
+    return f"nll of {client}"
 
 
 def prepare(experiment: Experiment, problem: Problem) -> PreparedProblem:
@@ -66,7 +94,9 @@ def prepare(experiment: Experiment, problem: Problem) -> PreparedProblem:
     sizes = np.array(clients.sizes)
     slowness = np.resize(experiment.slowness, len(sizes))
     speeds = sizes.mean() / (sizes * slowness)
-    return PreparedProblem(model, prior, clients, test, tuple(map(float, speeds)), experiment.draws)
+    return PreparedProblem(
+        model, prior, clients, test, tuple(map(float, speeds)), experiment.draws, experiment.measured
+    )
 
 
 def divide(problem: Problem, source: Source, limit: int | None) -> Division:

@@ -59,11 +59,13 @@ class Results:
         cells = self.of(problem, run)
         return np.array([_last_value_at(point, *columns(cell, "communications", metric))[0] for cell in cells])
 
-    def first(self, problem: str, run: str, level: float, metric: str = "error") -> Float[np.ndarray, " seeds"]:
-        """The communications at which each seed's metric first is as low as the level; infinite if it never is."""
+    def first(
+        self, problem: str, run: str, level: float, metric: str = "error", by: str = "communications"
+    ) -> Float[np.ndarray, " seeds"]:
+        """When each seed's metric first is as low as the level; infinite if it never is."""
         found = []
         for cell in self.of(problem, run):
-            x, y = columns(cell, "communications", metric)
+            x, y = columns(cell, by, metric)
             found.append(np.min(x[y <= level], initial=np.inf))
         return np.array(found)
 

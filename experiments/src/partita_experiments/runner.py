@@ -35,7 +35,7 @@ from partita.storage.checkpoint import Checkpoint
 from partita_experiments import store
 from partita_experiments.config import Experiment, Problem, Run, file_name
 from partita_experiments.first_visits import FirstVisits
-from partita_experiments.problem import PreparedProblem, optimiser, prepare, solver, solver_settings
+from partita_experiments.problem import PreparedProblem, nll_of, optimiser, prepare, solver, solver_settings
 
 TIMEOUT = 10.0
 """Timeout in seconds for the pool to notice that its workers have ended."""
@@ -88,11 +88,12 @@ class Plan(NamedTuple):
         return _digest(
             self._clients(cell)
             | {
-                "run": {**dataclasses.asdict(cell.run), "name": ""},
+                "run": {**_given(cell.run), "name": ""},
                 "seed": cell.seed,
                 "slowness": self.experiment.slowness,
                 "draws": self.experiment.draws,
             }
+            | ({"measured": self.experiment.measured} if self.experiment.measured else {})
         )
 
     def digests(self, cell: Cell) -> dict[str, str]:
@@ -146,6 +147,11 @@ class Plan(NamedTuple):
             alone = cell.run.curve if cell.problem.model == "network" and not self.experiment.smoke else ""
             found.setdefault((cell.problem.name, cell.seed, alone), []).append(cell)
         return list(found.values())
+
+
+def _given(run: Run) -> dict[str, Any]:
+    """The settings of a run without what is left out, so that new settings leave older digests as they are."""
+    return {name: value for name, value in dataclasses.asdict(run).items() if value is not None}
 
 
 def _digest(about: Mapping[str, Any]) -> str:
@@ -308,12 +314,12 @@ def run_cell(plan: Plan, cell: Cell, setting: PreparedProblem) -> tuple[list[dic
         setting.model,
         setting.prior,
         engine=FirstVisits(clients, speeds, plan.folder / "first-visits", plan.clients_digest(cell)),
-        rules=Rules(),
+        rules=Rules(early=run.early),
         store=Checkpoint(checkpoint, max(1, run.communications // (20 * method.answers(len(clients))))),
         **budget,
     )
     checkpoint.unlink(missing_ok=True)
-    return [_stored_columns(row) for row in result.history if "nll" in row], [result.status.value], _seconds(result)
+    return _evaluated(result), [result.status.value], _seconds(result)
 
 
 def method_settings(plan: Plan, cell: Cell, setting: PreparedProblem) -> dict[str, Any]:
@@ -339,6 +345,18 @@ def _last_evaluation(result: Result) -> dict[str, Any]:
     return _stored_columns(next(row for row in reversed(result.history.rows) if "nll" in row))
 
 
+def _evaluated(result: Result) -> list[dict[str, Any]]:
+    """The rows of the history that were evaluated, with the clients' own metrics in the order of their last answers."""
+    found, latest = [], list[str]()
+    for row in result.history:
+        latest = [*reversed(row["clients"]), *(name for name in latest if name not in row["clients"])]
+        if "nll" in row:
+            own = [row[nll_of(name)] for name in latest if nll_of(name) in row]
+            found.append(_stored_columns(row) | ({"by_recency": own} if own else {}))
+    return found
+
+
 def _stored_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     """The stored columns; infinity is stored as text, since JSON has none."""
-    return {column: float(row[column]) if np.isfinite(row[column]) else str(row[column]) for column in store.NUMBERS}
+    columns = (*store.NUMBERS, *(name for name in store.MEASURED if name in row))
+    return {column: float(row[column]) if np.isfinite(row[column]) else str(row[column]) for column in columns}

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from partita_experiments import images
-from partita_experiments.figure import label
+from partita_experiments import images, local_steps, order
+from partita_experiments.config import Experiment
+from partita_experiments.figure import Drawing, label
 from partita_experiments.judge import (
     PAPER_SCHEDULES,
     TOLERANCE,
@@ -82,7 +83,16 @@ PAGES: Mapping[str, Callable[[Results, Clients], list[Part]]] = {
     "mnist-inhomogeneous": images.inhomogeneous,
     "mnist-ablation": images.ablation,
     "digits": images.digits,
+    "digits-damping": images.damping,
+    "digits-early-stopping": images.early_stopping,
+    "digits-steps": local_steps.page,
+    "digits-order": order.page,
 }
+FIGURES: Mapping[str, Callable[[Experiment, Results], list[Drawing]]] = {
+    "digits-steps": local_steps.figures,
+    "digits-order": order.figures,
+}
+"""Experiments with figures of their own, instead of curves against communications."""
 
 
 def _splits(clients: Clients) -> ReportTable:

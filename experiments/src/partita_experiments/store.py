@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -34,6 +35,10 @@ NUMBERS = (
 )
 """The stored columns of a history; all are reproducible."""
 
+MEASURED = ("train_nll", "train_error", "by_recency")
+"""Columns that only some experiments have; `by_recency` is the NLL on the rows of the client that answered last, of the
+one before it, and so on."""
+
 _KEY = ("problem", "run", "seed")
 _TEXTS = ("method", "digest", "data", "program", "version", "jax")
 _JSON = ("settings", "statuses")
@@ -47,6 +52,7 @@ _SCHEMA = pa.schema(
         *((name, pa.float64()) for name in NUMBERS),
     ]
 )
+_OPTIONAL = {name: pa.list_(pa.float64()) if name == "by_recency" else pa.float64() for name in MEASURED}
 _META = b"partita"
 
 Cell = Mapping[str, Any]
@@ -79,6 +85,7 @@ def save(path: Path, stored: Stored) -> None:
             "seconds": cell["seconds"],
             "client": row.get("client"),
             **{name: float(row[name]) for name in NUMBERS},
+            **{name: np.asarray(row[name], float).tolist() for name in MEASURED if name in row},
         }
         for cell in stored.cells
         for row in cell["rows"]
@@ -86,7 +93,10 @@ def save(path: Path, stored: Stored) -> None:
     about = json.dumps(
         {"experiment": stored.experiment, "clients": stored.clients, "smoke": stored.smoke}, sort_keys=True
     )
-    table = pa.Table.from_pylist(rows, _SCHEMA.with_metadata({_META: about}))
+    schema = _SCHEMA
+    for name in MEASURED:
+        schema = schema.append(pa.field(name, _OPTIONAL[name])) if any(name in row for row in rows) else schema
+    table = pa.Table.from_pylist(rows, schema.with_metadata({_META: about}))
     contents = io.BytesIO()
     pq.write_table(table, contents, compression="zstd", compression_level=19)
     write_bytes(path, contents.getvalue())
@@ -101,7 +111,12 @@ def load(path: Path) -> Stored:
     except pa.ArrowInvalid:
         raise InputError(f"{path} is no Parquet file: use one that an experiment has written.") from None
     about = (table.schema.metadata or {}).get(_META)
-    if about is None or not table.schema.equals(_SCHEMA):
+    known = (*_SCHEMA, *(pa.field(name, kind) for name, kind in _OPTIONAL.items()))
+    if (
+        about is None
+        or any(field not in table.schema for field in _SCHEMA)
+        or any(f not in known for f in table.schema)
+    ):
         raise InputError(f"{path} is no table of results: use one that an experiment of this version has written.")
     described = json.loads(about)
     return Stored(described["experiment"], list(_cells(table.to_pylist())), described["clients"], described["smoke"])
@@ -112,7 +127,7 @@ def _cells(rows: Iterable[Mapping[str, Any]]) -> Iterable[Cell]:
     for _, group in itertools.groupby(rows, key):
         some = list(group)
         first = some[0]
-        own = (*NUMBERS, "client") if first["client"] is not None else NUMBERS
+        own = [name for name in (*NUMBERS, *MEASURED, "client") if first.get(name) is not None]
         yield {
             **{name: first[name] for name in (*_KEY, *_TEXTS, "seconds")},
             **{name: json.loads(first[name]) for name in _JSON},

@@ -1,4 +1,4 @@
-"""How long the server waits for clients, for how many, and what it accepts of them."""
+"""How long the server waits for clients, for how many, what it accepts of them, and whether it stops early."""
 
 from typing import NamedTuple
 
@@ -8,6 +8,7 @@ from partita.errors import SettingsError
 from partita.inputs import check_kind, check_number
 from partita.server.admission import Admission
 from partita.server.aggregation import Aggregation
+from partita.server.early_stopping import EarlyStopping
 
 __all__ = ["Rules"]
 
@@ -25,6 +26,8 @@ class Rules(NamedTuple):
     """The time at which the run times out."""
     admission: Admission = Admission()
     """Bounds that an answer must satisfy."""
+    early: EarlyStopping | None = None
+    """When the run ends before it has converged; None for never."""
 
     def check(self, aggregation: Aggregation) -> None:
         """Raises an `InputError` for a setting that makes no sense, or that the aggregation cannot keep."""
@@ -34,6 +37,9 @@ class Rules(NamedTuple):
         check_number("time until", self.until)
         check_kind("admission", self.admission, Admission, "give partita.Admission(…)")
         self.admission.check()
+        if self.early is not None:
+            check_kind("early stopping", self.early, EarlyStopping, "give partita.early_stopping.EarlyStopping(…)")
+            self.early.check()
         if self.admission.compares and not aggregation.keeps_product:
             raise SettingsError(
                 f"{type(aggregation).__name__} does not keep every client's own factor, so that bounds on change, "

@@ -20,6 +20,7 @@ from partita.results.history import History, with_error
 from partita.results.posterior import Posterior
 from partita.server.aggregation import Aggregation
 from partita.server.arguments import check_arguments, check_companions
+from partita.server.early_stopping import reported_ell
 from partita.server.learn import unmoved
 from partita.server.mean_field import mean_field_check
 from partita.server.membership import join, leave
@@ -34,6 +35,9 @@ from partita.server.stopping import Budget, Ending, Status, Stopping
 from partita.server.store import Requests, Store
 
 __all__ = ["Result", "continued", "run"]
+
+_MAY_ASK = (Status.BUDGET_SPENT, Status.STOPPED_EARLY)
+"""Endings of runs that go well, at which clients may be asked what the newest posterior is worth."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,16 +176,18 @@ def run(
     with engine.running(), monitor.watch(method, model, engine, budget, history) as watch:
         aggregation = method.aggregation
         stopping = Stopping(
-            budget, tolerance, watch.free_energy(state), history, aggregation.guarded, aggregation.tuned
+            budget, tolerance, watch.free_energy(state), history, aggregation.guarded, aggregation.tuned, rules.early
         )
         while (ending := stopping.ending(state)) is None:
             state = _with_newcomers(state, engine.names, method.aggregation)
             state, event = step(method, model, engine, state, rules, store, requests, tolerance)
+            if event.clients:
+                stopping.hear(reported_ell(state))
             over = engine.now() >= rules.until
             found = stopping.ending(state)
             last = found is not None or (over and bool(event.clients))
             if last:
-                known = found is not None and (found.status.arrived or found.status is Status.BUDGET_SPENT)
+                known = found is not None and (found.status.arrived or found.status in _MAY_ASK)
                 state = ended(method, engine, state, ask=known and not over)
             if event.clients:
                 row = watch.row(state, event, last=last)

@@ -11,6 +11,7 @@ from partita.local.solvers import Outcome
 from partita.results.history import History
 from partita.server.bound import Evaluation
 from partita.server.convergence import DISTANCE_LEFT, distance_left, rounds_left
+from partita.server.early_stopping import EarlyStopping, Flatness
 from partita.server.method import Method
 from partita.server.refusal import Reason
 from partita.server.state import State
@@ -27,6 +28,7 @@ class Status(enum.Enum):
     CONVERGED = "converged"
     NEAREST = "nearest member"
     COMPLETE = "complete"
+    STOPPED_EARLY = "stopped early"
     BUDGET_SPENT = "budget spent"
     IMPROPER = "improper"
     DIVERGED = "diverged"
@@ -113,14 +115,22 @@ class Stopping:
         history: History,
         guarded: bool = False,
         tuned: tuple[str, float] | None = None,
+        early: EarlyStopping | None = None,
     ) -> None:
         self.budget, self.tolerance, self.first, self.history = budget, tolerance, first.value, history
         self.guarded, self.tuned = guarded, tuned
+        self.flatness = None if early is None else Flatness(early)
         self.low_since = np.inf
         """The round since which the free energy has been below the floor."""
         self.latest = self.best = first
         for row in history:
+            self.hear(row.get("ell"))
             self.observe(row)
+
+    def hear(self, ell: float | None) -> None:
+        """Takes note of what clients report after a step."""
+        if self.flatness is not None and ell is not None:
+            self.flatness.add(ell)
 
     def observe(self, row: Mapping[str, Any]) -> None:
         """Takes note of a row of the history."""
@@ -132,7 +142,7 @@ class Stopping:
 
     def ending(self, state: State) -> Ending | None:
         """How the run has ended, if it has."""
-        return self._failed(state) or self._converged(state) or self._spent(state) or self._full(state)
+        return self._failed(state) or self._converged(state) or self._early() or self._spent(state) or self._full(state)
 
     def _failed(self, state: State) -> Ending | None:
         if not state.communicating.any():
@@ -171,6 +181,13 @@ class Stopping:
             if gap is None
             else Ending(Status.NEAREST, f"{said} {_nearest(state, float(gap))}")
         )
+
+    def _early(self) -> Ending | None:
+        if self.flatness is None or not self.flatness.over:
+            return None
+        rule = self.flatness.rule
+        flat = f"{rule.patience} times {rule.window} steps have not raised it by {rule.tolerance:g} nats"
+        return Ending(Status.STOPPED_EARLY, f"The expected log-likelihood is flat: {flat}.")
 
     def _spent(self, state: State) -> Ending | None:
         if not self.budget.spent(state):
