@@ -164,3 +164,19 @@ def test_only_asynchronous_answers_are_stale():
             pt.Method(SOLVER, turns, pt.Damped(0.1)), MODEL, PRIOR, rounds=4, engine=LocalEngine(PARTS, speeds)
         )
         assert (result.history["staleness"].max() > 0) == (schedule == "asynchronous")
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_synchronous_steps_are_those_of_the_slowest_who_answer_at_once(name):
+    """All gradient steps are the sum of everybody's; those of `fig:fmnist_homo_pvi_steps` are the most at a time."""
+    schedule, speeds = SCHEDULES[name]
+    method = pt.Method(SOLVER, schedule, pt.Damped(0.3))
+    engine, state, unequal = LocalEngine(PARTS, speeds), init(PRIOR, 3), False
+    for _ in range(5):
+        before = state
+        state, event = step(method, MODEL, engine, state)
+        taken = [int(reply.info.steps) for reply in event.replies.values()]
+        assert state.synchronous_steps - before.synchronous_steps == max(taken) > 0
+        assert state.gradient_steps - before.gradient_steps == sum(taken)
+        unequal |= len(set(taken)) > 1
+    assert unequal is (name in ("synchronous", "subset")), "clients take unequal numbers of steps"

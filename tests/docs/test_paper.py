@@ -16,7 +16,7 @@ NUMBERS = dict(re.findall(r"^\| `([^`]+)` \| (\w+ [\w.]+) \|$", LABELS, re.MULTI
 VERDICTS = ("done", "partly", "missing")
 _PATH = re.compile(
     r"`((?:src/partita|tests|experiments|docs|examples|benchmarks)/[\w./-]*)"  # a file or a folder
-    r"(?:::(\w+)|:([\w.]+(?:,[\w.]+)*))?"  # a test in it, or names
+    r"(?:::(\w+)|:([\w.]+(?:,[\w.]+)*)(?:\((\w+)[=)])?)?"  # a test in it, or names, and an argument of the last
 )
 _LABEL = re.compile(r"\b((?:eq|alg|prop|sec|fig|tab|table|proof):[a-zA-Z][\w:-]*\w|eq-opt\d)")
 _ROW = re.compile(r"^\| (\d+) \|.* \| \*\*(\w+)\*\*[^|]* \|$", re.MULTILINE)
@@ -33,6 +33,8 @@ def defined(path: Path) -> set[str]:
                 found.add(before + node.name)
             if isinstance(node, ast.ClassDef):
                 visit(node.body, f"{before}{node.name}.")
+            if isinstance(node, ast.FunctionDef):
+                found.update(f"{before}{node.name}.{argument.arg}" for argument in node.args.args)
             for target in [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", []):
                 if isinstance(target, ast.Name):
                     found.add(before + target.id)
@@ -44,14 +46,15 @@ def defined(path: Path) -> set[str]:
 def lacking(text: str) -> list[str]:
     """The paths, tests and names in a text that do not exist."""
     wrong = []
-    for path, test, names in _PATH.findall(text):
+    for path, test, names, argument in _PATH.findall(text):
         file = ROOT / path
         if not file.exists():
             wrong.append(path)
         elif test and test not in defined(file):
             wrong.append(f"{path}::{test}")
         else:
-            wrong += [f"{path}:{name}" for name in names.split(",") if name and name not in defined(file)]
+            asked = [*filter(None, names.split(",")), *[f"{names.split(',')[-1]}.{argument}"] * bool(argument)]
+            wrong += [f"{path}:{name}" for name in asked if name not in defined(file)]
     return wrong
 
 
@@ -62,6 +65,8 @@ def test_files_names_and_tests_exist():
 def test_missing_references_are_found():
     here = "tests/docs/test_paper.py"
     assert lacking(f"`{here}` `{here}::test_files_names_and_tests_exist` `{here}:PAPER,lacking` `tests/`") == []
+    assert lacking(f"`{here}:lacking(text)` `{here}:lacking(text='')` `{here}:lacking('any')`") == []
+    assert lacking(f"`{here}:PAPER,lacking(nothing)`") == [f"{here}:lacking.nothing"]
     assert lacking(f"`src/partita/nowhere.py:f` `{here}::test_no` `{here}:PAPER,no`(1)") == [
         "src/partita/nowhere.py",
         f"{here}::test_no",
@@ -71,8 +76,25 @@ def test_missing_references_are_found():
 
 def test_every_statement_has_a_number_and_a_verdict():
     numbers, verdicts = zip(*_ROW.findall(PAPER), strict=True)
-    assert [int(number) for number in numbers] == list(range(1, len(numbers) + 1))
+    assert [int(number) for number in numbers] == list(range(1, 232))
     assert set(verdicts) <= set(VERDICTS)
+
+
+def unproved(text: str) -> list[str]:
+    """Rows that are done by no file that they name, and rows that are not and have no reason beside the verdict."""
+    rows = [line.strip("|").split(" | ") for line in text.splitlines() if _ROW.fullmatch(line)]
+    return [
+        row[0].strip()
+        for row in rows
+        if not (_PATH.search(row[4]) if "**done**" in row[5] else re.search(r"\*\*: \w.{4}", row[5]))
+    ]
+
+
+def test_what_is_done_is_shown_and_what_is_not_has_a_reason():
+    assert unproved(PAPER) == []
+    row = "| 1 | It works. | section 1 | — | {} | {} |"
+    assert unproved(row.format("—", "**done**")) == unproved(row.format("`tests/`", "**missing**")) == ["1"]
+    assert unproved(row.format("`tests/`", "**done**")) == unproved(row.format("—", "**partly**: Half of it.")) == []
 
 
 def test_counts_are_those_of_the_tables():
