@@ -183,30 +183,20 @@ def test_a_known_room_a_new_room_and_a_new_hospital_are_predicted():
     known, room, new = (float(found.predict(each)[0]) for each in (row, row.assign(room=7), row.assign(hospital="h9")))
     # the last hospital, and its last ward above all, have most deaths
     assert known > room > new
-    posterior, table = found.result.posterior, found.partition.shards[2].data
-    shard = found.partition.shards[2]
-    (outer, inner) = jax.jit(posterior.model.expectation.conditionals)(posterior.model, posterior.q, *found_rows(shard))
-    theta = posterior.q.sample(jax.random.key(0), (4000,))
-    split = table.x.shape[1]
-    x = np.asarray(table.x)[int(shard.rows) - 1]
-    place = len(np.unique(np.asarray(table.group)[:, 0])) - 1
-    last = len(np.unique(np.asarray(table.group), axis=0))
-    with_both = np.asarray(posterior.model.effects_drawn(posterior.q, inner, theta, jax.random.key(1)))[:, :last]
-    with_outer = np.asarray(posterior.model.effects_drawn(posterior.q, outer, theta, jax.random.key(2)))[:, : place + 1]
-    tau = np.log1p(np.exp(np.asarray(theta)[:, split:]))
+    posterior, shard = found.result.posterior, found.partition.shards[2]
+    model, q, last = posterior.model, posterior.q, int(shard.rows) - 1
+    outer, inner = jax.jit(model.expectation.conditionals)(model, q, shard.data, shard.weights)
+    theta = np.asarray(q.sample(jax.random.key(0), (4000,)))
+    x, group = np.asarray(shard.data.x), np.asarray(shard.data.group)
+    hospital, whose = (np.unique(each, axis=0, return_inverse=True)[1].ravel()[last] for each in (group[:, :1], group))
+    of_both = np.asarray(model.effects_drawn(q, inner, theta, jax.random.key(1)))[:, whose]
+    of_outer = np.asarray(model.effects_drawn(q, outer, theta, jax.random.key(2)))[:, hospital]
+    tau, f = np.log1p(np.exp(theta[:, x.shape[1] :])), theta[:, : x.shape[1]] @ x[last]
     noise = np.random.default_rng(0).normal(size=(4000, 2))
-    mine = np.asarray(table.group)[int(shard.rows) - 1]
-    whose = np.flatnonzero(np.all(np.unique(np.asarray(table.group), axis=0) == mine, axis=1))[0]
-    hospital = np.flatnonzero(np.unique(np.asarray(table.group)[:, 0]) == mine[0])[0]
-    f = np.asarray(theta)[:, :split] @ x
     drawn = [
-        f + with_both[:, whose].sum(axis=1),
-        f + with_outer[:, hospital, 0] + tau[:, 1] * noise[:, 1],
+        f + of_both.sum(axis=1),
+        f + of_outer[:, 0] + tau[:, 1] * noise[:, 1],
         f + np.sum(tau * noise, axis=1),
     ]
     # draws, and the probit approximation of a prediction
     np.testing.assert_allclose([known, room, new], [np.mean(1 / (1 + np.exp(-each))) for each in drawn], atol=0.015)
-
-
-def found_rows(shard):
-    return shard.data, shard.weights

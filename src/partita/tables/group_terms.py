@@ -30,7 +30,7 @@ def with_groups(likelihood: Likelihood, terms: Sequence[GroupTerm], design: Desi
     def model(response: Response) -> Model:
         own = likelihood.model(response)
         assert isinstance(own, GeneralisedLinear)
-        return GroupEffects(own, [len(term.names) for term in terms])
+        return GroupEffects(own, tuple(len(term.names) for term in terms))
 
     def constants(response: Response) -> list[Constant]:
         return [
