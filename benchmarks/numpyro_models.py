@@ -1,7 +1,8 @@
-"""Six NumPyro models, unchanged: three clients beside pooled rows, and beside long NUTS runs.
+"""NumPyro models, unchanged: three clients beside pooled rows, and beside long NUTS runs.
 
-Sites are compared without constraints, where q is Gaussian; of the network, whose hidden units may change places, the
-function at its rows.
+Six share all of their variables; three have a plate that belongs to one client, whose variables are integrated out.
+Shared sites are compared without constraints, where q is Gaussian; of the network, whose hidden units may change
+places, the function at its rows.
 """
 
 import argparse
@@ -21,16 +22,35 @@ import partita as pt
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from support.numpyro_models import MODELS, parts, start
+from support.numpyro_models import LOCAL, MODELS, dealt, parts, start
 
 DRAWS = 20_000
 """Of q, for the function of a network: its mean is then known to 0.007 standard deviations."""
 
 
-def variational(name: str, rows: list[Any]) -> tuple[Any, Any]:
-    """The model, and its run on these clients' rows."""
-    function, shared, everything = MODELS[name]
-    model = pt.from_numpyro(function, everything, shared=shared)
+SUFFIX = ", local"
+"""Of models by `LOCAL`."""
+FEWER = 512
+"""Draws of θ where a member has two variables: of 144 nodes a member."""
+
+
+def told(name: str) -> tuple[Any, dict[str, Any], Any]:
+    """The model, whose its plates are, and rows."""
+    if name.endswith(SUFFIX):
+        return LOCAL[name.removesuffix(SUFFIX)]
+    function, shared, rows = MODELS[name]
+    return function, {"shared": shared}, rows
+
+
+def variational(name: str, clients: int) -> tuple[Any, Any]:
+    """The model, and its run on rows of so many clients."""
+    function, whose, everything = told(name)
+    model = pt.from_numpyro(function, everything, **whose)
+    if model.sites.local is not None and model.sites.local.size > 1:
+        fewer = pt.expectations.CommonDraws(FEWER)
+        model = pt.from_numpyro(function, everything, **whose, expectation=fewer)
+    local = name.endswith(SUFFIX)
+    rows = dealt(name.removesuffix(SUFFIX), model, clients) if local else parts(everything, clients)
     method = pt.methods.sequential(pt.solvers.ModeFixedPoint(tolerance=1e-16), start=start(name, len(model.names)))
     quiet = pt.Monitor(progress=False)
     return model, pt.run(method, model, model.prior(), pt.federate(rows), rounds=300, tolerance=1e-14, monitor=quiet)
@@ -43,9 +63,9 @@ def network_at(draws: dict[str, Any]) -> np.ndarray:
 
 def compared(name: str, folder: Path, warmup: int, count: int) -> dict[str, Any]:
     """One row of the table."""
-    function, _, rows = MODELS[name]
-    model, federated = variational(name, parts(rows))
-    pooled = variational(name, [rows])[1].posterior
+    function, _, rows = told(name)
+    model, federated = variational(name, 3)
+    pooled = variational(name, 1)[1].posterior
     q, sd = federated.posterior, np.asarray(pooled.sd)
     far = {
         "status": federated.status.value,
@@ -53,7 +73,7 @@ def compared(name: str, folder: Path, warmup: int, count: int) -> dict[str, Any]
         "federated sd": float(np.abs(q.sd / sd - 1).max()),
     }
     sites = tuple(site.name for site in model.sites.shared)
-    found = nuts.draws(f"numpyro-{name}", function, sites, folder, warmup, count, 0.95, **rows)
+    found = nuts.draws(f"numpyro-{name.removesuffix(SUFFIX)}", function, sites, folder, warmup, count, 0.95, **rows)
     drawn = {site: found[site].reshape(-1, *found[site].shape[2:]) for site in sites}
     if name == "network":
         theirs, ours = network_at(drawn), network_at(q.draws(DRAWS))
@@ -66,19 +86,19 @@ def compared(name: str, folder: Path, warmup: int, count: int) -> dict[str, Any]
         mean, spread = np.asarray(q.mean), np.asarray(q.sd)
         mixing = {site: found[site] for site in sites}
     off, ratio = np.abs(mean - theirs.mean(0)) / theirs.std(0), spread / theirs.std(0)
-    told = {
+    apart = {
         "mean off, largest": float(off.max()),
         "means within 0.1": float((off < 0.1).mean()),
         "sd ratio, least": float(ratio.min()),
         "sd ratio, largest": float(ratio.max()),
         "sds within 10%": float((np.abs(ratio - 1) < 0.1).mean()),
     }
-    return {"model": name} | far | told | nuts.mixed(mixing | {"divergences": found["divergences"]})
+    return {"model": name} | far | apart | nuts.mixed(mixing | {"divergences": found["divergences"]})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", nargs="*", default=list(MODELS))
+    parser.add_argument("--model", nargs="*", default=[*MODELS, *(name + SUFFIX for name in LOCAL)])
     parser.add_argument("--warmup", type=int, default=1000)
     parser.add_argument("--draws", type=int, default=5000)
     parser.add_argument("--keep", type=Path, default=Path("build/nuts"), help="a folder for chains that are done")

@@ -34,6 +34,20 @@ def run_on(data, model=MODEL):
     return run(federate([GOOD, data], names=["Ayr", "Bath"]), model)
 
 
+def numpyro_model(size, rows=4, **whose):
+    """A NumPyro model with a plate of this size is read, in which every member has a variable."""
+    numpyro = pytest.importorskip("numpyro")
+    laws = numpyro.distributions
+
+    def model(person, y):
+        level = numpyro.sample("level", laws.Normal(0, 1))
+        with numpyro.plate("people", size):
+            ability = numpyro.sample("ability", laws.Normal(level, 1))
+        numpyro.sample("y", laws.Normal(ability[person], 1), obs=y)
+
+    return pt.from_numpyro(model, {"person": np.arange(rows) % 2, "y": np.ones(rows)}, **whose)
+
+
 POISSON, NETWORK = pt.PoissonRegression(), pt.models.NetworkClassifier((3, 2, 2))
 PYTREE = pt.MeanFieldGaussian.standard_normal({"slope": jnp.zeros(2), "level": jnp.zeros(1)})
 MISTAKES = {
@@ -146,6 +160,21 @@ MISTAKES = {
     "a prior whose density fails": (
         lambda: run(prior=pt.OutsidePrior(pt.LogDensity(lambda theta, row: theta @ jnp.ones(7)), PRIOR)),
         "log density fails where the run starts",
+    ),
+    "a NumPyro site neither shared nor local": (lambda: numpyro_model(2), "'ability' in the plate 'people' is neither"),
+    "a local plate that is not of the rows": (
+        lambda: numpyro_model(2, local=["people"]),
+        "'people' is not of the size of the rows",
+    ),
+    "a local plate of rows, of another size": (
+        lambda: numpyro_model(3, rows=3, local=["people"]),
+        "'people' is not of the size of the rows",
+    ),
+    "a local variable that two clients need": (
+        lambda: numpyro_model(2, local={"people": "person"}).members(
+            [{"person": np.arange(2), "y": np.ones(2)}, {"person": np.ones(2, int), "y": np.ones(2)}]
+        ),
+        "has rows at client 0 and at client 1, which both need its local variables",
     ),
     "a committee whose prior is outside": (
         lambda: run(prior=pt.prior("cauchy(0, 1)", 3), method=pt.methods.bcm_split(SOLVER)),

@@ -15,7 +15,7 @@ from scipy import special, stats
 
 import partita as pt
 from partita.errors import DataError, SettingsError
-from partita.models.numpyro_sites import traced
+from partita.models.numpyro_trace import scaled, traced
 from partita.models.prior import OutsidePrior
 from support.numpyro_models import MODELS, SIZE, X, mixture, parts, start
 
@@ -49,12 +49,16 @@ def test_the_density_is_that_of_numpyro(name):
     values = model.values(theta)
     assert {name: np.shape(value) for name, value in values.items()} == shapes(function, rows, model)
     found = jax.jit(lambda values: log_density(function, (), rows, values)[0])(values)
-    stretch = jax.jit(lambda free: traced(function, rows, free, {})[1])(model.apart(theta))
+    stretch = jax.jit(lambda free: stretched(traced(function, rows, free, {})))(model.apart(theta))
     np.testing.assert_allclose(found, -known - stretch, rtol=1e-10)
 
 
+def stretched(trace):
+    return sum(scaled(site).sum() for name, site in trace.items() if name.endswith("_log_det"))
+
+
 def shapes(function, rows, model):
-    trace = jax.eval_shape(lambda: {name: site["value"] for name, site in traced(function, rows, {}, {})[0].items()})
+    trace = jax.eval_shape(lambda: {name: site["value"] for name, site in traced(function, rows, {}, {}).items()})
     return {site.name: trace[site.name].shape for site in model.sites.shared}
 
 
@@ -183,7 +187,28 @@ WRONG = {
     "a site that is neither": (plated("u", dist.Normal(0, 1), 3), {}, "'u' in the plate 'plate' is neither shared nor"),
     "a site of a row": (plated("u", dist.Normal(0, 1)), {}, "'u' in the plate 'plate' is neither shared nor local"),
     "a shared plate of rows": (plated("u", dist.Normal(0, 1)), {"shared": ["plate"]}, "is that of the rows"),
-    "a local plate": (plated("u", dist.Normal(0, 1), 3), {"local": ["plate"]}, "is declared local"),
+    "a local plate of another size": (
+        plated("u", dist.Normal(0, 1), 3),
+        {"local": ["plate"]},
+        "'plate' is not of the size of the rows: name the argument",
+    ),
+    "a local plate of no argument": (
+        plated("u", dist.Normal(0, 1), 3),
+        {"local": {"plate": "person"}},
+        "no argument 'person' to name members of 'plate'",
+    ),
+    "a plate both local and shared": (
+        plated("u", dist.Normal(0, 1), 3),
+        {"local": {"plate": "y"}, "shared": ["plate"]},
+        "declared shared and local",
+    ),
+    "two local plates": (plated("u", dist.Normal(0, 1)), {"local": ["plate", "wards"]}, "not of plate and wards"),
+    "too many local variables": (
+        plated("u", dist.Normal(0, 1).expand([4]).to_event(1)),
+        {"local": ["plate"]},
+        "has 4 variables of its own, where at most 3",
+    ),
+    "nothing local": (plated("u", dist.Bernoulli(0.5)), {"local": ["plate"]}, "'plate' has no continuous variable"),
     "an unknown plate": (shared_and(lambda x, b: None), {"shared": ["wards"]}, "no plate 'wards'"),
     "an infinite support": (plated("z", dist.Poisson(1.0)), {}, "'z' has no finite support"),
     "a discrete site of all": (shared_and(lambda x, b: numpyro.sample("z", dist.Bernoulli(0.5))), {}, "in no plate"),
@@ -285,3 +310,41 @@ def test_without_its_rows_a_model_is_the_same_in_another_process():
 
 def eqx_array(leaf):
     return hasattr(leaf, "dtype")
+
+
+MEETING = {
+    "batch normalisation": lambda x: (x - x.mean()) * 1e-6 + x,
+    "a sum so far": lambda x: x + 1e-9 * jnp.cumsum(x),
+    "the row before": lambda x: x + 1e-9 * jnp.roll(x, 1),
+}
+
+
+@pytest.mark.parametrize("case", MEETING)
+def test_rows_that_hardly_depend_on_each_other_are_noticed(case):
+    def model(x, y):
+        b = numpyro.sample("b", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(b * MEETING[case](x), 1.0), obs=y)
+
+    with pytest.raises(SettingsError, match="depend on each other"):
+        pt.from_numpyro(model, {"x": X[:, 0], "y": X[:, 1]})
+
+
+def test_handlers_of_a_shared_site_are_numpyros():
+    """A scale weights a variable's log density together with the stretch of its bijection."""
+
+    def model(x, y):
+        with numpyro.handlers.scale(scale=0.3):
+            s = numpyro.sample("s", dist.HalfNormal(1.0))
+        numpyro.sample("y", dist.Normal(0.0, s), obs=y)
+
+    rows, theta = {"x": X[:, 0], "y": X[:, 1]}, jnp.array([-0.4])
+    found = pt.from_numpyro(model, rows)
+    each = jax.jit(jax.vmap(found.log_density, in_axes=(None, 0)))(theta, rows)
+    known = potential_energy(model, (), rows, {"s": theta[0]})
+    np.testing.assert_allclose(each.sum() + found.log_prior(theta), -known, rtol=1e-10)
+
+
+def test_predictions_are_numpyros():
+    posterior = pt.Posterior(read("counts"), pt.FullGaussian.standard_normal(3))
+    with pytest.raises(SettingsError, match=r"numpyro\.infer\.Predictive\(counts, posterior\.draws"):
+        posterior.predict(X)

@@ -1,6 +1,7 @@
 """A prior outside q's family is one more client: same fixed points, by every schedule, engine and store."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,18 +10,20 @@ import pytest
 from scipy import special, stats
 
 import partita as pt
+from partita.engines import local
 from partita.engines.prior import PriorEngine
 from partita.engines.remote import RemoteEngine
 from partita.errors import SettingsError
+from partita.local.client import client_update
 from partita.models import laws
 from partita.models.prior import Group, IndependentPrior, OutsidePrior
 from partita.models.prior_text import prior
-from support.problems import MODEL, PARTS, SCHEDULES, SOLVER, assert_product
+from support.problems import MODEL, PARTS, SCHEDULES, SOLVER, assert_product, not_finite
 
 QUIET = pt.Monitor(progress=False)
 WIDE = prior("student_t(3, 0, 2.5)", 3)
 NARROW = OutsidePrior(WIDE.density, pt.FullGaussian.standard_normal(3, 1.5))
-SEQUENTIAL = pt.methods.sequential(SOLVER)
+SEQUENTIAL, SYNCHRONOUS = pt.methods.sequential(SOLVER), pt.methods.synchronous(SOLVER)
 # a law, the density that SciPy knows, and where it is singular
 KNOWN = {
     "normal": (laws.Normal(), stats.norm(scale=0.3).logpdf),
@@ -163,6 +166,23 @@ def test_a_run_goes_on_from_a_file_to_the_bit(store, tmp_path):
     assert np.array_equal(resumed.posterior.q.mean, whole.posterior.q.mean)
     with pytest.raises(pt.InputError, match="another prior"):
         run(given=prior("cauchy(0, 2.5)", 3), store=store(path))
+
+
+@pytest.mark.parametrize("method", [SEQUENTIAL, SYNCHRONOUS], ids=["sequential", "synchronous"])
+def test_a_run_in_which_all_clients_fail_says_so(monkeypatch, method):
+    """That the prior's answers are accepted is no sign of life."""
+
+    def failing(recipe, visit):
+        reply = client_update(recipe, visit)
+        return not_finite(reply) if isinstance(recipe.model, pt.LogisticRegression) else reply
+
+    monkeypatch.setattr(local, "client_update", failing)
+    result = run(method, rounds=10)
+    assert result.status is pt.Status.DIVERGED
+    said = r"No answer could be accepted: that of client \d is not finite\. Check that client's rows and the model\."
+    assert re.match(said, result.message)
+    # a round that is incomplete leaves the prior's answer out; one by one clients are asked again after its first
+    assert result.state.answers == (4 if method is SYNCHRONOUS else 7)
 
 
 def test_clients_leave_and_come_back_and_the_prior_cannot():

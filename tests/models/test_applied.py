@@ -160,3 +160,18 @@ def test_parameters_are_arrays():
     for parameters in ({}, {"w": "text"}, {"w": jnp.ones(3, int)}):
         with pytest.raises(SettingsError, match="Give the parameters as a pytree of arrays"):
             pt.from_apply(plain, parameters, loss)
+
+
+NORMALISED = {
+    "batch normalisation": lambda p, x: plain(p, (x - x.mean(0)) / (1 + x.std(0))),
+    "a sum so far": lambda p, x: plain(p, x + 1e-9 * jnp.cumsum(x, axis=0)),
+    "the rows to come": lambda p, x: plain(p, x[::-1]),
+}
+
+
+@pytest.mark.parametrize("case", NORMALISED)
+def test_rows_that_depend_on_each_other_are_noticed(case):
+    model = pt.from_apply(NORMALISED[case], OURS.template(), loss)
+    with pytest.raises(pt.InputError, match="depend on other rows, as with batch normalisation"):
+        model.check(TABLE)
+    pt.from_apply(plain, OURS.template(), loss).check(TABLE)

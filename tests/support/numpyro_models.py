@@ -68,6 +68,35 @@ def network(x, y=None):
         numpyro.sample("y", dist.Normal(jnp.tanh(x @ w) @ v, noise), obs=y)
 
 
+def abilities(person, item, y=None):
+    """Item response: every person answers at one place, and the size of the plate does not matter."""
+    spread = numpyro.sample("spread", dist.HalfNormal(1.0))
+    with numpyro.plate("items", 3):
+        difficulty = numpyro.sample("difficulty", dist.Normal(0, 2))
+    with numpyro.plate("people", 12):
+        ability = numpyro.sample("ability", dist.Normal(0, spread))
+    with numpyro.plate("answers", len(person)):
+        numpyro.sample("y", dist.Bernoulli(logits=ability[person] - difficulty[item]), obs=y)
+
+
+def lines(x, group, y=None):
+    """An intercept and a slope of each group, given their means and spreads."""
+    mean = numpyro.sample("mean", dist.Normal(0, 2).expand([2]).to_event(1))
+    tau = numpyro.sample("tau", dist.HalfNormal(0.5).expand([2]).to_event(1))
+    with numpyro.plate("groups", 12):
+        b = numpyro.sample("b", dist.Normal(mean, tau).to_event(1))
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Normal(b[group, 0] + b[group, 1] * x, 0.5), obs=y)
+
+
+def frailties(x, y=None):
+    """Every row has a positive factor of its own, whose law depends on what the row brings."""
+    shape = numpyro.sample("shape", dist.Gamma(4.0, 2.0))
+    with numpyro.plate("rows", len(x)):
+        z = numpyro.sample("z", dist.Gamma(shape, jnp.exp(x)))
+        numpyro.sample("y", dist.Poisson(z), obs=y)
+
+
 _LOGIT = X @ [0.8, -0.5]
 _OF_CLINIC = GENERATOR.normal(size=(4, 2))[CLINIC]
 _PERSON, _ITEM = np.arange(SIZE) % 5, np.arange(SIZE) // 5 % 3
@@ -96,6 +125,44 @@ MODELS = {
     "network": (network, (), {"x": X, "y": np.tanh(X[:, 0]) - np.tanh(X[:, 1]) + GENERATOR.normal(size=SIZE) / 4}),
 }
 """By name: the model, its plates that all clients share, and rows."""
+_GROUP = np.arange(SIZE) % 12
+_OF_GROUP = GENERATOR.normal(size=(12, 2))[_GROUP]
+LOCAL = {
+    "abilities": (
+        abilities,
+        {"shared": ["items"], "local": {"people": "person"}},
+        {
+            "person": _GROUP,
+            "item": np.arange(SIZE) // 12 % 3,
+            "y": (GENERATOR.logistic(size=SIZE) < _OF_GROUP[:, 0] + 1 - np.arange(SIZE) // 12 % 3).astype(int),
+        },
+    ),
+    "lines": (
+        lines,
+        {"local": {"groups": "group"}},
+        {
+            "x": X[:, 0],
+            "group": _GROUP,
+            "y": 0.5 * _OF_GROUP[:, 0] + (1 + _OF_GROUP[:, 1] / 2) * X[:, 0] + GENERATOR.normal(size=SIZE) / 2,
+        },
+    ),
+    "slopes": (slopes, {"local": {"clinics": "clinic"}}, MODELS["slopes"][2]),
+    "frailties": (
+        frailties,
+        {"local": ["rows"]},
+        {"x": X[:, 1] / 2, "y": GENERATOR.poisson(GENERATOR.gamma(2, np.exp(-X[:, 1] / 2)))},
+    ),
+}
+"""By name: the model, whose its plates are, and rows."""
+
+
+def dealt(name, model, clients=3):
+    """The rows of each client by members, of which none has rows at two."""
+    _, told, rows = LOCAL[name]
+    if not isinstance(told["local"], dict):
+        return parts(rows, clients)
+    owner = rows[next(iter(told["local"].values()))] % clients
+    return model.members([{each: values[owner == k] for each, values in rows.items()} for k in range(clients)])
 
 
 def parts(rows, clients=3):

@@ -26,6 +26,7 @@ __all__ = [
     "LocalResponse",
     "NamedValues",
     "Predictor",
+    "PredictsElsewhere",
     "Response",
     "ResponseOfRows",
     "Rows",
@@ -194,6 +195,15 @@ class Template(Protocol):
 
     def template(self) -> Theta:
         """A θ of zeros, to build a prior on."""
+
+
+@runtime_checkable
+class PredictsElsewhere(Protocol):
+    """Predictions that another library makes of draws."""
+
+    @property
+    def how_to_predict(self) -> str:
+        """What to do instead of `predict`, in one sentence."""
 
 
 @runtime_checkable

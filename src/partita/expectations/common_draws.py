@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Key, PyTree
 from partita.data.shard import Shard
 from partita.errors import SettingsError
 from partita.expectations.base import Density, Expectation, Rows
-from partita.expectations.blocks import over_blocks, rows_by_blocks
+from partita.expectations.blocks import BLOCK, over_blocks, rows_by_blocks
 from partita.families import Family
 from partita.families.base import Theta
 from partita.families.capabilities import Spreading
@@ -21,7 +21,7 @@ from partita.inputs import check_whole
 __all__ = ["CommonDraws"]
 
 _TOGETHER = 16
-"""How many draws are evaluated at once; the others wait, so that memory does not grow with their number."""
+"""How many draws of a full block of rows are evaluated at once; the others wait, so that memory does not grow."""
 _MAX_SIZE = 2_000
 """The largest number of parameters, of which draws are a square matrix at least."""
 _SEED = 20
@@ -62,7 +62,8 @@ class CommonDraws(Expectation):
         each_row = jax.vmap(model.log_density, in_axes=(None, 0))
 
         def average(data: PyTree) -> Rows:
-            found = jax.lax.map(jax.checkpoint(lambda one: each_row(one, data)), theta, batch_size=_TOGETHER)
+            together = _TOGETHER * max(1, BLOCK // len(jax.tree.leaves(data)[0]))
+            found = jax.lax.map(jax.checkpoint(lambda one: each_row(one, data)), theta, batch_size=together)
             return jnp.mean(found, axis=0)
 
         return average

@@ -1,6 +1,7 @@
 """A network that another library makes, such as Flax or Equinox, or a plain function, as a likelihood."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -8,10 +9,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from partita.data.table import Table
-from partita.errors import InputError, SettingsError
+from partita.errors import DataError, InputError, SettingsError
 from partita.expectations import Expectation, LocalReparameterisation, MonteCarlo
 from partita.families import Family
 from partita.families.base import Theta
@@ -21,6 +22,9 @@ from partita.models.base import Model, check_table
 from partita.models.local_pass import FirstMoments, NotLocal, count_units, local_pass
 
 __all__ = ["AppliedNetwork", "from_apply"]
+
+_ROWS = 3
+"""How many made-up rows tell whether one depends on others."""
 
 
 class _Shared(NamedTuple):
@@ -50,6 +54,11 @@ class AppliedNetwork(Model):
 
     def check(self, data: Table) -> None:
         check_table(data)
+        if _rows_meet(self.apply, self.layout, np.shape(data.x)[1]):
+            raise DataError(
+                "the network's outputs of a row depend on other rows, as with batch normalisation: "
+                "normalise within a row"
+            )
 
     def log_density(self, theta: Theta, datum: Table) -> Float[Array, ""]:
         return self.log_density_at(self.apply(theta, datum.x[None]), jax.tree.map(lambda leaf: leaf[None], datum))[0]
@@ -140,6 +149,28 @@ def from_apply(
 
 def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, np.ndarray | jax.Array) and np.issubdtype(leaf.dtype, np.floating)
+
+
+@functools.lru_cache(maxsize=64)
+def _rows_meet(apply: Callable[..., Any], layout: tuple[Any, tuple[tuple[int, ...], ...], str], columns: int) -> bool:
+    """Whether outputs of rows cease to be numbers when another row does: anything that is computed of several does."""
+    tree, shapes, kind = layout
+    generator = np.random.default_rng(0)
+    leaves = [jnp.asarray(generator.normal(size=shape) / 4, jax.dtypes.canonicalize_dtype(kind)) for shape in shapes]
+    x = generator.normal(size=(_ROWS, columns))
+
+    @jax.jit
+    def lost(x: Float[Array, "r d"]) -> Bool[Array, " r"]:
+        outputs = jax.tree.leaves(apply(jax.tree.unflatten(tree, leaves), x))
+        return jnp.stack([jnp.isnan(leaf.reshape(_ROWS, -1)).any(axis=1) for leaf in outputs]).any(axis=0)
+
+    with contextlib.suppress(Exception):  # what does not run tells so when it is fitted
+        before = np.asarray(lost(x))
+        for place in (0, _ROWS - 1):
+            away = np.arange(_ROWS) == place
+            if (np.asarray(lost(np.where(away[:, None], np.nan, x))) & ~before & ~away).any():
+                return True
+    return False
 
 
 def _is_local(apply: Callable[..., Any], parameters: Theta) -> bool:

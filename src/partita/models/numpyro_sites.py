@@ -1,36 +1,32 @@
 """The sites of a NumPyro model: which belong to all rows, which to a single row, and which to neither."""
 
-import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, PyTree, Shaped
+from jaxtyping import Int
 
-from partita.errors import DataError, InputError, MissingExtraError, SettingsError
+from partita.errors import DataError, InputError, SettingsError
+from partita.models.integral import MOST_VARIABLES
+from partita.models.numpyro_members import numbered
+from partita.models.numpyro_trace import Rows, failing, traced
 
-__all__ = ["Rows", "Sites", "Trace", "read_sites", "total", "traced"]
+__all__ = ["Local", "Sites", "Variables", "read_sites"]
 
-Rows = Mapping[str, Shaped[Array | np.ndarray, "n ..."]]
-"""What the model is called with, by the names of its arguments, with rows first."""
-Trace = Mapping[str, dict[str, Any]]
-"""The sites that a model went through, by name, as NumPyro has them."""
 _COMBINATIONS = 4096
 """The largest number of values that a row's discrete variables can have together."""
-_TOLERANCE = 1e-3
-"""How far the rows' densities, one by one, may be from those of all, relative to them: single precision is enough."""
 
 
-class _SharedSite(NamedTuple):
-    """Variables that all rows share."""
+class Variables(NamedTuple):
+    """A site of continuous variables."""
 
     name: str
     shape: tuple[int, ...]
-    """Without constraints."""
+    """Without constraints; of a plate whose members have each their own, with one member."""
     real: bool
     """Whether they are so already."""
 
@@ -40,10 +36,26 @@ class _SharedSite(NamedTuple):
         return math.prod(self.shape)
 
 
+class Local(NamedTuple):
+    """A plate whose variables belong to one client: each member of it has its own."""
+
+    plate: str
+    column: str | None
+    """Which argument says to which member a row belongs; None if every row is a member."""
+    sites: tuple[Variables, ...]
+    axes: tuple[int, ...]
+    """Which axis of a site's values has the members."""
+
+    @property
+    def size(self) -> int:
+        """How many numbers a member has."""
+        return sum(site.size for site in self.sites)
+
+
 class Sites(eqx.Module):
     """What a model's sites are."""
 
-    shared: tuple[_SharedSite, ...] = eqx.field(static=True)
+    shared: tuple[Variables, ...] = eqx.field(static=True)
     """Of θ, in its order."""
     given: tuple[str, ...] = eqx.field(static=True)
     """Observed sites and factors that do not depend on rows; with the shared ones they are the prior."""
@@ -51,65 +63,9 @@ class Sites(eqx.Module):
     """Observed sites of rows: the likelihood."""
     discrete: Mapping[str, Int[np.ndarray, "c ..."]]
     """Of a row's discrete variables the values, all combinations along the first axis."""
-
-
-def traced(
-    model: Callable[..., Any],
-    rows: Rows,
-    free: Mapping[str, Array],
-    fixed: Mapping[str, Array],
-    key: Key[Array, ""] | None = None,
-) -> tuple[Trace, Float[Array, ""]]:
-    """The model's trace at values without constraints, and fixed values of other sites; with log|dθ/du| of the former.
-
-    Sites of neither are drawn from their distributions, with the key or the same one each time.
-    """
-    try:
-        from numpyro import handlers
-        from numpyro.distributions import biject_to
-    except ImportError:
-        raise MissingExtraError("numpyro", "numpyro") from None
-    stretches = [jnp.zeros(())]
-
-    def value(site: dict[str, Any]) -> Array | None:
-        name = site["name"]
-        if site["type"] != "sample" or name not in free:
-            return fixed.get(name)
-        transform = biject_to(site["fn"].support)
-        found: Array = transform(free[name])
-        stretches.append(jnp.sum(transform.log_abs_det_jacobian(free[name], found)))
-        return found
-
-    program = handlers.seed(
-        handlers.substitute(model, substitute_fn=value), rng_seed=jax.random.key(0) if key is None else key
-    )
-    return handlers.trace(program).get_trace(**rows), sum(stretches[1:], stretches[0])
-
-
-def total(trace: Trace, names: Collection[str]) -> Float[Array, ""]:
-    """The sum of these sites' log densities."""
-    found = jnp.zeros(())
-    for name in names:
-        site = trace[name]
-        scale = 1.0 if site["scale"] is None else site["scale"]
-        found += jnp.sum(scale * site["fn"].log_prob(site["value"]))
-    return found
-
-
-@contextlib.contextmanager
-def _failing(what: str) -> Iterator[None]:
-    """Anything that a user's model raises becomes one sentence."""
-    try:
-        yield
-    except InputError:
-        raise
-    except NotImplementedError as error:
-        raise SettingsError(
-            f"A site of the NumPyro model cannot be drawn from {what}: give it a proper distribution."
-        ) from error
-    except Exception as error:  # a user's model may raise anything
-        why = (str(error) or repr(error)).splitlines()[0].rstrip(".")
-        raise SettingsError(f"The NumPyro model fails {what}: {why:.200}.") from error
+    axes: tuple[tuple[str, int], ...] = eqx.field(static=True)
+    """Which axis of the values of an observed or discrete site has the rows."""
+    local: Local | None = eqx.field(static=True)
 
 
 class _Seen(NamedTuple):
@@ -123,26 +79,48 @@ class _Seen(NamedTuple):
     plates: tuple[tuple[str, int], ...]
     """Those that it is in, with the places of their axes among those of its values, from the front."""
     observed: bool
-    shared: _SharedSite | None
-    """What it is if all rows share it; None if it is discrete."""
+    variables: Variables | None
+    """None if it is discrete."""
     support: np.ndarray | None
     """The values of one element, if it is discrete and they are finitely many."""
 
 
-def read_sites(model: Callable[..., Any], rows: Rows, shared: Collection[str], local: Collection[str]) -> Sites:
-    """What the sites are; raises an `InputError` where they do not say what belongs to whom."""
+def read_sites(
+    model: Callable[..., Any], rows: Rows, shared: Collection[str], local: Mapping[str, str | None]
+) -> Sites:
+    """What the sites are; raises an `InputError` where they do not say what belongs to whom.
+
+    Args:
+        model: the NumPyro model.
+        rows: by the names of its arguments.
+        shared: plates whose variables all clients share.
+        local: the plate whose variables belong to one client, with the argument that says which row is whose; None if
+            every row has its own.
+
+    """
     count = len(next(iter(rows.values())))
     if count == 1:
         rows, count = {name: np.concatenate([values, values]) for name, values in rows.items()}, 2
-    seen = _looked_at(model, rows, count)
-    single = _looked_at(model, {name: values[:1] for name, values in rows.items()}, 1)
+    plate, column = next(iter(local.items()), (None, None))
+    resized = dict[str, int]()
+    if plate is not None and column is not None:
+        rows, members = numbered(rows, column)
+        resized[plate] = int(members.max()) + 1
+    seen = _looked_at(model, rows, count, resized)
+    single = _looked_at(
+        model,
+        {name: values[:1] * 0 if name == column else values[:1] for name, values in rows.items()},
+        1,
+        dict.fromkeys(resized, 1),
+    )
     if set(seen) != set(single):
         raise SettingsError("The NumPyro model has other sites with fewer rows: give it the same for any number.")
     sizes = {name: (site.size, single[name].size) for name, site in seen.items() if site.kind == "plate"}
-    own = {name for name, size in sizes.items() if size == (count, 1)}
+    own = {name for name, size in sizes.items() if size == (count, 1)} - resized.keys()
     _check_plates(sizes, own, shared, local)
+    axes = {name: axis for name, site in seen.items() if (axis := _axis(site, single[name], own)) is not None}
     discrete = dict[str, np.ndarray]()
-    found, given, observed = list[_SharedSite](), list[str](), list[str]()
+    found, given, observed, mine = list[Variables](), list[str](), list[str](), list[tuple[Variables, int]]()
     for name, site in seen.items():
         if site.kind == "param":
             raise SettingsError(f"The parameter {name!r} has no prior: make it a numpyro.sample.")
@@ -151,46 +129,64 @@ def read_sites(model: Callable[..., Any], rows: Rows, shared: Collection[str], l
         plates = {plate for plate, _ in site.plates}
         of_rows = bool(plates & own) or site.shape != single[name].shape
         if site.observed:
+            if plates & resized.keys():
+                raise SettingsError(
+                    f"The observed site {name!r} is in the plate {plate!r}, whose members rows name by {column!r}: "
+                    "observe it in a plate of the rows."
+                )
             if plates and not plates & own and (of_rows or not plates <= set(shared)):
                 fixed = site.plates[0][0]
                 raise _other_size(fixed, sizes[fixed][0], 1 if sizes[fixed][0] == count else count)
             (observed if of_rows else given).append(name)
-        elif site.shared is None:
+        elif site.variables is None:
             if not plates & own:
                 raise SettingsError(
                     f"The discrete site {name!r} is in no plate of the rows: only a row's own can be summed out."
                 )
             discrete[name] = _combinations(name, site.support, single[name].shape)
+        elif plate in plates and plates - {plate} <= set(shared):
+            of_one, axis = single[name].variables, next(axis for each, axis in site.plates if each == plate)
+            assert of_one is not None  # nosec B101: it is continuous with any number of rows
+            mine.append((of_one, axis))
         else:
-            _check_shared(name, plates, of_rows, shared, local)
-            found.append(site.shared)
+            _check_shared(name, plates, of_rows, shared)
+            found.append(site.variables)
     if not observed:
         raise SettingsError("The NumPyro model observes nothing of these rows: give the site of their response obs=….")
     if not found:
         raise SettingsError("The NumPyro model has no variable that rows share: there is nothing to infer.")
-    sites = Sites(tuple(found), tuple(given), tuple(observed), _combined(discrete))
-    axes = {name: next(axis for plate, axis in seen[name].plates if plate in own) for name in discrete}
-    _check_rows(model, _told_apart(rows), sites, axes)
-    return sites
+    of_members = None if plate is None else _local(plate, column, mine)
+    by_rows = tuple((name, axes.get(name, 0)) for name in (*observed, *discrete))
+    return Sites(tuple(found), tuple(given), tuple(observed), _combined(discrete), by_rows, of_members)
 
 
-def _told_apart(rows: Rows) -> Rows:
-    """Rows that differ: those that are all the same, such as made-up ones, do not show whether they depend on others.
+def _axis(site: "_Seen", single: "_Seen", own: Collection[str]) -> int | None:
+    """Which axis of a site's values has the rows, if one has."""
+    for plate, axis in site.plates:
+        if plate in own:
+            return axis
+    differ = [axis for axis, sizes in enumerate(zip(site.shape, single.shape, strict=False)) if sizes[0] != sizes[1]]
+    return differ[0] if differ else None
 
-    Their fractions move towards 0, or a little above it, where they still mean what they did.
-    """
-    if any(np.any(values != values[:1]) for values in rows.values()):
-        return rows
-    drawn, found = np.random.default_rng(0), dict[str, np.ndarray]()
-    for name, values in rows.items():
-        noise = drawn.random(values.shape) / 2
-        moved = np.where(values == 0, noise, values * (1 - noise)).astype(values.dtype)
-        found[name] = moved if np.issubdtype(values.dtype, np.floating) else np.asarray(values)
+
+def _local(plate: str, column: str | None, sites: Sequence[tuple[Variables, int]]) -> Local:
+    """What belongs to each member of a plate."""
+    found = Local(plate, column, tuple(site for site, _ in sites), tuple(axis for _, axis in sites))
+    if not found.sites:
+        raise SettingsError(f"The plate {plate!r} has no continuous variable: leave it out of local.")
+    if found.size > MOST_VARIABLES:
+        raise SettingsError(
+            f"Each member of the plate {plate!r} has {found.size} variables of its own, where at most {MOST_VARIABLES} "
+            "can be integrated out: sum some out by hand, or share them."
+        )
     return found
 
 
-def _looked_at(model: Callable[..., Any], rows: Rows, count: int) -> Mapping[str, _Seen]:
-    """The sites on so many rows; nothing is computed. An error tells of a plate with another size, if there is one."""
+def _looked_at(model: Callable[..., Any], rows: Rows, count: int, resized: Mapping[str, int]) -> Mapping[str, _Seen]:
+    """The sites on so many rows; nothing is computed. An error tells of a plate with another size, if there is one.
+
+    Plates that are `resized` have so many members, whatever the model says.
+    """
     found, plates = dict[str, _Seen](), list[dict[str, Any]]()
 
     def noting(**rows: Any) -> None:
@@ -203,14 +199,14 @@ def _looked_at(model: Callable[..., Any], rows: Rows, count: int) -> Mapping[str
                 plates.extend(site for site in trace.values() if site["type"] == "plate")
 
     def look(rows: Rows) -> None:
-        trace, _ = traced(noting, rows, {}, {})
+        trace = traced(noting, rows, {}, {plate: jnp.arange(size) for plate, size in resized.items()})
         found.update((name, _seen(name, site)) for name, site in trace.items())
 
-    with _failing("on a single row" if count == 1 else f"on {count} rows"):
+    with failing("on a single row" if count == 1 else f"on {count} rows"):
         try:
             jax.eval_shape(look, rows)
         except (TypeError, ValueError) as error:
-            other = [plate for plate in plates if int(plate["args"][0]) != count]
+            other = [plate for plate in plates if int(plate["args"][0]) != count and plate["name"] not in resized]
             if isinstance(error, InputError) or not other:
                 raise
             raise _other_size(other[0]["name"], int(other[0]["args"][0]), count) from None
@@ -219,7 +215,7 @@ def _looked_at(model: Callable[..., Any], rows: Rows, count: int) -> Mapping[str
 
 def _seen(name: str, site: dict[str, Any]) -> _Seen:
     if site["type"] != "sample":
-        size = int(site["args"][0]) if site["type"] == "plate" else 0
+        size = len(site["value"]) if site["type"] == "plate" else 0
         return _Seen(site["type"], size, (), (), False, None, None)
     law, shape = site["fn"], np.shape(site["value"])
     batch = len(shape) - len(law.event_shape)
@@ -228,17 +224,17 @@ def _seen(name: str, site: dict[str, Any]) -> _Seen:
         return _Seen("sample", 0, shape, plates, True, None, None)
     if law.support.is_discrete:
         return _Seen("sample", 0, shape, plates, False, None, _support(name, law))
-    return _Seen("sample", 0, shape, plates, False, _shared_site(name, law, shape), None)
+    return _Seen("sample", 0, shape, plates, False, _variables(name, law, shape), None)
 
 
-def _shared_site(name: str, law: Any, shape: tuple[int, ...]) -> _SharedSite:
+def _variables(name: str, law: Any, shape: tuple[int, ...]) -> Variables:
     from numpyro.distributions import biject_to, transforms
 
     transform = biject_to(law.support)
     while isinstance(transform, transforms.IndependentTransform):
         transform = transform.base_transform
     real = isinstance(transform, transforms.IdentityTransform)
-    return _SharedSite(name, tuple(transform.inverse_shape(shape)), real)
+    return Variables(name, tuple(transform.inverse_shape(shape)), real)
 
 
 def _support(name: str, law: Any) -> np.ndarray | None:
@@ -247,24 +243,26 @@ def _support(name: str, law: Any) -> np.ndarray | None:
         law = law.base_dist
     if not law.has_enumerate_support:
         return None
-    with _failing(f"as the values of {name!r} are listed"), jax.ensure_compile_time_eval():
+    with failing(f"as the values of {name!r} are listed"), jax.ensure_compile_time_eval():
         listed = np.asarray(law.enumerate_support(expand=False))
     return listed.reshape(len(listed), *law.event_shape)
 
 
 def _check_plates(
-    plates: Collection[str], own: Collection[str], shared: Collection[str], local: Collection[str]
+    plates: Collection[str], own: Collection[str], shared: Collection[str], local: Mapping[str, str | None]
 ) -> None:
     for name in (*shared, *local):
         if name not in plates:
             raise SettingsError(f"The NumPyro model has no plate {name!r}: it has {', '.join(plates) or 'none'}.")
-    if local:
-        raise SettingsError(
-            f"The plate {next(iter(local))!r} is declared local, and variables that belong to one client "
-            "cannot be read from NumPyro yet: sum them out, or name the plate in shared."
-        )
+    if both := set(shared) & set(local):
+        raise SettingsError(f"The plate {min(both)!r} is declared shared and local: name it in one of them.")
     if both := set(shared) & set(own):
         raise SettingsError(f"The plate {min(both)!r} is that of the rows, which no other client has: leave it out.")
+    if fixed := [name for name, column in local.items() if column is None and name not in own]:
+        raise SettingsError(
+            f"The local plate {fixed[0]!r} is not of the size of the rows: name the argument that says which row is "
+            f"whose, local={{{fixed[0]!r}: '…'}}."
+        )
 
 
 def _other_size(plate: str, size: int, count: int) -> DataError:
@@ -274,10 +272,10 @@ def _other_size(plate: str, size: int, count: int) -> DataError:
     )
 
 
-def _check_shared(name: str, plates: set[str], of_rows: bool, shared: Collection[str], local: Collection[str]) -> None:
-    if of_rows or not plates <= {*shared, *local}:
-        where = f"in the plate {min(plates - {*shared, *local})!r}" if plates else "with a value for each row"
-        remedy = "sum it out" if of_rows else "name the plate in shared if all clients have it"
+def _check_shared(name: str, plates: set[str], of_rows: bool, shared: Collection[str]) -> None:
+    if of_rows or not plates <= set(shared):
+        where = f"in the plate {min(plates - set(shared))!r}" if plates else "with a value for each row"
+        remedy = "name the plate in local" if of_rows else "name the plate in shared if all clients have it"
         raise SettingsError(f"The site {name!r} {where} is neither shared nor local: {remedy}.")
 
 
@@ -307,44 +305,3 @@ def _combined(sites: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         raise _too_many("The discrete sites have together")
     places = np.indices(counts).reshape(len(counts), -1)
     return {name: values[place] for (name, values), place in zip(sites.items(), places, strict=True)}
-
-
-def _check_rows(model: Callable[..., Any], rows: Rows, sites: Sites, axes: Mapping[str, int]) -> None:
-    """That each row's density is its own, and that the prior does not depend on rows.
-
-    Args:
-        model: the NumPyro model.
-        rows: any.
-        sites: what they are.
-        axes: which axis of the values of a discrete site has the rows.
-
-    """
-    own, prior = (*sites.observed, *sites.discrete), (*(site.name for site in sites.shared), *sites.given)
-
-    @jax.jit
-    def densities(rows: Rows) -> tuple[Float[Array, " n"], Float[Array, ""], Float[Array, " 2"]]:
-        trace, _ = traced(model, rows, {}, {})
-        shared = {site.name: trace[site.name]["value"] for site in sites.shared}
-        moved = {name: jnp.moveaxis(trace[name]["value"], axis, 0) for name, axis in axes.items()}
-
-        def one(row: PyTree, values: Mapping[str, Array]) -> Float[Array, ""]:
-            fixed = {name: jnp.expand_dims(value, axes[name]) for name, value in values.items()}
-            alone = {name: value[None] for name, value in row.items()}
-            return total(traced(model, alone, {}, shared | fixed)[0], own)
-
-        zeros = {name: jnp.zeros_like(values[:1]) for name, values in rows.items()}
-        without = traced(model, zeros, {}, shared)[0]
-        said = jnp.stack([total(each, prior) for each in (trace, without)])
-        return jax.vmap(one)(rows, moved), total(trace, own), said
-
-    with _failing("on single rows"):
-        each, whole, (said, without) = (np.asarray(found, float) for found in densities(dict(rows)))
-    if np.isfinite(each).all() and abs(each.sum() - whole) > _TOLERANCE * (1 + np.abs(each).sum()):
-        raise SettingsError(
-            f"The rows of the NumPyro model depend on each other, their log density is {whole:.6g} together and "
-            f"{each.sum():.6g} one by one: let the density of a row be its own, given the shared sites."
-        )
-    if abs(said - without) > _TOLERANCE * (1 + abs(said)):
-        raise SettingsError(
-            "The priors of the NumPyro model depend on rows, which the server lacks: fix what they need."
-        )

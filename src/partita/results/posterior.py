@@ -23,6 +23,7 @@ from partita.expectations.capabilities import (
     LocalDraws,
     LocalResponse,
     NamedValues,
+    PredictsElsewhere,
     Response,
     offered,
 )
@@ -111,6 +112,8 @@ class Posterior:
         check_choice("predictive", how, ("closed", "monte_carlo"))
         check_whole("number of draws", draws)
         check_seed(seed)
+        if isinstance(self.model, PredictsElsewhere):
+            raise SettingsError(self.model.how_to_predict)
         x = jnp.asarray(self._inputs(x), jax.tree.leaves(self.q)[0].dtype)
         with _fitting("The columns of x"):
             if how == "closed":

@@ -171,7 +171,7 @@ class State:
     movements: tuple[float, ...] = described(list, tuple, default=())
     """How far the posterior moved in each of the last rounds, in standard deviations."""
     refused: Mapping[int, Refusal] = described(written, refusals, default_factory=dict)
-    """The clients whose answers were refused since an answer was last accepted, the latest first."""
+    """The clients whose answers were refused since one of a client was last accepted, the latest first."""
 
     @property
     def active(self) -> Bool[np.ndarray, " m"]:

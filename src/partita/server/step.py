@@ -270,7 +270,9 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
     steps = [int(reply.info.steps) for reply in replies.values()]
     others = {k: refusal for k, refusal in state.refused.items() if k not in replies}
     own = {k: refusal for k, refusal in refusals.items() if k in replies}
-    refused = own | {k: LEFT_OUT for k in replies if k not in own} | others
+    # after the first of the server's own answers the clients may fare better, after others they do not
+    heartening = {k for k in accepted if k not in trusted or not state.versions[k]}
+    refused = own | {k: LEFT_OUT for k in replies if k not in own and k not in accepted} | others
     new = dataclasses.replace(
         new,
         in_flight=state.in_flight.without(admitted.divided),
@@ -282,7 +284,7 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
         + admitted.taken.trials * (len(state.factors) - len(trusted)),
         gradient_steps=state.gradient_steps + sum(steps),
         synchronous_steps=state.synchronous_steps + max(steps, default=0),
-        refused={} if accepted or admitted.taken.returned else refused,
+        refused={} if heartening or admitted.taken.returned else refused,
     )
     staleness = max((state.updates - task.updates for task, _ in state.arrived), default=0)
     taken = admitted.taken
@@ -290,10 +292,10 @@ def aggregate(method: Method, engine: Engine, state: State, admission: Admission
 
 
 def _none_finite(state: State, replies: Mapping[int, Reply], invalid: Mapping[int, Refusal]) -> bool:
-    """Whether the last answer of every client to this posterior was not finite: it is to blame, and not their rows."""
+    """Whether every client's last answer since one was accepted was not finite: the posterior is to blame, not rows."""
     latest = {k: refusal for k, refusal in state.refused.items() if k not in replies} | dict(invalid)
     wrong = {k for k, refusal in latest.items() if refusal.reason is Reason.NOT_FINITE}
-    return bool(invalid) and set(np.flatnonzero(state.active).tolist()) <= wrong
+    return bool(invalid) and set(np.flatnonzero(state.communicating).tolist()) <= wrong
 
 
 def _number(ell: float) -> float:

@@ -147,10 +147,14 @@ class Stopping:
     def _failed(self, state: State) -> Ending | None:
         if not state.communicating.any():
             return Ending(Status.STALLED, "All clients have left. Let one join.")
-        if state.refused and set(np.flatnonzero(state.active).tolist()) <= state.refused.keys():
-            k, refusal = next(iter(state.refused.items()))
+        asked, unheard = (
+            np.flatnonzero(state.communicating).tolist(),
+            state.active & state.hosted & (state.versions == 0),
+        )
+        if set(asked) | set(np.flatnonzero(unheard).tolist()) <= state.refused.keys():
+            k, refusal = next((k, refusal) for k, refusal in state.refused.items() if k in asked)
             status, remedy = _REFUSED[refusal.reason]
-            if refusal.reason is Reason.NOT_FINITE and state.updates:
+            if refusal.reason is Reason.NOT_FINITE and state.versions[asked].any():
                 remedy = "Earlier steps have led too far. Use more damping, or another start."
             name = state.names[k]
             return Ending(status, f"No answer could be accepted: that of {name} {refusal.sentence}. {remedy}")
