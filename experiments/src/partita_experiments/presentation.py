@@ -13,6 +13,7 @@ from partita.io.atomic import write_text
 from partita_experiments import store
 from partita_experiments.config import Experiment, file_name, load
 from partita_experiments.figure import digest, draw, drawn
+from partita_experiments.growth import draw_growth, growth
 from partita_experiments.report import Heading, Part, Picture, ReportTable, Statement, Text, markdown, page
 from partita_experiments.results import Results
 from partita_experiments.runner import Plan
@@ -57,8 +58,12 @@ def write_report(plan: Plan, cells: Sequence[store.Cell], clients: store.Clients
     folder.mkdir(parents=True, exist_ok=True)
     drawings, parts = _drawings(experiment, results), _parts(plan, results, clients)
     for drawing in drawings:
+        path = folder / drawing.picture.file
+        if drawing.by == "clients":
+            draw_growth(path, growth(results, clients), drawing.title)
+            continue
         about = (experiment.panels, drawing.by, experiment.log_metrics)
-        draw(folder / drawing.picture.file, results, drawing.problems, drawing.title, *about)
+        draw(path, results, drawing.problems, drawing.title, *about)
     write_text(folder / "report.md", markdown(experiment.title, parts))
     write_text(folder / "report.html", page(experiment.title, parts))
     return Report(parts, ("report.md", "report.html", *(drawing.picture.file for drawing in drawings)))
@@ -72,7 +77,11 @@ def outdated(name: str, folder: Path) -> list[str]:
     found = ["report.md"] if (folder / "report.md").read_text(encoding="utf-8") != told else []
     for drawing in _drawings(experiment, results):
         file = drawing.picture.file
-        if drawn(folder / file) != digest(results, drawing.problems, experiment.panels, drawing.by):
+        if drawing.by == "clients":
+            told = growth(results, stored.clients).digest
+        else:
+            told = digest(results, drawing.problems, experiment.panels, drawing.by)
+        if drawn(folder / file) != told:
             found.append(file)
     return found
 
@@ -113,7 +122,8 @@ def _drawings(experiment: Experiment, results: Results) -> list[Drawing]:
         name = data if by == "communications" else f"{data} by {by.replace('_', ' ')}"
         counts = [len(results.of(problem, run)) for problem in problems for run in results.runs]
         picture = Picture(f"{file_name(name)}.png", f"{name}: {_seeds([count for count in counts if count])}.")
-        found.append(Drawing(picture, problems, f"{experiment.title}: {data}", by))
+        title = experiment.title if by == "clients" else f"{experiment.title}: {data}"
+        found.append(Drawing(picture, problems, title, by))
     return found
 
 

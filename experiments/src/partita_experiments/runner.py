@@ -35,7 +35,7 @@ from partita.storage.checkpoint import Checkpoint
 from partita_experiments import store
 from partita_experiments.config import Experiment, Problem, Run, file_name
 from partita_experiments.first_visits import FirstVisits
-from partita_experiments.problem import PreparedProblem, optimiser, prepare, solver, solver_settings
+from partita_experiments.problem import PreparedProblem, measure, optimiser, prepare, solver, solver_settings
 
 TIMEOUT = 10.0
 """Timeout in seconds for the pool to notice that its workers have ended."""
@@ -80,7 +80,7 @@ class Plan(NamedTuple):
         """All cells; the seeds of one problem follow one another, so that programs once compiled serve again."""
         for problem in self.experiment.problems:
             for seed in range(self.experiment.seeds):
-                for run in self.experiment.runs:
+                for run in [run for run in self.experiment.runs if run.serves(problem)]:
                     yield Cell(problem, seed, run, run.solver or self.solver or problem.solver)
 
     def digest(self, cell: Cell) -> str:
@@ -88,7 +88,7 @@ class Plan(NamedTuple):
         return _digest(
             self._clients(cell)
             | {
-                "run": {**dataclasses.asdict(cell.run), "name": ""},
+                "run": _what(cell.run),
                 "seed": cell.seed,
                 "slowness": self.experiment.slowness,
                 "draws": self.experiment.draws,
@@ -146,6 +146,11 @@ class Plan(NamedTuple):
             alone = cell.run.curve if cell.problem.model == "network" and not self.experiment.smoke else ""
             found.setdefault((cell.problem.name, cell.seed, alone), []).append(cell)
         return list(found.values())
+
+
+def _what(run: Run) -> dict[str, Any]:
+    """The settings of a run, without its name and whereabouts."""
+    return {name: "" if name == "name" else value for name, value in vars(run).items() if name != "problems"}
 
 
 def _digest(about: Mapping[str, Any]) -> str:
@@ -313,7 +318,8 @@ def run_cell(plan: Plan, cell: Cell, setting: PreparedProblem) -> tuple[list[dic
         **budget,
     )
     checkpoint.unlink(missing_ok=True)
-    return [_stored_columns(row) for row in result.history if "nll" in row], [result.status.value], _seconds(result)
+    found = [_stored_columns(row) | _answerer(row) for row in result.history if "nll" in row]
+    return found, [result.status.value], _seconds(result)
 
 
 def method_settings(plan: Plan, cell: Cell, setting: PreparedProblem) -> dict[str, Any]:
@@ -328,6 +334,8 @@ def method_settings(plan: Plan, cell: Cell, setting: PreparedProblem) -> dict[st
         settings = {"mixing": None, "step": 1.0} | settings
     if "optimiser" in settings:
         settings["optimiser"] = optimiser(settings["optimiser"])
+    if "measure" in settings:
+        settings["measure"] = measure(settings["measure"], setting)
     return settings | {"start": setting.start(cell.seed)}
 
 
@@ -337,6 +345,11 @@ def _seconds(result: Result) -> float:
 
 def _last_evaluation(result: Result) -> dict[str, Any]:
     return _stored_columns(next(row for row in reversed(result.history.rows) if "nll" in row))
+
+
+def _answerer(row: Mapping[str, Any]) -> dict[str, str]:
+    """Whose answer a step was made of, if it was one client's."""
+    return {"client": row["clients"][0]} if len(row["clients"]) == 1 else {}
 
 
 def _stored_columns(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from partita_experiments import images
+from partita_experiments import images, schedules
 from partita_experiments.figure import label
 from partita_experiments.judge import (
     PAPER_SCHEDULES,
@@ -82,6 +82,7 @@ PAGES: Mapping[str, Callable[[Results, Clients], list[Part]]] = {
     "mnist-inhomogeneous": images.inhomogeneous,
     "mnist-ablation": images.ablation,
     "digits": images.digits,
+    **schedules.PAGES,
 }
 
 
