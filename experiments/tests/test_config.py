@@ -30,7 +30,7 @@ communications = 4
 
 
 IMAGES = tuple(name for name in experiments.NAMES if name.startswith("mnist"))
-TABLES = tuple(name for name in experiments.NAMES if not name.startswith(("mnist", "digits")))
+TABLES = ("uci", "uci-adam", "mortality", "heart")
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -159,7 +159,7 @@ def test_runs_with_early_stopping_restart_and_monitor_the_likelihood(name):
         (
             'title = "t"',
             'title = "t"\npanels = ["brier"]',
-            "has 'brier' for 'panels', where one of error, nll, pruned, train_nll is expected",
+            "has 'brier' for 'panels', where one of error, nll, pruned, train_nll, gap is expected",
         ),
         ('title = "t"', 'title = "t"\nby = []', "needs at least one axis"),
         ('title = "t"', 'title = "t"\npanels = ["nll", "nll"]', "each only once"),
@@ -169,6 +169,7 @@ def test_runs_with_early_stopping_restart_and_monitor_the_likelihood(name):
             "has a split without 'kind' in 'p'",
         ),
         ('newton = { kind = "newton" }', "newton = { tolerance = 1 }", "has a solver without 'kind', 'newton'"),
+        ('method = "vcl"', 'method = "vcl", problems = ["r"]', "There is no problem in .* named 'r'"),
         ('title = "t"', 'title = "t"\nname = "n"', "gives the experiment a name of its own"),
         ('name = "p", ', 'name = "p", date = 1, ', "There is no setting of problem in .* named 'date'"),
     ],
@@ -192,6 +193,36 @@ def test_a_method_may_run_twice_under_two_names(tmp_path):
     more = 'communications = 4 }, { method = "vcl", name = "vcl, again", communications = 8 }]'
     path.write_text(GOOD.replace("communications = 4 }]", more))
     assert [run.curve for run in experiments.load("heart", path).runs] == ["vcl", "vcl, again"]
+
+
+def test_a_run_may_have_a_budget_for_each_problem(tmp_path):
+    path = tmp_path / "mine.toml"
+    split = 'split = { kind = "given" } }]'
+    second = split.replace("]", ', { name = "r", data = "made up", solver = "newton", split = { kind = "given" } }]')
+    runs = [
+        f'{{ method = "vcl", communications = {4 * k}, problems = ["{name}"] }}' for k, name in ((1, "p"), (2, "r"))
+    ]
+    text = GOOD.replace(split, second, 1).replace('{ method = "vcl", communications = 4 }', ", ".join(runs))
+    path.write_text(text)
+    experiment = experiments.load("heart", path)
+    cells = [(cell.problem.name, cell.run.communications) for cell in Plan(experiment, tmp_path).cells()]
+    assert cells == [("p", 4), ("r", 8)]
+    assert [run.curve for run in experiment.smoke_version().runs] == ["vcl"]
+    # where it is not run is no setting of a run: on its problems its results stay
+    alone = next(Plan(experiments.load("heart", path), tmp_path).cells())
+    everywhere = alone._replace(run=dataclasses.replace(alone.run, problems=()))
+    assert Plan(experiment, tmp_path).digest(alone) == Plan(experiment, tmp_path).digest(everywhere)
+
+
+def test_the_schedules_have_the_same_problems_and_one_over_m():
+    plain, orders = experiments.load("schedules"), experiments.load("schedules-orders")
+    assert plain.problems == orders.problems
+    clients = experiments.load("schedules-clients")
+    many = {problem.name: problem.split["clients"] for problem in clients.problems}
+    damped = [run for run in clients.runs if run.curve == "synchronous, ρ = 1/M"]
+    assert len(damped) == len(many)
+    for run in damped:
+        assert run.settings["damping"] == pytest.approx(1 / many[run.problems[0]], rel=1e-9)
 
 
 def test_an_unknown_experiment_raises_an_error_that_lists_the_known_ones():

@@ -55,7 +55,12 @@ def test_every_cell_has_a_result_with_finite_metrics(whole):
         assert all(0 <= row["pruned"] <= 13 for row in cell["rows"])
         assert all(row["synchronous_steps"] <= row["gradient_steps"] for row in cell["rows"])
     alone = next(cell for cell in cells if cell["method"] == "alone")
-    assert [row["client"] for row in alone["rows"]] == ["owner 0", "owner 1", "owner 2", "owner 3"]
+    owners = ["owner 0", "owner 1", "owner 2", "owner 3"]
+    assert [row["client"] for row in alone["rows"]] == owners
+    # whose answer a step was made of, where it was one client's
+    one, all_ = (next(cell for cell in cells if cell["method"] == name)["rows"] for name in ("sequential", "global_vi"))
+    assert sorted(row["client"] for row in one[:4]) == owners
+    assert not any("client" in row for row in all_)
 
 
 def numbers(cells):

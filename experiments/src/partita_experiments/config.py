@@ -1,6 +1,7 @@
 """The configuration of an experiment, read from a TOML file: problems × methods × seeds."""
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping
 from importlib import resources
@@ -33,11 +34,15 @@ NAMES = (
     "digits-early-stopping",
     "digits-steps",
     "digits-order",
+    "schedules",
+    "schedules-orders",
+    "schedules-clients",
+    "schedules-network",
 )
 """The experiments that come with the package."""
 
-Metric = Literal["error", "nll", "pruned", "train_nll"]
-Axis = Literal["communications", "synchronous_steps"]
+Metric = Literal["error", "nll", "pruned", "train_nll", "gap"]
+Axis = Literal["communications", "synchronous_steps", "clock"]
 Measured = Literal["train", "clients"]
 
 
@@ -81,6 +86,8 @@ class Run:
     """How many server steps lie between two evaluations."""
     early: EarlyStopping | None = None
     """When the server stops early; never if left out."""
+    problems: tuple[str, ...] = ()
+    """The problems that it is run on, if not all: there it has this budget and these settings."""
 
     def __post_init__(self) -> None:
         check_whole("number of steps between two evaluations, evaluate_every,", self.evaluate_every)
@@ -92,8 +99,12 @@ class Run:
 
     @property
     def curve(self) -> str:
-        """Its name, which no other run has."""
+        """Its name, which no other run on the same problem has."""
         return self.name or self.method
+
+    def serves(self, problem: Problem) -> bool:
+        """Whether it is run on this problem."""
+        return not self.problems or problem.name in self.problems
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,14 +153,21 @@ class Experiment:
     def smoke_version(self) -> "Experiment":
         """The smoke version."""
         quick = self.quick
+        first = {run.curve: run for run in reversed(self.runs)}
         return dataclasses.replace(
             self,
             title=f"{self.title} (smoke run: few rows, no conclusions)",
             seeds=quick.seeds,
             problems=quick.problems,
             runs=tuple(
-                dataclasses.replace(run, communications=min(run.communications, quick.communications), evaluate_every=1)
+                dataclasses.replace(
+                    run,
+                    communications=min(run.communications, quick.communications),
+                    evaluate_every=1,
+                    problems=(),
+                )
                 for run in self.runs
+                if first[run.curve] is run
             ),
             smoke=True,
         )
@@ -189,9 +207,16 @@ def _check(experiment: Experiment, source: str) -> None:
     for solver, settings in experiment.solvers.items():
         if not isinstance(settings, Mapping) or "kind" not in settings:
             raise InputError(f"{source} has a solver without 'kind', {solver!r}: add it.")
+    known = [problem.name for problem in experiment.problems]
+    for name in itertools.chain.from_iterable(run.problems for run in experiment.runs):
+        if name not in known:
+            raise unknown(f"problem in {source}", name, known)
     names = {
-        "problem": [problem.name for problem in experiment.problems],
-        "method or name of a run": [run.curve for run in experiment.runs],
+        "problem": known,
+        **{
+            f"method or name of a run on {problem.name}": [run.curve for run in experiment.runs if run.serves(problem)]
+            for problem in experiment.problems
+        },
         "panel": experiment.panels,
         "axis to draw by": experiment.by,
     }

@@ -44,12 +44,16 @@ METRICS = {
     "nll": "test NLL, nats per row",
     "pruned": "pruned parameters",
     "train_nll": "training NLL, nats per row",
+    "gap": "nats of free energy below global VI",
 }
+FLOORS = {"gap": 0.01}
+"""Metrics that are drawn by their logarithms, with mean and sd of these, and the smallest value that is told apart."""
 DIGEST = "Numbers"
 """The name under which a figure's file carries the digest of its numbers."""
 AXES = {
     "communications": "communications (one client, there and back)",
     "synchronous_steps": "gradient steps (the most among the clients of a round)",
+    "clock": "simulated time (1: a visit to a client of mean size and full speed)",
 }
 
 
@@ -81,14 +85,17 @@ def label(run: str) -> str:
 def styles(results: Results, only: Sequence[str] | None = None) -> dict[str, Style]:
     """The style of every run that is drawn: first the methods as they are, in their own styles, then the others.
 
-    A variant of a method that is drawn as well ("vcl, early stopping" beside "vcl") has its colour.
+    A variant of a method that is drawn as well ("vcl, early stopping" beside "vcl") has its colour, and others have one
+    that no method as it is has, as long as there are any.
     """
     runs = [run for run in results.runs if only is None or run in only]
     found = {run: Style(*STYLES[run]) for run in STYLES if run in runs}
+    used = {style.colour for style in found.values()}
+    free = [colour for colour in COLOURS if colour not in used] or COLOURS
     others = [run for run in runs if run not in found and results.methods[run] not in UNDRAWN]
     for index, run in enumerate(others):
         plain = found.get(run.partition(",")[0])
-        colour = plain.colour if plain else COLOURS[index % len(COLOURS)]
+        colour = plain.colour if plain else free[index % len(free)]
         line = LINES[(2 + index + index // len(MARKERS)) % len(LINES)]
         found[run] = Style(label(run), colour, line, MARKERS[index % len(MARKERS)])
     return found
@@ -117,10 +124,13 @@ def draw(
         runs = [run for run in drawn if results.has(problem, run)]
         for axes, metric in zip(row, panels, strict=True):
             for run in runs:
-                _line(axes, results.curve(problem, run, metric, by), drawn[run], results.methods[run] in ONE_PASS)
+                curve = results.curve(problem, run, metric, by)
+                if metric in FLOORS:
+                    curve = curve._replace(values=np.maximum(curve.values, FLOORS[metric]))
+                _line(axes, curve, drawn[run], results.methods[run] in ONE_PASS, metric in FLOORS)
             axes.set(ylabel=METRICS[metric], xscale="log", title=problem)
             ends = np.array([results.final(problem, run, metric).mean() for run in runs])
-            _scale(axes, ends, log and metric != "pruned")
+            _scale(axes, ends, (log and metric != "pruned") or metric in FLOORS)
             axes.grid(alpha=0.25)
     for axes in grid[-1]:
         axes.set(xlabel=AXES[by])
@@ -175,7 +185,7 @@ def drawn(path: Path) -> str | None:
         return None
 
 
-def _line(axes: Axes, curve: Curve, style: Style, one_pass: bool) -> None:
+def _line(axes: Axes, curve: Curve, style: Style, one_pass: bool, logarithms: bool) -> None:
     (x, values), (name, colour, line, marker) = curve, style
     if one_pass:
         final = values[:, -1]
@@ -195,10 +205,12 @@ def _line(axes: Axes, curve: Curve, style: Style, one_pass: bool) -> None:
         return
     with warnings.catch_warnings():  # points before the first evaluation of any seed
         warnings.simplefilter("ignore", RuntimeWarning)
+        values = np.log(values) if logarithms else values
         mean, sd = np.nanmean(values, axis=0), np.nanstd(values, axis=0, ddof=min(1, len(values) - 1))
+    low, mean, high = (np.exp(each) if logarithms else each for each in (mean - sd, mean, mean + sd))
     every = max(1, len(x) // 8)
     axes.plot(x, mean, color=colour, linestyle=line, marker=marker or None, markersize=4, markevery=every, label=name)
-    axes.fill_between(x, mean - sd, mean + sd, color=colour, alpha=0.15, linewidth=0)
+    axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
 def _scale(axes: Axes, ends: np.ndarray, log: bool) -> None:

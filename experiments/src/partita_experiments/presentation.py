@@ -56,7 +56,7 @@ def write_report(plan: Plan, cells: Sequence[store.Cell], clients: store.Clients
     """Writes `report.md`, `report.html` and the figures of these cells into a folder."""
     experiment, results = plan.experiment, Results(in_order(plan, cells))
     folder.mkdir(parents=True, exist_ok=True)
-    drawings, parts = _drawings(experiment, results), _parts(plan, results, clients)
+    drawings, parts = _drawings(experiment, results, clients), _parts(plan, results, clients)
     for drawing in drawings:
         drawing.draw(folder / drawing.picture.file)
     write_text(folder / "report.md", markdown(experiment.title, parts))
@@ -70,7 +70,7 @@ def outdated(name: str, folder: Path) -> list[str]:
     experiment, results = plan.experiment, Results(in_order(plan, stored.cells))
     told = markdown(experiment.title, _parts(plan, results, stored.clients))
     found = ["report.md"] if (folder / "report.md").read_text(encoding="utf-8") != told else []
-    drawings = _drawings(experiment, results)
+    drawings = _drawings(experiment, results, stored.clients)
     return found + [one.picture.file for one in drawings if drawn(folder / one.picture.file) != one.digest]
 
 
@@ -80,7 +80,7 @@ def _parts(plan: Plan, results: Results, clients: store.Clients) -> list[Part]:
     found = PAGES[experiment.name](results, clients)
     if experiment.smoke:
         found = [part for part in found if not isinstance(part, Statement)]
-    pictures = [drawing.picture for drawing in _drawings(experiment, results)]
+    pictures = [drawing.picture for drawing in _drawings(experiment, results, clients)]
     return [Text(experiment.question), *pictures, *found, Heading("The cells"), *_cells(plan, results)]
 
 
@@ -91,13 +91,13 @@ def in_order(plan: Plan, cells: Sequence[store.Cell]) -> list[store.Cell]:
     return [found[key] for key in wanted if key in found]
 
 
-def _drawings(experiment: Experiment, results: Results) -> list[Drawing]:
+def _drawings(experiment: Experiment, results: Results, clients: store.Clients) -> list[Drawing]:
     """One figure per data set, as in the paper, per horizontal axis, and, where they are asked for, per method.
 
     An experiment may have figures of its own instead.
     """
     if experiment.name in FIGURES:
-        return FIGURES[experiment.name](experiment, results)
+        return FIGURES[experiment.name](experiment, results, clients)
     groups = dict[str, list[str]]()
     for problem in experiment.problems:
         if problem.name in results.problems:

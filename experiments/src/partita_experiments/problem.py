@@ -23,11 +23,16 @@ from partita.models import LogisticRegression, Model, NetworkClassifier
 from partita.results.metrics import error, negative_log_likelihood, pruned
 from partita.results.posterior import Posterior, Predictive
 from partita.server.aggregation import agile_adam
+from partita.server.measures import Divergence, Measure, NaturalNorm, PredictiveChange
 from partita_experiments.config import Experiment, Measured, Problem
 from partita_experiments.source import Division, Indices, Source, load
 
 OPTIMISERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {"adam": optax.adam, "agile_adam": agile_adam}
 """What a server's optimiser may be."""
+
+
+UNLABELLED = 500
+"""How many of the test rows' inputs, without responses, the server knows that measures answers by predictions."""
 
 
 class PreparedProblem(NamedTuple):
@@ -44,6 +49,11 @@ class PreparedProblem(NamedTuple):
     def start(self, seed: int) -> Family:
         """A random start with small variances, determined by the seed."""
         return MeanFieldGaussian.tight(self.prior.mean, seed)
+
+    @property
+    def how(self) -> Predictive:
+        """How predictions are computed."""
+        return "closed" if isinstance(self.model, LogisticRegression) else "monte_carlo"
 
     def metrics(self, posterior: Posterior) -> dict[str, float]:
         """Error and NLL on the test rows, how many parameters are as in the prior, and what is `measured` beside."""
@@ -74,8 +84,7 @@ class PreparedProblem(NamedTuple):
 
     def _predicted(self, posterior: Posterior, table: Table) -> tuple[np.ndarray, np.ndarray]:
         """Probabilities of the classes of rows, and their labels."""
-        how: Predictive = "closed" if isinstance(self.model, LogisticRegression) else "monte_carlo"
-        return np.asarray(posterior.predict_proba(table.x, how, self.draws)), np.asarray(table.y)
+        return np.asarray(posterior.predict_proba(table.x, self.how, self.draws)), np.asarray(table.y)
 
 
 def nll_of(client: str) -> str:
@@ -155,6 +164,19 @@ def optimiser(name: str) -> Callable[..., optax.GradientTransformation]:
     if name not in OPTIMISERS:
         raise unknown("optimiser", name, OPTIMISERS)
     return OPTIMISERS[name]
+
+
+def measure(name: str, setting: PreparedProblem) -> Measure:
+    """The measure of this name of how large answers are."""
+    inputs = np.asarray(setting.test.x)[:UNLABELLED]
+    measures: Mapping[str, Callable[[], Measure]] = {
+        "divergence": Divergence,
+        "natural_norm": NaturalNorm,
+        "predictive_change": lambda: PredictiveChange(setting.model, inputs, setting.how, setting.draws),
+    }
+    if name not in measures:
+        raise unknown("measure", name, measures)
+    return measures[name]()
 
 
 def fingerprint(setting: PreparedProblem) -> str:

@@ -17,10 +17,15 @@ class Curve(NamedTuple):
 
 
 class Results:
-    """The results of an experiment's cells. A run goes by its name, which is its method's unless it was given one."""
+    """The results of an experiment's cells. A run goes by its name, which is its method's unless it was given one.
+
+    Rows have a column more, `gap`: how many nats of free energy lie between them and the highest that any run has found
+    on the problem. Where the bound has one maximum, as of a generalised linear model, that is global VI's.
+    """
 
     def __init__(self, cells: Sequence[Mapping[str, Any]]) -> None:
-        self.cells = list(cells)
+        highest = _highest(cells)
+        self.cells = [dict(cell) | {"rows": _below(cell["rows"], highest[cell["problem"]])} for cell in cells]
         self.problems = list(dict.fromkeys(cell["problem"] for cell in cells))
         self.runs = list(dict.fromkeys(cell["run"] for cell in cells))
         self.methods = {cell["run"]: cell["method"] for cell in cells}
@@ -93,6 +98,20 @@ class Results:
     def seconds(self, problem: str, run: str) -> float:
         """The mean time of a run, compilation included where it was the first of its shape."""
         return float(np.mean([cell["seconds"] for cell in self.of(problem, run)]))
+
+
+def _highest(cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Each problem's highest free energy; that of clients alone is of their own rows, and does not count."""
+    found: dict[str, float] = {}
+    for cell in cells:
+        values = [_number(row["free_energy"]) for row in cell["rows"] if cell["method"] != "alone"]
+        found[cell["problem"]] = max(found.get(cell["problem"], -np.inf), *filter(np.isfinite, values), -np.inf)
+    return found
+
+
+def _below(rows: Sequence[Mapping[str, Any]], highest: float) -> list[dict[str, Any]]:
+    """Rows with their gap."""
+    return [{**row, "gap": highest - _number(row["free_energy"])} for row in rows]
 
 
 def columns(cell: Mapping[str, Any], *names: str) -> list[Float[np.ndarray, " n"]]:

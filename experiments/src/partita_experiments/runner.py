@@ -35,7 +35,7 @@ from partita.storage.checkpoint import Checkpoint
 from partita_experiments import store
 from partita_experiments.config import Experiment, Problem, Run, file_name
 from partita_experiments.first_visits import FirstVisits
-from partita_experiments.problem import PreparedProblem, nll_of, optimiser, prepare, solver, solver_settings
+from partita_experiments.problem import PreparedProblem, measure, nll_of, optimiser, prepare, solver, solver_settings
 
 TIMEOUT = 10.0
 """Timeout in seconds for the pool to notice that its workers have ended."""
@@ -80,7 +80,7 @@ class Plan(NamedTuple):
         """All cells; the seeds of one problem follow one another, so that programs once compiled serve again."""
         for problem in self.experiment.problems:
             for seed in range(self.experiment.seeds):
-                for run in self.experiment.runs:
+                for run in [run for run in self.experiment.runs if run.serves(problem)]:
                     yield Cell(problem, seed, run, run.solver or self.solver or problem.solver)
 
     def digest(self, cell: Cell) -> str:
@@ -150,8 +150,12 @@ class Plan(NamedTuple):
 
 
 def _given(run: Run) -> dict[str, Any]:
-    """The settings of a run without what is left out, so that new settings leave older digests as they are."""
-    return {name: value for name, value in dataclasses.asdict(run).items() if value is not None}
+    """The settings of a run without what is left out, so that new settings leave older digests as they are.
+
+    Neither are the problems that it is run on.
+    """
+    settings = {name: value for name, value in dataclasses.asdict(run).items() if value is not None}
+    return {name: value for name, value in settings.items() if name != "problems"}
 
 
 def _digest(about: Mapping[str, Any]) -> str:
@@ -334,6 +338,8 @@ def method_settings(plan: Plan, cell: Cell, setting: PreparedProblem) -> dict[st
         settings = {"mixing": None, "step": 1.0} | settings
     if "optimiser" in settings:
         settings["optimiser"] = optimiser(settings["optimiser"])
+    if "measure" in settings:
+        settings["measure"] = measure(settings["measure"], setting)
     return settings | {"start": setting.start(cell.seed)}
 
 
@@ -352,8 +358,13 @@ def _evaluated(result: Result) -> list[dict[str, Any]]:
         latest = [*reversed(row["clients"]), *(name for name in latest if name not in row["clients"])]
         if "nll" in row:
             own = [row[nll_of(name)] for name in latest if nll_of(name) in row]
-            found.append(_stored_columns(row) | ({"by_recency": own} if own else {}))
+            found.append(_stored_columns(row) | _answerer(row) | ({"by_recency": own} if own else {}))
     return found
+
+
+def _answerer(row: Mapping[str, Any]) -> dict[str, str]:
+    """Whose answer a step was made of, if it was one client's."""
+    return {"client": row["clients"][0]} if len(row["clients"]) == 1 else {}
 
 
 def _stored_columns(row: Mapping[str, Any]) -> dict[str, Any]:

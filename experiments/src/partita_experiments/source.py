@@ -109,6 +109,7 @@ def load(data: str) -> Source:
         "made up": lambda: FrameSource(synthetic_frames()),
         "mnist": lambda: TableSource(mnist()),
         "digits": lambda: TableSource(digits()),
+        "generated": lambda: TableSource(generated()),
     }
     if data not in sources:
         raise unknown("data set", data, sources)
@@ -127,6 +128,19 @@ def synthetic_frames(rows: int = 400, columns: int = 12, owners: int = 4) -> dic
 
     centres = generator.normal(size=(owners, columns))
     return {f"owner {k}": Frames(frame(centre), frame(centre)) for k, centre in enumerate(centres)}
+
+
+def generated(rows: int = 20_000, columns: int = 9) -> Dataset:
+    """Rows drawn from one logistic regression, to be divided among any number of clients; a tenth as many to test."""
+    generator = np.random.default_rng(0)
+    weights = generator.normal(size=columns)
+
+    def drawn(count: int) -> Table:
+        x: Any = generator.normal(size=(count, columns))
+        y: Any = generator.random(count) < 1 / (1 + np.exp(-(x @ weights)))
+        return Table(x, y.astype(float))
+
+    return Dataset(drawn(rows), drawn(rows // 10), tuple(f"input {j}" for j in range(columns)))
 
 
 def _single_owner(source: Callable[..., Frames], *arguments: str) -> Source:

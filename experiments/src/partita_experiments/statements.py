@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from partita_experiments import images, local_steps, order
+from partita_experiments import growth, images, local_steps, order, schedules
 from partita_experiments.config import Experiment
 from partita_experiments.figure import Drawing, label
 from partita_experiments.judge import (
@@ -87,10 +87,12 @@ PAGES: Mapping[str, Callable[[Results, Clients], list[Part]]] = {
     "digits-early-stopping": images.early_stopping,
     "digits-steps": local_steps.page,
     "digits-order": order.page,
+    **schedules.PAGES,
 }
-FIGURES: Mapping[str, Callable[[Experiment, Results], list[Drawing]]] = {
+FIGURES: Mapping[str, Callable[[Experiment, Results, Clients], list[Drawing]]] = {
     "digits-steps": local_steps.figures,
     "digits-order": order.figures,
+    "schedules-clients": growth.figures,
 }
 """Experiments with figures of their own, instead of curves against communications."""
 
