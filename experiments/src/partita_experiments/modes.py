@@ -10,7 +10,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -74,8 +74,8 @@ def run(folder: Path, quick: bool, as_json: bool) -> None:
 def study(seeds: int, steps: int, units: int) -> dict[str, Found]:
     """All ways with so many seeds, steps a client and hidden units."""
     data = digits()
-    x = np.asarray(data.train.x, np.float32)
-    parts = split(Table(x, np.asarray(data.train.y, np.float32)), partitioners.equal_random(len(x), CLIENTS, seed=0))
+    x, y = (jnp.asarray(leaf, jnp.float32) for leaf in data.train)
+    parts = split(Table(x, y), partitioners.equal_random(len(x), CLIENTS, seed=0))
     solver = Gradient(learning_rate=0.01, batch_size=128, max_steps=steps, window=25, tolerance=0.5)
     found: dict[str, list[list[float]]] = {way: [] for way in (OWN, SHARED, ORDERED, CONVEX)}
     for seed in range(seeds):
@@ -106,7 +106,7 @@ def alone(
     for name, start in zip(parts.names, starts, strict=True):
         method = bcm_same(solver, start=MeanFieldGaussian.tight(prior.mean, start))
         result = run_method(method, model, prior, parts.only(name), seed=start, monitor=Monitor(every=0))
-        found.append(result.posterior.q)
+        found.append(cast(MeanFieldGaussian, result.posterior.q))
     return found
 
 

@@ -65,11 +65,11 @@ class PreparedProblem(NamedTuple):
         }
         if not self.measured:
             return found
-        tables = [
-            Table(*(np.asarray(leaf)[:size] for leaf in shard.data))
+        own = [
+            [np.asarray(leaf)[:size] for leaf in shard.data]
             for shard, size in zip(self.clients.shards, self.clients.sizes, strict=True)
         ]
-        everybody = Table(*(np.concatenate(leaves) for leaves in zip(*tables, strict=True)))
+        everybody = Table(*(jnp.asarray(np.concatenate(leaves)) for leaves in zip(*own, strict=True)))
         probabilities, y = self._predicted(posterior, everybody)
         if "train" in self.measured:
             found["train_nll"] = negative_log_likelihood(probabilities, y)
