@@ -2,7 +2,8 @@
 
 A row is one evaluation of one run on one problem with one seed. What belongs to the whole cell stands in each of its
 rows, which compresses to next to nothing. Digests say of what the cell is a result: of its settings, of everybody's
-rows, and of the clients' compiled program; neither the version nor the place of files is among them.
+rows, and of the clients' compiled program; neither the version nor the place of files is among them. Numbers are kept
+in single precision, some with fewer digits: reports show four decimals.
 """
 
 import io
@@ -12,26 +13,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from jaxtyping import Float
 
 from partita.errors import InputError
 from partita.io.atomic import write_bytes
 
 FILE = "results.parquet"
 """The name of an experiment's table in its folder."""
-NUMBERS = (
-    "communications",
-    "rounds",
-    "gradient_steps",
-    "synchronous_steps",
-    "clock",
-    "free_energy",
-    "residual",
-    "nll",
-    "error",
-    "pruned",
-)
+COUNTS = ("communications", "gradient_steps", "synchronous_steps")
+"""The whole numbers among the stored columns of a history."""
+DIGITS = {"rounds": 23, "clock": 23, "free_energy": 20, "nll": 20, "error": 23, "pruned": 23}
+"""The others, and how many binary digits after the first are kept of each: 23 are all of single precision."""
+NUMBERS = (*COUNTS, *DIGITS)
 """The stored columns of a history; all are reproducible."""
 
 _KEY = ("problem", "run", "seed")
@@ -42,12 +38,16 @@ _SCHEMA = pa.schema(
         *((name, pa.int32() if name == "seed" else pa.string()) for name in _KEY),
         *((name, pa.string()) for name in _TEXTS),
         *((name, pa.string()) for name in _JSON),
-        ("seconds", pa.float64()),
+        ("seconds", pa.float32()),
         ("client", pa.string()),
-        *((name, pa.float64()) for name in NUMBERS),
+        *((name, pa.int32()) for name in COUNTS),
+        *((name, pa.float32()) for name in DIGITS),
     ]
 )
-_META = b"partita"
+_SPLIT = ("clock", "free_energy", "nll")
+"""Columns of which hardly two numbers are equal: byte by byte they compress to half, as no dictionary does."""
+META = b"partita"
+"""Under which a table's file says of which experiment it is."""
 
 Cell = Mapping[str, Any]
 """A result: what identifies it, its digests, its endings, and `rows`, a mapping for each evaluation."""
@@ -78,7 +78,8 @@ def save(path: Path, stored: Stored) -> None:
             **{name: json.dumps(cell[name], sort_keys=True) for name in _JSON},
             "seconds": cell["seconds"],
             "client": row.get("client"),
-            **{name: float(row[name]) for name in NUMBERS},
+            **{name: int(row[name]) for name in COUNTS},
+            **{name: float(row[name]) for name in DIGITS},
         }
         for cell in stored.cells
         for row in cell["rows"]
@@ -86,25 +87,62 @@ def save(path: Path, stored: Stored) -> None:
     about = json.dumps(
         {"experiment": stored.experiment, "clients": stored.clients, "smoke": stored.smoke}, sort_keys=True
     )
-    table = pa.Table.from_pylist(rows, _SCHEMA.with_metadata({_META: about}))
+    table = pa.Table.from_pylist(rows, _SCHEMA.with_metadata({META: about}))
+    for name, digits in DIGITS.items():
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, name, pa.array(rounded(table.column(name).to_numpy(), digits)))
     contents = io.BytesIO()
-    pq.write_table(table, contents, compression="zstd", compression_level=19)
+    pq.write_table(
+        table,
+        contents,
+        compression="zstd",
+        compression_level=19,
+        use_dictionary=[name for name in table.column_names if name not in (*_SPLIT, *COUNTS)],
+        column_encoding={
+            **dict.fromkeys(_SPLIT, "BYTE_STREAM_SPLIT"),
+            **dict.fromkeys(COUNTS, "DELTA_BINARY_PACKED"),
+        },
+    )
     write_bytes(path, contents.getvalue())
+
+
+def rounded(values: Float[np.ndarray, " n"], digits: int) -> Float[np.ndarray, " n"]:
+    """Single precision with so many binary digits after the first; what is not finite stays."""
+    fractions, exponents = np.frexp(np.asarray(values, np.float32))
+    return np.ldexp(np.round(np.ldexp(fractions, digits + 1)), exponents - digits - 1).astype(np.float32)
 
 
 def load(path: Path) -> Stored:
     """Reads a table; an `InputError` says what is wrong with the file."""
+    table = opened(path)
+    described = json.loads(table.schema.metadata[META])
+    try:
+        table = table.select(_SCHEMA.names).cast(_SCHEMA)  # tables once had all numbers in double precision
+    except (KeyError, pa.ArrowInvalid):
+        raise _no_table(path) from None
+    return Stored(described["experiment"], list(_cells(table.to_pylist())), described["clients"], described["smoke"])
+
+
+def opened(path: Path) -> pa.Table:
+    """A table of results of any kind as it is in its file."""
     try:
         table = pq.read_table(io.BytesIO(path.read_bytes()))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or 'it is no Parquet file'}.") from None
     except pa.ArrowInvalid:
         raise InputError(f"{path} is no Parquet file: use one that an experiment has written.") from None
-    about = (table.schema.metadata or {}).get(_META)
-    if about is None or not table.schema.equals(_SCHEMA):
-        raise InputError(f"{path} is no table of results: use one that an experiment of this version has written.")
-    described = json.loads(about)
-    return Stored(described["experiment"], list(_cells(table.to_pylist())), described["clients"], described["smoke"])
+    if META not in (table.schema.metadata or {}):
+        raise _no_table(path)
+    return table
+
+
+def experiment_of(path: Path) -> str:
+    """The name of the experiment, or of the study, whose results a table has."""
+    return json.loads(opened(path).schema.metadata[META])["experiment"]
+
+
+def _no_table(path: Path) -> InputError:
+    return InputError(f"{path} is no table of results: use one that an experiment of this version has written.")
 
 
 def _cells(rows: Iterable[Mapping[str, Any]]) -> Iterable[Cell]:
