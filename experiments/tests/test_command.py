@@ -153,6 +153,7 @@ def test_a_plan_is_a_table_with_a_row_per_run(capsys, tmp_path):
         ),
         (["heart", "--config", "nowhere.toml"], "nowhere.toml cannot be used"),
         (["report", "mnist"], "There is no experiment with a table named 'mnist'"),
+        (["report"], "Options without an experiment: name the one whose report is to be written"),
         (["report", "uci", "--table", "nowhere.parquet"], "nowhere.parquet cannot be read: No such file"),
     ],
 )

@@ -109,7 +109,7 @@ def many(ratio=2.0, fall=0.0):
         cells += run("sequential", "sequential", [9, 0.5], problem, step=step)
         times = 3 if number == 2 else 3 * ratio
         cells += run("synchronous, ρ = 1/M", "synchronous", [9, 3 - fall, 3, 0.5], problem, step=step * times)
-    return Results(cells)
+    return Results(cells, MANY)
 
 
 MANY = {f"{number} clients alike": [{"client": f"{k}", "rows": 5} for k in range(number)] for number in (2, 4)}
@@ -127,14 +127,14 @@ def test_the_growth_of_communications_and_stability_are_judged():
 
 
 def test_the_figure_of_many_clients_has_a_panel_for_time(tmp_path):
-    [drawing] = growth.figures(load("schedules-clients"), many(), MANY)
+    [drawing] = growth.figures(load("schedules-clients"), many())
     figure = drawing.draw(tmp_path / "figure.png")
     by_communications, by_clock = figure.axes
     assert [line.get_xdata().tolist() for line in by_communications.get_lines()] == [[2, 4], [2, 4]]
     sequential = next(line for line in by_communications.get_lines() if line.get_label() == "sequential PVI")
     assert sequential.get_ydata().tolist() == [8, 16]
     assert "time" in by_clock.get_ylabel()
-    [other] = growth.figures(load("schedules-clients"), many(ratio=3), MANY)
+    [other] = growth.figures(load("schedules-clients"), many(ratio=3))
     assert drawn(tmp_path / "figure.png") == drawing.digest != other.digest
 
 

@@ -19,11 +19,14 @@ def cells():
 
 
 def numbers(some):
-    """The cells with their numbers as numbers; JSON has infinity as text."""
-    return [
-        one | {"rows": [{k: float(v) if k in store.NUMBERS else v for k, v in row.items()} for row in one["rows"]]}
-        for one in some
-    ]
+    """The cells with the numbers that a table keeps, as precise as it keeps them; JSON has infinity as text."""
+
+    def kept(row):
+        exact = {name: int(row[name]) for name in store.COUNTS}
+        rounded = {name: float(store.rounded(float(row[name]), digits)) for name, digits in store.DIGITS.items()}
+        return exact | rounded | ({"client": row["client"]} if "client" in row else {})
+
+    return [one | {"rows": list(map(kept, one["rows"]))} for one in some]
 
 
 def saved(path, some, experiment="uci"):
@@ -48,6 +51,32 @@ def test_what_only_some_experiments_measure_is_a_column_of_theirs(tmp_path):
     assert found.cells[0]["rows"] == numbers(some)[0]["rows"]
     assert found.cells[1:] == plain.cells[1:]
     assert pq.read_schema(tmp_path / "plain").names == pq.read_schema(tmp_path / "more").names[: -len(store.MEASURED)]
+
+
+@pytest.mark.parametrize("digits", sorted(set(store.DIGITS.values())))
+def test_a_number_is_kept_to_so_many_binary_digits(digits):
+    values = np.concatenate([np.random.default_rng(0).normal(size=1000) * 10.0 ** np.arange(-5, 5).repeat(100), [0.0]])
+    kept = store.rounded(values, digits)
+    np.testing.assert_allclose(kept, values, rtol=2.0 ** -(digits + 1))
+    np.testing.assert_array_equal(store.rounded(kept, digits), kept)
+    np.testing.assert_array_equal(store.rounded([np.inf, -np.inf, np.nan], digits), [np.inf, -np.inf, np.nan])
+    assert (kept != values).mean() > 0.8, "digits are dropped"
+    assert digits > store.SINGLE or (kept == kept.astype(np.float32)).all()
+
+
+def test_tables_in_double_precision_are_read(tmp_path):
+    """As tables once were, with a column more."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    saved(tmp_path / "x", cells())
+    table = pq.read_table(tmp_path / "x")
+    double = pa.schema(
+        [(field.name, pa.float64() if field.name in store.NUMBERS else field.type) for field in table.schema]
+    )
+    old = table.cast(double.with_metadata(table.schema.metadata)).append_column("residual", table.column("nll"))
+    pq.write_table(old, tmp_path / "old")
+    assert store.load(tmp_path / "old") == store.load(tmp_path / "x")
 
 
 def test_of_two_results_of_a_cell_the_later_counts(tmp_path):
@@ -80,7 +109,7 @@ def test_a_parquet_file_of_something_else_is_refused(tmp_path):
         store.load(tmp_path / "x.parquet")
 
 
-def test_a_hundred_evaluations_of_many_runs_are_tens_of_kilobytes(tmp_path):
+def test_a_hundred_evaluations_of_fifty_cells_are_tens_of_kilobytes(tmp_path):
     rng = np.random.default_rng(0)
     some = [
         cell(f"run {k}", rng.random(100).tolist(), seed, error=rng.random(100)) | DIGESTS
@@ -88,5 +117,5 @@ def test_a_hundred_evaluations_of_many_runs_are_tens_of_kilobytes(tmp_path):
         for seed in range(5)
     ]
     saved(tmp_path / store.FILE, some)
-    # two columns of random numbers, eight bytes each, and hardly anything for the others
-    assert (tmp_path / store.FILE).stat().st_size < 1.5 * 2 * 8 * 100 * 50
+    # two columns of random numbers, less than five bytes each, and hardly anything for the others
+    assert (tmp_path / store.FILE).stat().st_size < 10 * 100 * 50

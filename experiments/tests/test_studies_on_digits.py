@@ -71,10 +71,10 @@ def test_schedules_with_a_damping_that_follows_the_free_energy_are_told_apart():
 
 def test_a_figure_of_visits_carries_the_digest_of_its_numbers(tmp_path):
     results = Results([*ONE, *TENFOLD, *visits(200, [0.9, 0.9, 0.9])])
-    [drawing] = local_steps.figures(load("digits-steps"), results, TEN)
+    [drawing] = local_steps.figures(load("digits-steps"), results)
     drawing.draw(tmp_path / drawing.picture.file)
     assert drawn(tmp_path / "steps.png") == drawing.digest
-    [other] = local_steps.figures(load("digits-steps"), Results([*ONE, *TENFOLD]), TEN)
+    [other] = local_steps.figures(load("digits-steps"), Results([*ONE, *TENFOLD]))
     assert other.digest != drawing.digest
 
 
@@ -99,7 +99,7 @@ def test_the_last_client_is_favoured_where_its_rows_have_a_lower_nll(latest, noi
 
 
 def test_a_figure_of_recency_carries_the_digest_of_its_numbers(tmp_path):
-    [drawing] = order.figures(load("digits-order"), Results(visited("vcl", 0.1, [0.2, 0.4])), TEN)
+    [drawing] = order.figures(load("digits-order"), Results(visited("vcl", 0.1, [0.2, 0.4])))
     drawing.draw(tmp_path / "x.png")
     assert drawn(tmp_path / "x.png") == drawing.digest
 

@@ -9,10 +9,10 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from partita.errors import exit_with_sentence, unknown
-from partita_experiments.config import NAMES
+from partita.errors import InputError, exit_with_sentence, unknown
+from partita_experiments.config import NAMES, TABLED
 
-STUDIES = ("ep", "hyper", "modes", "theory")
+STUDIES = ("ep", "hyper", "modes", "theory", *TABLED)
 """Experiments that do not compare methods and have a module of their own."""
 
 HELP = """Run one of the paper's experiments, and write its table, figures and report.
@@ -97,7 +97,9 @@ _add(STUDIES, _study)
 
 @app.command()
 def report(
-    name: Annotated[str, typer.Argument(help="Which experiment.")],
+    name: Annotated[
+        str | None, typer.Argument(help="Which experiment; without one, those of all tables in this folder and below.")
+    ] = None,
     table: Annotated[
         Path | None, typer.Option(help="Its table of results; by default in the folder of its results.")
     ] = None,
@@ -108,12 +110,17 @@ def report(
     json: Json = False,
 ) -> None:
     """Write an experiment's report and figures again from its table, without running anything."""
-    if name not in NAMES:
-        raise unknown("experiment with a table", name, NAMES)
-    from partita_experiments.experiment import report_experiment
+    from partita_experiments import experiment
     from partita_experiments.store import FILE
 
-    report_experiment(name, table or Path(f"partita-experiment-{name}") / FILE, config, output, json)
+    if name is None:
+        if table or output or config:
+            raise InputError("Options without an experiment: name the one whose report is to be written.")
+        experiment.report_all(Path(), json)
+        return
+    if name not in (*NAMES, *TABLED):
+        raise unknown("experiment with a table", name, (*NAMES, *TABLED))
+    experiment.report_experiment(name, table or Path(f"partita-experiment-{name}") / FILE, config, output, json)
 
 
 @app.command()

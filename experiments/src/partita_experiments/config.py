@@ -41,6 +41,9 @@ NAMES = (
 )
 """The experiments that come with the package."""
 
+TABLED = ("inhomogeneity",)
+"""Studies, each a module of its own with a `STUDY`, whose results are a table as well."""
+
 Metric = Literal["error", "nll", "pruned", "train_nll", "gap"]
 Axis = Literal["communications", "synchronous_steps", "clock"]
 Measured = Literal["train", "clients"]

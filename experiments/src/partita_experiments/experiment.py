@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,15 @@ from rich.progress import Progress as Bars
 from rich.table import Table as RichTable
 
 from partita.engines.local import cores
-from partita.errors import unknown
+from partita.errors import InputError, unknown
 from partita.methods import named
-from partita_experiments import store
-from partita_experiments.config import Experiment, Problem, load
+from partita_experiments import committed, store, study
+from partita_experiments.config import NAMES, Experiment, Problem, load
 from partita_experiments.estimate import Forecast, duration, forecasts, sentence, total_seconds
-from partita_experiments.presentation import Report, from_table, printed, summary, write_report
+from partita_experiments.presentation import from_table, in_order, printed, summary, write_report
 from partita_experiments.problem import PreparedProblem, fingerprint, prepare, sizes_and_labels
 from partita_experiments.program import program
+from partita_experiments.report import Report
 from partita_experiments.runner import Plan, execute, method_settings
 
 
@@ -54,14 +55,45 @@ def run_experiment(settings: Settings, as_json: bool) -> None:
     before = _table(plan.folder)
     kept = store.Stored(plan.experiment.name, cells, clients, plan.experiment.smoke)
     store.save(plan.folder / store.FILE, store.merged([before, kept]) if before else kept)
+    cells = in_order(plan, store.load(plan.folder / store.FILE).cells)  # as the table has them, with its digits
     report = write_report(plan, cells, clients, plan.folder)
     tell(plan.experiment, cells, report, plan.folder, as_json)
 
 
 def report_experiment(name: str, table: Path, config: Path | None, output: Path | None, as_json: bool) -> None:
     """Writes the report of an experiment from its stored table alone, and prints where it is, or JSON."""
-    report = from_table(name, table, config, output)
-    tell(load(name, config), store.load(table).cells, report, output or table.parent, as_json)
+    if name in NAMES:
+        report = from_table(name, table, config, output)
+        tell(load(name, config), store.load(table).cells, report, output or table.parent, as_json)
+        return
+    written = study.write_report(committed.study_named(name), table, output or table.parent)
+    _tell_written({table: written}, output, as_json)
+
+
+def report_all(folder: Path, as_json: bool) -> None:
+    """Writes the reports of all tables in a folder and below, each beside its table, and prints where they are."""
+    tables = committed.tables(folder)
+    if not tables:
+        raise InputError(f"There is no {store.FILE} in this folder or below: go to one, or name an experiment.")
+    _tell_written({table: committed.write(table) for table in tables}, None, as_json)
+
+
+def _tell_written(reports: Mapping[Path, Report], output: Path | None, as_json: bool) -> None:
+    """Prints the statements and files of reports, or a JSON object of them."""
+    files = {
+        table: [str((output or table.parent) / file) for file in report.files] for table, report in reports.items()
+    }
+    if as_json:
+        told = {
+            str(table): {"statements": [part._asdict() for part in report.statements], "files": files[table]}
+            for table, report in reports.items()
+        }
+        print(json.dumps(told, indent=2))
+        return
+    console = Console()
+    for table, report in reports.items():
+        for line in (*printed(report), *files[table]):
+            console.print(line, highlight=False, soft_wrap=True)
 
 
 def merge_experiments(tables: Sequence[Path], output: Path) -> None:

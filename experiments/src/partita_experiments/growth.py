@@ -15,7 +15,6 @@ from partita_experiments.config import Experiment
 from partita_experiments.figure import Drawing, Style, hashed, save, styles
 from partita_experiments.report import Picture
 from partita_experiments.results import Results
-from partita_experiments.store import Clients
 
 NEAR = 1.0
 """How many nats below global VI's free energy a run has arrived."""
@@ -48,16 +47,16 @@ class Growth(NamedTuple):
         )
 
 
-def figures(experiment: Experiment, results: Results, clients: Clients) -> list[Drawing]:
+def figures(experiment: Experiment, results: Results) -> list[Drawing]:
     """Communications and simulated time until arrival against the number of clients."""
-    found = growth(results, clients)
+    found = growth(results)
     seeds = max(len(results.of(problem, run)) for problem in results.problems for run in results.runs)
     caption = f"Until within {NEAR:g} nat of global VI, by the number of clients: medians over up to {seeds} seeds."
     draw = functools.partial(_draw, title=experiment.title, found=found)
     return [Drawing(Picture("clients.png", caption), found.digest, draw)]
 
 
-def growth(results: Results, clients: Clients) -> Growth:
+def growth(results: Results) -> Growth:
     """The arrivals of all runs that are drawn; a problem is called after its clients, such as "30 clients alike"."""
     drawn = styles(results)
     arrivals: dict[str, dict[str, list[Arrival]]] = {}
@@ -65,7 +64,7 @@ def growth(results: Results, clients: Clients) -> Growth:
         runs = arrivals.setdefault(kind_of(problem), {})
         for run in [run for run in drawn if results.has(problem, run)]:
             reached = [results.reach(problem, run, 0.0, NEAR, by, "gap") for by in AXES]
-            runs.setdefault(run, []).append(Arrival(len(clients[problem]), *reached))
+            runs.setdefault(run, []).append(Arrival(len(results.clients[problem]), *reached))
     return Growth(arrivals, drawn)
 
 

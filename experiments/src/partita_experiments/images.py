@@ -11,10 +11,11 @@ from partita_experiments.early_stopping import early_and_global
 from partita_experiments.figure import label
 from partita_experiments.judge import (
     PAPER_SCHEDULES,
+    beside_global,
+    clearly,
     common,
     count,
     each,
-    exceeds,
     higher,
     median_reached_at,
     rises,
@@ -37,10 +38,10 @@ def homogeneous(results: Results, clients: Clients) -> list[Part]:
     """`fig:fmnist_homo_pvi`, `fig:fmnist_homo_pvi_steps`."""
     parts: list[Part] = [*client_summary(clients), *common(results), Heading("The paper's statements")]
     for problem in results.problems:
-        parts += each(_same_error, results, problem, PAPER_SCHEDULES)
-        parts += each(_tenth_of_communications, results, problem, PAPER_SCHEDULES)
+        parts += beside_global(_same_error, results, problem, PAPER_SCHEDULES)
+        parts += beside_global(_tenth_of_communications, results, problem, PAPER_SCHEDULES)
         poorer = functools.partial(_more_error, than="global_vi", points=2)
-        parts += each(poorer, results, problem, ("bcm_same", "bcm_split"))
+        parts += beside_global(poorer, results, problem, ("bcm_same", "bcm_split"))
         parts += each(rises, results, problem, ("streaming_vb",))
         if results.has(problem, "vcl", "sequential"):
             parts.append(higher(results, problem, "vcl", "sequential"))
@@ -115,7 +116,7 @@ def inhomogeneous(results: Results, clients: Clients) -> list[Part]:
             _intermediate_results(results, problem, runs, (1000, 3000)),
             Heading("The paper's statements"),
         ]
-        parts += each(functools.partial(_more_error, than="global_vi"), results, problem, PAPER_SCHEDULES)
+        parts += beside_global(functools.partial(_more_error, than="global_vi"), results, problem, PAPER_SCHEDULES)
         parts += each(functools.partial(_sooner, than="global_vi"), results, problem, PAPER_SCHEDULES)
         if results.has(problem, "stochastic_global_vi", "sequential"):
             parts.append(_sooner(results, problem, "stochastic_global_vi", than="sequential"))
@@ -142,7 +143,7 @@ def digits(results: Results, clients: Clients) -> list[Part]:
             Heading("On the way, mean ± sd over the seeds"),
             _intermediate_results(results, problem, runs, (200, 1000)),
         ]
-        parts += [Heading("Statement"), *each(_no_more_error, results, problem, ("incremental_vi",))]
+        parts += [Heading("Statement"), *beside_global(_no_more_error, results, problem, ("incremental_vi",))]
     return parts
 
 
@@ -212,21 +213,15 @@ def _tenth_of_communications(results: Results, problem: str, run: str) -> Statem
 def _more_error(results: Results, problem: str, run: str, than: str, points: float = 0) -> Statement:
     gap = results.final(problem, run, "error") - results.final(problem, than, "error")
     margin = f"more than {points:g} percentage points and by " if points else ""
-    return Statement(
-        f"{problem}: {label(run)} ends with more test error than {label(than)}, by {margin}more than 2 sd.",
-        exceeds(gap, points / 100),
-        f"{spread(100 * gap)} points above it.",
-    )
+    text = f"{problem}: {label(run)} ends with more test error than {label(than)}, by {margin}more than 2 sd."
+    return clearly(text, gap, points / 100, f"{spread(100 * gap)} points above it.")
 
 
 def _sooner(results: Results, problem: str, run: str, than: str) -> Statement:
     gap = results.at(problem, than, 1000) - results.at(problem, run, 1000)
-    return Statement(
-        f"{problem}: after 1,000 communications {label(run)} is at a lower test NLL than {label(than)}, by more than "
-        "2 sd.",
-        exceeds(gap, 0.0),
-        f"{spread(gap)} below it.",
-    )
+    lower = f"is at a lower test NLL than {label(than)}, by more than 2 sd."
+    text = f"{problem}: after 1,000 communications {label(run)} {lower}"
+    return clearly(text, gap, 0.0, f"{spread(gap)} below it.")
 
 
 def _pruning(results: Results, problem: str, run: str) -> Statement:
@@ -242,6 +237,7 @@ def _pruning(results: Results, problem: str, run: str) -> Statement:
         f"{problem}: after {label(run)}'s lowest test NLL, more pruned parameters go with a higher one.",
         bool((signs > 0).all()) if found else None,
         f"rank correlation {spread(np.array(found))}." if found else "it ends at its lowest NLL, or prunes nothing.",
+        "" if found else "It takes one seed whose NLL rises again while parameters are pruned, and none does.",
     )
 
 

@@ -128,7 +128,7 @@ def _few_help(results: Results, problem: str, some: Series) -> list[Part]:
     ]
 
 
-def figures(experiment: Experiment, results: Results, _: Clients) -> list[Drawing]:
+def figures(experiment: Experiment, results: Results) -> list[Drawing]:
     """Communications, and steps in rounds, to the level against the steps of a visit."""
     points = {problem: _points(results, problem) for problem in results.problems}
     seeds = max(len(results.of(problem, run)) for problem in results.problems for run in results.runs)

@@ -69,7 +69,7 @@ def _favours(problem: str, run: str, scores: Float[np.ndarray, "seeds m"]) -> St
     )
 
 
-def figures(experiment: Experiment, results: Results, _: Clients) -> list[Drawing]:
+def figures(experiment: Experiment, results: Results) -> list[Drawing]:
     """NLL on clients' own rows against how recently they were visited."""
     looks = styles(results)
     scores = {

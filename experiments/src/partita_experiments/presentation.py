@@ -5,7 +5,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,31 +14,19 @@ from partita.io.atomic import write_text
 from partita_experiments import store
 from partita_experiments.config import Experiment, file_name, load
 from partita_experiments.figure import Drawing, digest, draw, drawn, label
-from partita_experiments.report import Heading, Part, Picture, ReportTable, Statement, Text, markdown, page
+from partita_experiments.report import Heading, Part, Picture, Report, ReportTable, Statement, Text, markdown, page
 from partita_experiments.results import Results
 from partita_experiments.runner import Plan
 from partita_experiments.statements import FIGURES, PAGES
 
 
-class Report(NamedTuple):
-    """What was written, and what it says."""
-
-    parts: list[Part]
-    files: tuple[str, ...]
-
-    @property
-    def statements(self) -> list[Statement]:
-        """The paper's statements and ours, with what was seen."""
-        return [part for part in self.parts if isinstance(part, Statement)]
-
-
 def from_table(name: str, table: Path, config: Path | None, output: Path | None) -> Report:
     """Writes the report of an experiment from its stored table, beside it or into another folder."""
-    plan, stored = _stored(name, table, config)
+    plan, stored = opened(name, table, config)
     return write_report(plan, stored.cells, stored.clients, output or table.parent)
 
 
-def _stored(name: str, table: Path, config: Path | None) -> tuple[Plan, store.Stored]:
+def opened(name: str, table: Path, config: Path | None) -> tuple[Plan, store.Stored]:
     """A table, and the plan of the experiment with the problems and seeds that it has."""
     stored = store.load(table)
     if stored.experiment != name:
@@ -54,9 +42,9 @@ def _stored(name: str, table: Path, config: Path | None) -> tuple[Plan, store.St
 
 def write_report(plan: Plan, cells: Sequence[store.Cell], clients: store.Clients, folder: Path) -> Report:
     """Writes `report.md`, `report.html` and the figures of these cells into a folder."""
-    experiment, results = plan.experiment, Results(in_order(plan, cells))
+    experiment, results = plan.experiment, Results(in_order(plan, cells), clients)
     folder.mkdir(parents=True, exist_ok=True)
-    drawings, parts = _drawings(experiment, results, clients), _parts(plan, results, clients)
+    drawings, parts = _drawings(experiment, results), _parts(plan, results, clients)
     for drawing in drawings:
         drawing.draw(folder / drawing.picture.file)
     write_text(folder / "report.md", markdown(experiment.title, parts))
@@ -66,11 +54,11 @@ def write_report(plan: Plan, cells: Sequence[store.Cell], clients: store.Clients
 
 def outdated(name: str, folder: Path) -> list[str]:
     """The files beside a folder's table that do not tell what it does: the report, and figures by their digests."""
-    plan, stored = _stored(name, folder / store.FILE, None)
-    experiment, results = plan.experiment, Results(in_order(plan, stored.cells))
+    plan, stored = opened(name, folder / store.FILE, None)
+    experiment, results = plan.experiment, Results(in_order(plan, stored.cells), stored.clients)
     told = markdown(experiment.title, _parts(plan, results, stored.clients))
     found = ["report.md"] if (folder / "report.md").read_text(encoding="utf-8") != told else []
-    drawings = _drawings(experiment, results, stored.clients)
+    drawings = _drawings(experiment, results)
     return found + [one.picture.file for one in drawings if drawn(folder / one.picture.file) != one.digest]
 
 
@@ -80,7 +68,7 @@ def _parts(plan: Plan, results: Results, clients: store.Clients) -> list[Part]:
     found = PAGES[experiment.name](results, clients)
     if experiment.smoke:
         found = [part for part in found if not isinstance(part, Statement)]
-    pictures = [drawing.picture for drawing in _drawings(experiment, results, clients)]
+    pictures = [drawing.picture for drawing in _drawings(experiment, results)]
     return [Text(experiment.question), *pictures, *found, Heading("The cells"), *_cells(plan, results)]
 
 
@@ -91,13 +79,13 @@ def in_order(plan: Plan, cells: Sequence[store.Cell]) -> list[store.Cell]:
     return [found[key] for key in wanted if key in found]
 
 
-def _drawings(experiment: Experiment, results: Results, clients: store.Clients) -> list[Drawing]:
+def _drawings(experiment: Experiment, results: Results) -> list[Drawing]:
     """One figure per data set, as in the paper, per horizontal axis, and, where they are asked for, per method.
 
     An experiment may have figures of its own instead.
     """
     if experiment.name in FIGURES:
-        return FIGURES[experiment.name](experiment, results, clients)
+        return FIGURES[experiment.name](experiment, results)
     groups = dict[str, list[str]]()
     for problem in experiment.problems:
         if problem.name in results.problems:
@@ -147,13 +135,13 @@ def _cells(plan: Plan, results: Results) -> list[Part]:
             continue
         wanted = [cell for cell in plan.cells() if (cell.problem.name, cell.run.curve) == (problem, run)]
         settings = {cell.seed: plan.digest(cell) for cell in wanted}
-        stale = sum(settings[cell["seed"]] != cell["digest"] for cell in cells)
+        stale = [f"seed {cell['seed']}" for cell in cells if settings[cell["seed"]] != cell["digest"]]
         rows.append(
             [
                 problem,
                 run,
                 f"{len(cells)} of {len(wanted)}",
-                f"{stale}" if stale else "",
+                ", ".join(stale),
                 ", ".join(sorted({cell["version"] for cell in cells})),
                 f"{np.mean([cell['seconds'] for cell in cells]):.0f}",
             ]
@@ -181,14 +169,14 @@ def summary(experiment: Experiment, cells: Sequence[store.Cell], report: Report,
             }
             for problem in results.problems
         },
-        "statements": [{"text": part.text, "holds": part.holds, "seen": part.seen} for part in report.statements],
+        "statements": [part._asdict() for part in report.statements],
         "files": {file: str(folder / file) for file in (store.FILE, *report.files)},
     }
 
 
 def printed(report: Report) -> list[str]:
     """The statements, a line each."""
-    return [f"{part.verdict.strip('*')}: {part.text} Seen: {part.seen}" for part in report.statements]
+    return [f"{part.verdict.strip('*')}: {part.told}" for part in report.statements]
 
 
 def _finite(values: np.ndarray) -> list[float | str]:

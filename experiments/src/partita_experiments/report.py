@@ -44,14 +44,33 @@ class Statement(NamedTuple):
     holds: bool | None
     """None where it cannot be judged."""
     seen: str
+    lacks: str = ""
+    """What it would take to judge it, where it is not."""
 
     @property
     def verdict(self) -> str:
         """Confirmed, not confirmed, or not judged."""
         return {True: "confirmed", False: "**not confirmed**", None: "not judged"}[self.holds]
 
+    @property
+    def told(self) -> str:
+        """The statement, what was seen, and what is lacking."""
+        return " ".join(filter(None, [self.text, f"Seen: {self.seen}", self.lacks]))
+
 
 Part = Heading | Subheading | Text | ReportTable | Picture | Statement
+
+
+class Report(NamedTuple):
+    """What was written, and what it says."""
+
+    parts: Sequence[Part]
+    files: tuple[str, ...]
+
+    @property
+    def statements(self) -> list[Statement]:
+        """The paper's statements and ours, with what was seen."""
+        return [part for part in self.parts if isinstance(part, Statement)]
 
 
 def markdown(title: str, parts: Sequence[Part]) -> str:
@@ -83,8 +102,8 @@ def _markdown(part: Part) -> str:
             return "\n".join("| " + " | ".join(line) + " |" for line in lines)
         case Picture(file, caption):
             return f"![{caption}]({file})\n\n{caption}"
-        case Statement(text, _, seen):
-            return f"- {part.verdict}: {text} Seen: {seen}"
+        case Statement():
+            return f"- {part.verdict}: {part.told}"
 
 
 def _html(part: Part) -> str:
@@ -102,8 +121,8 @@ def _html(part: Part) -> str:
         case Picture(file, caption):
             shown = f"<figcaption>{_escape(caption)}</figcaption>"
             return f'<figure><img src="{_escape(file)}" alt="">{shown}</figure>'
-        case Statement(text, _, seen):
-            return f"<p><b>{part.verdict.strip('*')}</b>: {_escape(text)} Seen: {_escape(seen)}</p>"
+        case Statement():
+            return f"<p><b>{part.verdict.strip('*')}</b>: {_escape(part.told)}</p>"
 
 
 def _escape(text: str) -> str:

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from partita_experiments.store import Clients
+
 PVI = ("sequential", "synchronous", "asynchronous")
 
 
@@ -23,9 +25,10 @@ class Results:
     on the problem. Where the bound has one maximum, as of a generalised linear model, that is global VI's.
     """
 
-    def __init__(self, cells: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, cells: Sequence[Mapping[str, Any]], clients: Clients | None = None) -> None:
         highest = _highest(cells)
         self.cells = [dict(cell) | {"rows": _below(cell["rows"], highest[cell["problem"]])} for cell in cells]
+        self.clients = clients or {}
         self.problems = list(dict.fromkeys(cell["problem"] for cell in cells))
         self.runs = list(dict.fromkeys(cell["run"] for cell in cells))
         self.methods = {cell["run"]: cell["method"] for cell in cells}
@@ -41,6 +44,10 @@ class Results:
     def setting(self, run: str, name: str) -> Any:
         """A setting of the run's method, None if it was left to the method."""
         return next(cell for cell in self.cells if cell["run"] == run)["settings"].get(name)
+
+    def rows(self, problem: str) -> int:
+        """How many training rows all clients have together; 1 where that is not known."""
+        return sum(client["rows"] for client in self.clients.get(problem, ())) or 1
 
     def statuses(self, problem: str, run: str) -> list[str]:
         """The distinct statuses with which the run ended."""

@@ -2,7 +2,8 @@
 
 A row is one evaluation of one run on one problem with one seed. What belongs to the whole cell stands in each of its
 rows, which compresses to next to nothing. Digests say of what the cell is a result: of its settings, of everybody's
-rows, and of the clients' compiled program; neither the version nor the place of files is among them.
+rows, and of the clients' compiled program; neither the version nor the place of files is among them. Numbers are kept
+with as many digits as reports and figures tell apart.
 """
 
 import io
@@ -15,24 +16,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from jaxtyping import Float
 
 from partita.errors import InputError
 from partita.io.atomic import write_bytes
 
 FILE = "results.parquet"
 """The name of an experiment's table in its folder."""
-NUMBERS = (
-    "communications",
-    "rounds",
-    "gradient_steps",
-    "synchronous_steps",
-    "clock",
-    "free_energy",
-    "residual",
-    "nll",
-    "error",
-    "pruned",
-)
+COUNTS = ("communications", "gradient_steps", "synchronous_steps")
+"""The whole numbers among the stored columns of a history."""
+SINGLE = 23
+"""How many binary digits after the first single precision has."""
+DIGITS = {"rounds": SINGLE, "clock": SINGLE, "free_energy": 32, "nll": 20, "error": SINGLE, "pruned": SINGLE}
+"""The others, and how many binary digits after the first are kept of each: differences of free energies count."""
+NUMBERS = (*COUNTS, *DIGITS)
 """The stored columns of a history; all are reproducible."""
 
 MEASURED = ("train_nll", "train_error", "by_recency")
@@ -47,13 +44,17 @@ _SCHEMA = pa.schema(
         *((name, pa.int32() if name == "seed" else pa.string()) for name in _KEY),
         *((name, pa.string()) for name in _TEXTS),
         *((name, pa.string()) for name in _JSON),
-        ("seconds", pa.float64()),
+        ("seconds", pa.float32()),
         ("client", pa.string()),
-        *((name, pa.float64()) for name in NUMBERS),
+        *((name, pa.int32()) for name in COUNTS),
+        *((name, pa.float32() if digits <= SINGLE else pa.float64()) for name, digits in DIGITS.items()),
     ]
 )
-_OPTIONAL = {name: pa.list_(pa.float64()) if name == "by_recency" else pa.float64() for name in MEASURED}
-_META = b"partita"
+_OPTIONAL = pa.schema([(name, pa.list_(pa.float32()) if name == "by_recency" else pa.float32()) for name in MEASURED])
+_SPLIT = ("clock", "free_energy", "nll")
+"""Columns of which hardly two numbers are equal: byte by byte they compress to half, as no dictionary does."""
+META = b"partita"
+"""Under which a table's file says of which experiment it is."""
 
 Cell = Mapping[str, Any]
 """A result: what identifies it, its digests, its endings, and `rows`, a mapping for each evaluation."""
@@ -84,7 +85,8 @@ def save(path: Path, stored: Stored) -> None:
             **{name: json.dumps(cell[name], sort_keys=True) for name in _JSON},
             "seconds": cell["seconds"],
             "client": row.get("client"),
-            **{name: float(row[name]) for name in NUMBERS},
+            **{name: int(row[name]) for name in COUNTS},
+            **{name: float(row[name]) for name in DIGITS},
             **{name: np.asarray(row[name], float).tolist() for name in MEASURED if name in row},
         }
         for cell in stored.cells
@@ -93,33 +95,66 @@ def save(path: Path, stored: Stored) -> None:
     about = json.dumps(
         {"experiment": stored.experiment, "clients": stored.clients, "smoke": stored.smoke}, sort_keys=True
     )
-    schema = _SCHEMA
-    for name in MEASURED:
-        schema = schema.append(pa.field(name, _OPTIONAL[name])) if any(name in row for row in rows) else schema
-    table = pa.Table.from_pylist(rows, schema.with_metadata({_META: about}))
+    measured = [field for field in _OPTIONAL if any(field.name in row for row in rows)]
+    schema = pa.schema([*_SCHEMA, *measured], {META: about})
+    table = pa.Table.from_pylist(rows, schema)
+    for name, digits in DIGITS.items():
+        place = schema.get_field_index(name)
+        kept = pa.array(rounded([row[name] for row in rows], digits), schema.field(place).type)
+        table = table.set_column(place, schema.field(place), kept)
     contents = io.BytesIO()
-    pq.write_table(table, contents, compression="zstd", compression_level=19)
+    pq.write_table(
+        table,
+        contents,
+        compression="zstd",
+        compression_level=19,
+        use_dictionary=[name for name in table.column_names if name not in (*_SPLIT, *COUNTS)],
+        column_encoding={
+            **dict.fromkeys(_SPLIT, "BYTE_STREAM_SPLIT"),
+            **dict.fromkeys(COUNTS, "DELTA_BINARY_PACKED"),
+        },
+    )
     write_bytes(path, contents.getvalue())
+
+
+def rounded(values: Float[np.ndarray, " n"], digits: int) -> Float[np.ndarray, " n"]:
+    """Numbers with so many binary digits after the first; what is not finite stays."""
+    fractions, exponents = np.frexp(np.asarray(values, float))
+    return np.ldexp(np.round(np.ldexp(fractions, digits + 1)), exponents - digits - 1)
 
 
 def load(path: Path) -> Stored:
     """Reads a table; an `InputError` says what is wrong with the file."""
+    table = opened(path)
+    described = json.loads(table.schema.metadata[META])
+    try:
+        kept = pa.schema([*_SCHEMA, *(field for field in _OPTIONAL if field.name in table.column_names)])
+        table = table.select(kept.names).cast(kept)  # tables once had all numbers in double precision
+    except (KeyError, pa.ArrowInvalid):
+        raise _no_table(path) from None
+    return Stored(described["experiment"], list(_cells(table.to_pylist())), described["clients"], described["smoke"])
+
+
+def opened(path: Path) -> pa.Table:
+    """A table of results of any kind as it is in its file."""
     try:
         table = pq.read_table(io.BytesIO(path.read_bytes()))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or 'it is no Parquet file'}.") from None
     except pa.ArrowInvalid:
         raise InputError(f"{path} is no Parquet file: use one that an experiment has written.") from None
-    about = (table.schema.metadata or {}).get(_META)
-    known = (*_SCHEMA, *(pa.field(name, kind) for name, kind in _OPTIONAL.items()))
-    if (
-        about is None
-        or any(field not in table.schema for field in _SCHEMA)
-        or any(f not in known for f in table.schema)
-    ):
-        raise InputError(f"{path} is no table of results: use one that an experiment of this version has written.")
-    described = json.loads(about)
-    return Stored(described["experiment"], list(_cells(table.to_pylist())), described["clients"], described["smoke"])
+    if META not in (table.schema.metadata or {}):
+        raise _no_table(path)
+    return table
+
+
+def experiment_of(path: Path) -> str:
+    """The name of the experiment, or of the study, whose results a table has."""
+    return json.loads(opened(path).schema.metadata[META])["experiment"]
+
+
+def _no_table(path: Path) -> InputError:
+    return InputError(f"{path} is no table of results: use one that an experiment of this version has written.")
 
 
 def _cells(rows: Iterable[Mapping[str, Any]]) -> Iterable[Cell]:

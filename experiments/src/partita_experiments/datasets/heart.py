@@ -40,11 +40,12 @@ def heart_frames() -> dict[str, Frames]:
     random, 66 to 34, stratified by response where both classes have three rows. Rows keep the file's order. FLamby's
     16 inputs have the levels of resting ECG twice, as numbers and, from files with gaps, as texts; here they are one.
     """
-    return {hospital: _divided(_frame(hospital)) for hospital in HOSPITALS}
+    return {name: _divided(hospital(name)) for name in HOSPITALS}
 
 
-def _frame(hospital: str) -> Frame:
-    member = f"processed.{hospital}.data"
+def hospital(name: str) -> Frame:
+    """The rows of a hospital, undivided."""
+    member = f"processed.{name}.data"
     lines = read_lines(find("heart", member) or fetch(HEART), member, (*COLUMNS, *DROPPED, "num"))
     kept = [Line(line.where, [*line.fields[: len(COLUMNS)], line.fields[-1]]) for line in lines]
     complete = [_codes(line) for line in kept if "?" not in line.fields]
