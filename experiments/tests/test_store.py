@@ -24,7 +24,7 @@ def numbers(some):
     def kept(row):
         exact = {name: int(row[name]) for name in store.COUNTS}
         rounded = {name: float(store.rounded(float(row[name]), digits)) for name, digits in store.DIGITS.items()}
-        return exact | rounded | ({"client": row["client"]} if "client" in row else {})
+        return exact | rounded | {name: row[name] for name in (*store.MEASURED, "client") if name in row}
 
     return [one | {"rows": list(map(kept, one["rows"]))} for one in some]
 
@@ -67,7 +67,6 @@ def test_a_number_is_kept_to_so_many_binary_digits(digits):
 def test_tables_in_double_precision_are_read(tmp_path):
     """As tables once were, with a column more."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     saved(tmp_path / "x", cells())
     table = pq.read_table(tmp_path / "x")
@@ -102,7 +101,6 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, contents):
 
 def test_a_parquet_file_of_something_else_is_refused(tmp_path):
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"x": [1]}), tmp_path / "x.parquet")
     with pytest.raises(InputError, match="is no table of results"):
