@@ -43,7 +43,16 @@ def test_longer_visits_save_communications_where_more_than_half_of_them_do(longe
     text = "images: sequential PVI, ρ = 1: of the longer visits more than half reach a test NLL of 0.4 with fewer "
     holds, seen = verdicts(local_steps.page(results, TEN))[text + "communications than visits of one step."]
     last = {True: "20", False: "∞" if longest[-1] > 0.4 else "30"}[saves]
-    assert (holds, seen) == (saves, f"communications by steps a visit: 30 with 1, 20 with 10, {last} with 200.")
+    allowed = "communications of those allowed by steps a visit"
+    assert (holds, seen) == (saves, f"{allowed}: 30 of 30 with 1, 20 of 30 with 10, {last} of 30 with 200.")
+
+
+@pytest.mark.parametrize(("left_out", "shorter"), [(1, 3), (0, 2)], ids=["seeds", "budget"])
+def test_longer_visits_are_not_judged_with_few_seeds_or_smaller_budgets(left_out, shorter):
+    """A run that never had as many communications as visits of one step needed may have needed fewer or more."""
+    results = Results([*ONE[left_out:], *TENFOLD, *visits(200, [0.9] * shorter), *visits(300, [0.9] * shorter)])
+    [text] = [text for text in verdicts(local_steps.page(results, TEN)) if "of the longer visits" in text]
+    assert verdicts(local_steps.page(results, TEN))[text][0] is None
 
 
 @pytest.mark.parametrize(("noise", "holds"), [(0.01, True), (0.2, False)])
