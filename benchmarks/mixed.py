@@ -26,6 +26,7 @@ from scipy import stats
 
 import partita as pt
 from partita.data import GroupedTable
+from partita.expectations import LocalEffects
 from partita.models import GroupEffects
 
 _HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -260,11 +261,13 @@ def coverage(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {"data": "coverage", "data sets": len(rows), "arrived": arrived, "shares": shares, "errors": errors}
 
 
-def cost(sizes: list[int], levels: int) -> None:
+def cost(sizes: list[int], levels: int, steps: int) -> None:
     """Seconds of cores for the bound and its gradient at the prior, by the number of groups, all at one client."""
     for groups in sizes:
         case = made(1, groups) if levels == 1 else nested(1, groups // 10, each=5)
-        model, q = model_of(case), full(*prior_of(case))
+        expectation = LocalEffects(max_steps=steps)
+        model = GroupEffects(case.likelihood, (1,) * levels, expectation=expectation)
+        q = full(*prior_of(case))
         table, weights = jax.tree.map(jnp.asarray, case.table), jnp.ones(len(case.table.y))
 
         @jax.jit
@@ -285,12 +288,13 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=4000)
     parser.add_argument("--cost", nargs="*", type=int, default=[])
     parser.add_argument("--levels", type=int, default=1, choices=[1, 2])
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--coverage", type=int, default=0)
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     if given.cost:
-        cost(given.cost, given.levels)
+        cost(given.cost, given.levels, given.steps)
         return
     if given.coverage:
         names = [f"coverage {seed}" for seed in range(given.coverage)]
