@@ -1,5 +1,6 @@
 """Incremental global VI: an optimiser on everybody's last gradients."""
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -8,7 +9,7 @@ from jax.flatten_util import ravel_pytree
 import partita as pt
 from partita.engines import LocalEngine, local
 from partita.local.solvers import NaturalGradient
-from partita.server.aggregation import Incremental
+from partita.server.aggregation import Incremental, ServerOptimiser, agile_adam
 from partita.server.monitor import Monitor
 from partita.server.state import init
 from partita.storage.checkpoint import Checkpoint
@@ -56,6 +57,53 @@ def test_the_direction_is_that_of_the_formula(gain):
         state, _ = step(method, MODEL, engine, state)
         np.testing.assert_allclose(state.posterior.mean, expected, rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(flat(state.factors[k].natural), new, rtol=1e-10, atol=1e-10)
+
+
+GRADIENTS = np.random.default_rng(3).normal(size=(90, 4)) * np.geomspace(10, 0.1, 90)[:, None]
+
+
+def steps(optimiser, **given):
+    """What an optimiser answers to one gradient after another."""
+    memory, update, found = optimiser.init(GRADIENTS[0]), jax.jit(optimiser.update), []
+    for gradient in GRADIENTS:
+        change, memory = update(gradient, memory, **given)
+        found.append(change)
+    return np.array(found)
+
+
+def test_with_ever_more_clients_the_default_steps_are_adams_without_momentum():
+    expected = steps(optax.adam(0.1, b1=0.0, b2=0.99))
+    np.testing.assert_allclose(steps(agile_adam(0.1), part=0.0), expected, rtol=1e-12)
+    assert np.abs(steps(agile_adam(0.1), part=1 / 3) - expected).max() > 0.01
+
+
+def test_the_momentum_of_default_steps_grows_by_a_twentieth_a_pass_up_to_adams():
+    first, second, expected = np.zeros(4), np.zeros(4), []
+    for index, gradient in enumerate(GRADIENTS):
+        momentum = min(index / 3 / 20, 0.9)
+        first = momentum * first + (1 - momentum) * gradient
+        second = 0.99 * second + 0.01 * gradient**2
+        expected.append(-0.1 * first / np.sqrt(second / (1 - 0.99 ** (index + 1))))
+    assert momentum == 0.9
+    np.testing.assert_allclose(steps(agile_adam(0.1), part=1 / 3), expected, rtol=1e-6)
+
+
+def telling(rate):
+    """Plain steps of the part that has answered."""
+
+    def update(gradient, memory, parameters=None, *, part):
+        return jax.tree.map(lambda leaf: 0 * leaf + part, gradient), memory
+
+    return optax.GradientTransformationExtraArgs(lambda parameters: (), update)
+
+
+@pytest.mark.parametrize("aggregation", [Incremental, ServerOptimiser])
+def test_an_optimiser_hears_which_part_of_the_clients_has_answered(aggregation):
+    method = pt.Method(NaturalGradient(), pt.Sequential(), aggregation(telling))
+    state = init(PRIOR, 3, 0, method.aggregation)
+    after, _ = step(method, MODEL, LocalEngine(PARTS), state)
+    moved = np.asarray(after.posterior.mean) - np.asarray(state.posterior.mean)
+    np.testing.assert_allclose(moved, 1 / 3, rtol=1e-12)
 
 
 def test_it_converges_where_stochastic_global_vi_keeps_fluctuating():

@@ -1,19 +1,20 @@
 """A server-side optimiser on all clients' last gradients: SAG, SAGA and in between, with factors as gradient table."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from partita.families import Family
 from partita.families.base import check_start
 from partita.families.factor import Factor
 from partita.inputs import check_finite_number, check_number, check_optimiser
-from partita.numerics.compiled import Compiled, Scalar
+from partita.numerics.compiled import Compiled, Scalar, Whole
 from partita.numerics.stack import Stack
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, begin, multiplied, refused
 from partita.server.aggregation.server_optimiser import IMPROPER, optimiser_step
@@ -22,9 +23,48 @@ from partita.server.refusal import Reason
 __all__ = ["Incremental", "agile_adam", "track"]
 
 
-def agile_adam(learning_rate: Scalar) -> optax.GradientTransformation:
-    """Adam with b2 = 0.99 instead of 0.999, since gradients shrink quickly."""
-    return optax.adam(learning_rate, b2=0.99)
+_MOMENTUM = 0.9
+_PASSES = 20.0
+"""Momentum is the passes made over this, until it is 0.9."""
+_SIZES = 0.99
+"""The memory of gradients' sizes."""
+
+
+class _Moments(NamedTuple):
+    """The state of `agile_adam`."""
+
+    count: Int[Array, ""]
+    first: PyTree
+    second: PyTree
+
+
+def agile_adam(learning_rate: Scalar) -> optax.GradientTransformationExtraArgs:
+    """Adam for many clients, one or some of them a step: it forgets what was true of posteriors long left.
+
+    Sizes of gradients, which shrink quickly, have b2 = 0.99 instead of 0.999. Momentum b1 is a delay of b1/(1 − b1)
+    steps. In the first passes clients' last gradients are out of date already, and where clients are unlike, nine steps
+    more let q run away from those that it has not visited for a while: so b1 grows from 0 by 1/20 a pass, up to Adam's
+    0.9, which is needed near the fixed point, where steps of a size that does not fall would swing. A step counts as
+    `part` of a pass, the part of all clients whose answers it has. Since b1 begins at 0, it needs no correction.
+    """
+
+    def init(parameters: PyTree) -> _Moments:
+        zeros = jax.tree.map(jnp.zeros_like, parameters)
+        return _Moments(jnp.zeros((), int), zeros, zeros)
+
+    def update(
+        gradient: PyTree, memory: PyTree, parameters: PyTree | None = None, *, part: Scalar = 1.0, **_: Any
+    ) -> tuple[PyTree, PyTree]:
+        momentum = jnp.minimum(memory.count * part / _PASSES, _MOMENTUM)
+        seen = 1 - _SIZES ** (memory.count + 1)
+        first = jax.tree.map(lambda m, g: (momentum * m + (1 - momentum) * g).astype(g.dtype), memory.first, gradient)
+        second = jax.tree.map(lambda v, g: _SIZES * v + (1 - _SIZES) * g**2, memory.second, gradient)
+        change = jax.tree.map(
+            lambda m, v: (-learning_rate * m / (jnp.sqrt(v / seen) + 1e-8)).astype(m.dtype), first, second
+        )
+        return change, _Moments(memory.count + 1, first, second)
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 class Incremental(Aggregation):
@@ -68,7 +108,7 @@ class Incremental(Aggregation):
         weight = max(1.0, self.gain * clients / len(deltas))
         factors, changes = [iterate.factors[k] for k in deltas], list(deltas.values())
         moved, factors, optimiser, evidence, proper, residual = track(
-            self, iterate.posterior, factors, changes, iterate.memory, weight, clients / int(heard.sum())
+            self, iterate.posterior, factors, changes, iterate.memory, weight, clients / int(heard.sum()), clients
         )
         if not proper:
             return refused(iterate, deltas, Reason.IMPROPER_STEP, IMPROPER)
@@ -104,6 +144,7 @@ def track(
     memory: _Tracked,
     weight: Scalar,
     unheard: Scalar,
+    clients: Whole,
 ) -> tuple[Family, list[Factor], PyTree, Family, Bool[Array, ""], Float[Array, ""]]:
     """The posterior after an optimiser step, the factors, the optimiser's state, the factors' product, whether it is
     proper, and the residual: KL from prior times factors to the posterior, in nats.
@@ -112,7 +153,8 @@ def track(
     evidence = memory.evidence * total
     product = memory.prior * evidence**unheard
     direction = product * total ** (weight - 1) / posterior
-    moved, optimiser = optimiser_step(server.optimiser(server.learning_rate), posterior, direction, memory.optimiser)
+    steps, part = server.optimiser(server.learning_rate), len(deltas) / clients
+    moved, optimiser = optimiser_step(steps, posterior, direction, memory.optimiser, part)
     residual = jnp.where(product.is_proper(), product.kl(posterior), jnp.inf)
     changed = [factor * delta for factor, delta in zip(factors, deltas, strict=True)]
     return moved, changed, optimiser, evidence, moved.is_proper(), residual

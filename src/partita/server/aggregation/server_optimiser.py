@@ -12,7 +12,7 @@ from partita.families import Family
 from partita.families.base import check_start
 from partita.families.factor import Factor
 from partita.inputs import check_finite_number, check_optimiser
-from partita.numerics.compiled import Compiled
+from partita.numerics.compiled import Compiled, Scalar
 from partita.numerics.stack import Stack
 from partita.server.aggregation.base import Aggregated, Aggregation, FreeEnergy, Iterate, begin, multiplied, refused
 from partita.server.refusal import Reason
@@ -52,7 +52,7 @@ class ServerOptimiser(Aggregation):
     def update(self, iterate: Iterate, deltas: Mapping[int, Factor], free_energy: FreeEnergy) -> Aggregated:
         everybody = {k: iterate.factors[k] for k in deltas}
         held = {id(factor): factor for factor in everybody.values()}
-        given = (list(held.values()), list(deltas.values()), iterate.memory)
+        given = (list(held.values()), list(deltas.values()), iterate.memory, len(deltas) / len(iterate.factors))
         moved, factors, memory, proper, residual = _ascend(self, iterate.posterior, *given)
         if not proper:
             return refused(iterate, deltas, Reason.IMPROPER_STEP, IMPROPER)
@@ -69,14 +69,19 @@ class ServerOptimiser(Aggregation):
 
 @Compiled
 def _ascend(
-    server: ServerOptimiser, posterior: Family, factors: list[Factor], deltas: list[Factor], memory: PyTree
+    server: ServerOptimiser,
+    posterior: Family,
+    factors: list[Factor],
+    deltas: list[Factor],
+    memory: PyTree,
+    answered: Scalar,
 ) -> tuple[Family, list[Factor], PyTree, Bool[Array, ""], Float[Array, ""]]:
     """One optimiser step along ∇_μ F, divided among the factors, and whether the posterior is proper.
 
     The last value is the residual: KL of the undamped fixed-point step, in nats.
     """
     total = multiplied(delta.natural for delta in deltas)
-    moved, memory = optimiser_step(server.optimiser(server.learning_rate), posterior, total, memory)
+    moved, memory = optimiser_step(server.optimiser(server.learning_rate), posterior, total, memory, answered)
     part = (Factor.of(moved) / Factor.of(posterior)) ** (1 / len(deltas))
     target = posterior * total
     residual = jnp.where(target.is_proper(), target.kl(posterior), jnp.inf)
@@ -84,11 +89,15 @@ def _ascend(
 
 
 def optimiser_step(
-    optimiser: optax.GradientTransformation, posterior: Family, direction: Family, memory: PyTree
+    optimiser: optax.GradientTransformation, posterior: Family, direction: Family, memory: PyTree, part: Scalar
 ) -> tuple[Family, PyTree]:
-    """The posterior after a step along ∇_μ F in unconstrained coordinates, and the optimiser's state."""
+    """The posterior after a step along ∇_μ F in unconstrained coordinates, and the optimiser's state.
+
+    An optimiser may ask which `part` of all clients has answered.
+    """
     coordinates = posterior.unconstrained()
     mean, pull = jax.vjp(lambda c: posterior.at_unconstrained(c).mean_parameters(), coordinates)
     (gradient,) = pull(jax.tree.unflatten(jax.tree.structure(mean), jax.tree.leaves(direction)))
-    change, memory = optimiser.update(jax.tree.map(jnp.negative, gradient), memory, coordinates)
+    steps = optax.with_extra_args_support(optimiser)
+    change, memory = steps.update(jax.tree.map(jnp.negative, gradient), memory, coordinates, part=part)
     return posterior.with_unconstrained(jax.tree.map(jnp.add, coordinates, change)), memory
