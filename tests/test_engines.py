@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import partita as pt
 from partita.engines import LocalEngine, Task, local
@@ -46,6 +47,20 @@ def tasks(clients, sent=0.0):
         Task(f"0.{k}", k, PARTS.names[k], PRIOR, PRIOR, factor, version=0, seed=0, updates=0, sent=sent, hyper={})
         for k in clients
     ]
+
+
+def test_blas_has_one_thread_until_the_last_of_several_runs_has_ended():
+    def threads():
+        return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+    with threadpool_limits(limits=2, user_api="blas"):
+        first, second = LocalEngine(PARTS).running(), LocalEngine(PARTS).running()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert threads() == {1}
+        second.__exit__(None, None, None)
+        assert threads() == {2}
 
 
 def test_answers_are_ordered_by_arrival_and_then_by_client():

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import enable_x64
 from jaxtyping import Array, Bool, Float, Key
-from threadpoolctl import threadpool_limits
 
 from partita.data.shard import Partition, Shard
 from partita.engines.base import Answer, Engine, Task
@@ -29,6 +28,7 @@ from partita.local.batch import Common, Visits, ells, replies
 from partita.local.client import Recipe, Reply, Visit, client_key, client_update, prepare_update
 from partita.models import Model
 from partita.numerics.arrays import jax_array
+from partita.numerics.blas import one_thread
 from partita.numerics.compiled import Compiled
 from partita.numerics.stack import stacked
 
@@ -275,7 +275,7 @@ class LocalEngine(Engine):
     def running(self) -> Iterator[None]:
         """Limits BLAS to one thread: its busy-waiting threads would compete with the clients' threads."""
         try:
-            with threadpool_limits(limits=1, user_api="blas"):
+            with one_thread():
                 yield
         finally:
             for pending in self._pending:
