@@ -163,8 +163,8 @@ def _panel(axis: Axes, found: Mapping[str, np.ndarray], part: str) -> None:
         at = place + np.linspace(-0.3, 0.3, len(each))
         axis.plot(at, each, marker, color=colour, markerfacecolor=filling, markersize=4, label=way)
         mean = above.mean(axis=1)
-        bar = {"color": "black", "marker": "_", "markersize": 16, "capsize": 4, "linewidth": 1.5}
-        axis.errorbar(place, mean.mean(), mean.std(ddof=min(1, len(mean) - 1)), **bar)
+        sd = mean.std(ddof=min(1, len(mean) - 1))
+        axis.errorbar(place, mean.mean(), sd, color="black", marker="_", markersize=16, capsize=4, linewidth=1.5)
     ways = [way for way in STYLES if way in found]
     axis.set(title=part, xticks=range(len(ways)), xticklabels=ways, xlim=(-0.6, len(ways) - 0.4))
     axis.title.set_fontsize("medium")

@@ -23,6 +23,7 @@ from partita.models import (
     Model,
     PoissonRegression,
 )
+from partita.numerics.arrays import jax_array
 from partita.numerics.compiled import Compiled
 from partita.server.monitor import Monitor
 from partita.server.run import Result, run
@@ -64,9 +65,13 @@ def _standardised(clients: Sequence[Client]) -> list[tuple[Table, Table]]:
     for client in clients:
         x = np.column_stack([np.ones(len(client.y)), (client.x - mean) / sd])
         x = np.pad(x, ((0, 0), (0, COLUMNS - x.shape[1])))
-        at = client.train
-        found.append((Table(x[:at], client.y[:at]), Table(x[at:], client.y[at:])))
+        learned, held_out = slice(client.train), slice(client.train, None)
+        found.append((_table(x[learned], client.y[learned]), _table(x[held_out], client.y[held_out])))
     return found
+
+
+def _table(x: np.ndarray, y: np.ndarray) -> Table:
+    return Table(jax_array(x), jax_array(y))
 
 
 def _likelihood(model: str, tables: Sequence[Table]) -> GeneralisedLinear:
@@ -99,9 +104,11 @@ def _regressions(model: str, learned: Sequence[Table], held_out: Sequence[Table]
     found = []
     for result, table in zip(each, held_out, strict=True):
         q, likelihood, rows = result.posterior.q, result.posterior.model, _filled(table)
-        mean, covariance = np.asarray(q.mean), np.asarray(q.covariance)
-        spread = np.sum((rows.x @ covariance) * rows.x, axis=1)
-        density = _log_density(likelihood, (rows.x @ mean)[:, None], spread[:, None], np.ones(1), rows.y)
+        assert isinstance(q, FullGaussian)
+        assert isinstance(likelihood, GeneralisedLinear)
+        x, mean, covariance = np.asarray(rows.x), np.asarray(q.mean), np.asarray(q.covariance)
+        spread = np.sum((x @ covariance) * x, axis=1)
+        density = _log_density(likelihood, (x @ mean)[:, None], spread[:, None], np.ones(1), np.asarray(rows.y))
         found.append(density[: len(table.y)].mean())
     return np.array(found)
 
@@ -111,12 +118,13 @@ def _in_groups(model: str, learned: Sequence[Table], held_out: Sequence[Table]) 
     likelihood = _likelihood(model, learned)
     tables = [_grouped(table, place) for place, table in enumerate(learned)]
     parts = federate(tables, buckets=1)
-    result = _fitted(FixedPoint(), GroupEffects(likelihood), _prior(effects=True), parts)
+    in_groups = GroupEffects(likelihood)
+    q = _fitted(FixedPoint(), in_groups, _prior(effects=True), parts).posterior.q
     found = []
     for place, (shard, table) in enumerate(zip(parts.shards, held_out, strict=True)):
         rows = _filled(table)
-        posed = _predictors(result.posterior.model, result.posterior.q, shard, _grouped(rows, place))
-        density = _log_density(likelihood, *map(np.asarray, posed), rows.y)
+        mean, variance, masses = map(np.asarray, _predictors(in_groups, q, shard, _grouped(rows, place)))
+        density = _log_density(likelihood, mean, variance, masses, np.asarray(rows.y))
         found.append(density[: len(table.y)].mean())
     return np.array(found)
 
@@ -124,12 +132,13 @@ def _in_groups(model: str, learned: Sequence[Table], held_out: Sequence[Table]) 
 def _filled(table: Table) -> Table:
     """The table with more rows, to be ignored."""
     more = ROWS - len(table.y)
-    return Table(np.pad(table.x, ((0, more), (0, 0))), np.pad(table.y, (0, more)))
+    return _table(np.pad(table.x, ((0, more), (0, 0))), np.pad(table.y, (0, more)))
 
 
 def _grouped(table: Table, place: int) -> GroupedTable:
-    ones, count = np.ones((len(table.y), 1)), len(table.y)
-    return GroupedTable(table.x, table.y, ones, np.full(count, float(place)), np.zeros(count))
+    count = len(table.y)
+    ones, group, offset = map(jax_array, (np.ones((count, 1)), np.full(count, float(place)), np.zeros(count)))
+    return GroupedTable(table.x, table.y, ones, group, offset)
 
 
 @Compiled
@@ -147,7 +156,7 @@ def _log_density(
 ) -> Float[np.ndarray, " n"]:
     """The log density of responses whose predictors are mixtures of Gaussians."""
     predictor = mean[..., None] + np.sqrt(variance)[..., None] * NODES
-    density = np.exp(np.asarray(_link_density(likelihood, predictor, y[:, None, None])))
+    density = np.exp(np.asarray(_link_density(likelihood, jax_array(predictor), jax_array(y[:, None, None]))))
     return np.log((density @ (MASSES / MASSES.sum())) @ masses)
 
 
