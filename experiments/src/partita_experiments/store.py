@@ -27,7 +27,7 @@ COUNTS = ("communications", "gradient_steps", "synchronous_steps")
 """The whole numbers among the stored columns of a history."""
 SINGLE = 23
 """How many binary digits after the first single precision has."""
-DIGITS = {"rounds": SINGLE, "clock": SINGLE, "free_energy": 32, "nll": 20, "error": SINGLE, "pruned": SINGLE}
+DIGITS = {"rounds": SINGLE, "clock": SINGLE, "free_energy": 26, "nll": 20, "error": SINGLE, "pruned": SINGLE}
 """The others, and how many binary digits after the first are kept of each: differences of free energies count."""
 NUMBERS = (*COUNTS, *DIGITS)
 """The stored columns of a history; all are reproducible."""

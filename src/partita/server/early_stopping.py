@@ -56,7 +56,7 @@ class Flatness:
         return self.flat >= self.rule.patience
 
 
-def reported_ell(state: State) -> float | None:
-    """The sum of the clients' last reports of their expected log-likelihood; None before all have answered."""
+def reported_ell(state: State) -> float:
+    """The sum of the clients' last reports of their expected log-likelihood; NaN before all have answered."""
     ell = state.ell[state.active]
-    return float(ell.sum()) if len(ell) and np.isfinite(ell).all() else None
+    return float(ell.sum()) if len(ell) and np.isfinite(ell).all() else np.nan

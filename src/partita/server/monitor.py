@@ -129,7 +129,7 @@ def posterior_of(model: Model, state: State) -> Posterior:
 
 def _counts(state: State, event: Event) -> dict[str, Any]:
     """What a step did, as a row of the history."""
-    names, ell = state.names, reported_ell(state)
+    names = state.names
     return {
         "step": state.turn,
         "communications": state.communications,
@@ -142,7 +142,7 @@ def _counts(state: State, event: Event) -> dict[str, Any]:
         "residual": state.worst_residual,
         "distance_left": distance_left(state),
         "damping": event.damping,
-        **({} if ell is None else {"ell": ell}),
+        "ell": reported_ell(state),
         "returned": event.returned,
         **({"hyper": {name: np.asarray(value).tolist() for name, value in state.hyper.items()}} if state.hyper else {}),
         "refused": {names[k]: refusal.sentence for k, refusal in event.refusals.items()},

@@ -124,12 +124,12 @@ class Stopping:
         """The round since which the free energy has been below the floor."""
         self.latest = self.best = first
         for row in history:
-            self.hear(row.get("ell"))
+            self.hear(row.get("ell", np.nan))
             self.observe(row)
 
-    def hear(self, ell: float | None) -> None:
-        """Takes note of what clients report after a step."""
-        if self.flatness is not None and ell is not None:
+    def hear(self, ell: float) -> None:
+        """Takes note of what clients report after a step, which is NaN before all have answered."""
+        if self.flatness is not None and np.isfinite(ell):
             self.flatness.add(ell)
 
     def observe(self, row: Mapping[str, Any]) -> None:
