@@ -53,7 +53,7 @@ DIGEST = "Numbers"
 AXES = {
     "communications": "communications (one client, there and back)",
     "synchronous_steps": "gradient steps (the most among the clients of a round)",
-    "clock": "simulated time (1: a visit to a client of mean size and full speed)",
+    "clock": "simulated time (1: a visit of mean size at full speed)",
 }
 
 
@@ -132,6 +132,9 @@ def draw(
             ends = np.array([results.final(problem, run, metric).mean() for run in runs])
             _scale(axes, ends, (log and metric != "pruned") or metric in FLOORS)
             axes.grid(alpha=0.25)
+            first, last = axes.get_xlim()
+            if last < 100 * first:  # else labels of minor ticks would cover each other
+                axes.xaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
     for axes in grid[-1]:
         axes.set(xlabel=AXES[by])
     handles, labels = grid[0][0].get_legend_handles_labels()

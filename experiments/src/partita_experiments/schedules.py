@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from partita_experiments.figure import label
-from partita_experiments.growth import NEAR, kind_of
+from partita_experiments.growth import AXES, NEAR, kind_of
 from partita_experiments.judge import TOLERANCE, count, spread
 from partita_experiments.report import Heading, Part, ReportTable, Statement, Text
 from partita_experiments.results import Results, columns
@@ -24,6 +24,8 @@ FASTER = 1.1
 """One run is faster than another only if it needs fewer communications by more than this factor."""
 SIMILAR = 2.0
 """Times are similar if neither is more than this many times the other."""
+ENOUGH = 3
+"""How many seeds it takes to judge what is random."""
 FALL = 1e-3
 """How many nats the free energy falls between two evaluations at least for a run to count as not stable."""
 
@@ -53,12 +55,11 @@ class Level(NamedTuple):
 FREE_ENERGY = Level(f"within {NEAR:g} nat of global VI's free energy", "gap", NEAR)
 PREDICTIONS = Level(f"within {TOLERANCE} of global VI's test NLL", "nll", TOLERANCE)
 LEVELS = (FREE_ENERGY, PREDICTIONS)
-BY = {"communications": "communications", "clock": "simulated time"}
 
 
 def schedules(results: Results, clients: Clients) -> list[Part]:
     """Which schedule arrives first, and how many of its answers were of use."""
-    parts: list[Part] = [*_arrivals(results, BY), *_redundancy(results, clients), Heading("The paper's statements")]
+    parts: list[Part] = [*_arrivals(results, AXES), *_redundancy(results, clients), Heading("The paper's statements")]
     for problem, level in itertools.product(results.problems, LEVELS):
         kinds = _kinds(results, problem)
         judge = functools.partial(_first, results, problem, level)
@@ -94,15 +95,17 @@ def network(results: Results, clients: Clients) -> list[Part]:
         runs = [run for run in results.runs if run in ORDERS and results.has(problem, run)]
         if runs:
             level = max(results.final(problem, run).mean() for run in runs)
-            words = f"at a test NLL of {level:.3f}, the highest at which an order ends,"
-            parts += _order_statements(results, problem, words, functools.partial(_first_at, results, problem, level))
+            words = f"at a test NLL of {level:.3f}, the highest final one"
+            drawn = min(len(results.of(problem, run)) for run in runs)
+            arrived = functools.partial(_first_at, results, problem, level)
+            parts += _order_statements(results, problem, words, arrived, drawn)
         parts += _needs_damping(results, problem, "nll")
     return parts
 
 
 def clients(results: Results, clients: Clients) -> list[Part]:
     """What becomes of communications, time and stability with ever more clients."""
-    parts: list[Part] = [*_arrivals(results, BY, (FREE_ENERGY,)), Heading("The paper's statements")]
+    parts: list[Part] = [*_arrivals(results, AXES, (FREE_ENERGY,)), Heading("The paper's statements")]
     for problem in results.problems:
         parts += _more_than_sequential(results, problem)
     kinds = dict.fromkeys(map(kind_of, results.problems))
@@ -268,14 +271,20 @@ def _first_at(results: Results, problem: str, level: float, run: str) -> float:
     return float(np.median(results.first(problem, run, level, "nll")))
 
 
-def _order_statements(results: Results, problem: str, words: str, arrived: Callable[[str], float]) -> list[Part]:
-    """Whether orders differ, whether residual order is faster than a fixed one, and whether a norm serves."""
+def _order_statements(
+    results: Results, problem: str, words: str, arrived: Callable[[str], float], drawn: int = ENOUGH
+) -> list[Part]:
+    """Whether orders differ, whether residual order is faster than a fixed one, and whether a norm serves.
+
+    `drawn` is the number of seeds where visits are random; visits that are solved exactly need no more than one.
+    """
     found = {run: arrived(run) for run in ORDERS if results.has(problem, run)}
     if FIXED not in found or len(found) < 2:
         return []
     seen = "; ".join(f"{run} {count(number)}" for run, number in found.items()) + "."
     finite = [number for number in found.values() if np.isfinite(number)]
-    judged = len(finite) > 1 or None
+    judged = (len(finite) > 1 and drawn >= ENOUGH) or None
+    seen += _lacking(drawn)
     parts: list[Part] = [
         Statement(
             f"{problem}: the order of visits changes the communications until {words} by more than a tenth.",
@@ -293,6 +302,11 @@ def _order_statements(results: Results, problem: str, words: str, arrived: Calla
     return parts
 
 
+def _lacking(drawn: int) -> str:
+    """How many seeds are lacking, in a sentence."""
+    return f" Seeds: {drawn} of the {ENOUGH} that it takes." if drawn < ENOUGH else ""
+
+
 def _pair(found: Mapping[str, float], first: str, second: str) -> str:
     return f"{count(found[first])} against {count(found[second])}."
 
@@ -303,14 +317,16 @@ def _needs_damping(results: Results, problem: str, metric: str) -> list[Part]:
     if not plain or not damped:
         return []
     ends = [results.final(problem, run, metric) for run in (plain, damped)]
-    worse = ends[0] - ends[1]
+    both = min(map(len, ends))
+    worse = ends[0][:both] - ends[1][:both]
     what = "nats below global VI" if metric == "gap" else "test NLL"
     arrived = [FREE_ENERGY.median(results, problem, run) for run in (plain, damped)] if metric == "gap" else []
     more = f" Arrived after {count(arrived[0])} against {count(arrived[1])} communications." if arrived else ""
+    more += _lacking(both)
     return [
         Statement(
             f"{problem}: undamped sequential PVI struggles: it ends worse than with ρ = 0.3, by more than 2 sd.",
-            bool(worse.mean() > 2 * worse.std(ddof=1)) if len(worse) > 2 else None,
+            bool(worse.mean() > 2 * worse.std(ddof=1)) if len(worse) >= ENOUGH else None,
             f"{what} at the end: {spread(ends[0])} undamped, {spread(ends[1])} with ρ = 0.3.{more}",
         )
     ]
@@ -355,11 +371,9 @@ def _stable(results: Results, problem: str, run: str) -> list[Part]:
     """Whether the free energy rises all the way."""
     if not results.has(problem, run):
         return []
-    falls, ends = [], results.final(problem, run, "gap")
-    for cell in results.of(problem, run):
-        (gap,) = columns(cell, "gap")
-        falls.append(float(np.max(np.diff(gap), initial=0.0)))
-    rounds = max(cell["rows"][-1]["rounds"] for cell in results.of(problem, run))
+    ends, cells = results.final(problem, run, "gap"), results.of(problem, run)
+    falls = [float(np.max(np.diff(columns(cell, "gap")[0]), initial=0.0)) for cell in cells]
+    rounds = max(cell["rows"][-1]["rounds"] for cell in cells)
     return [
         Statement(
             f"{problem}: with ρ = 1/M synchronous PVI is stable: its free energy never falls by {FALL:g} nats.",
