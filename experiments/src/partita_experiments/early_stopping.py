@@ -3,7 +3,7 @@
 import numpy as np
 
 from partita_experiments.figure import label
-from partita_experiments.judge import TOLERANCE, exceeds, higher, spread
+from partita_experiments.judge import TOLERANCE, clearly, higher, spread
 from partita_experiments.report import Part, ReportTable, Statement
 from partita_experiments.results import Results
 
@@ -63,11 +63,9 @@ def _gap(results: Results, problem: str, run: str) -> np.ndarray:
 
 def _overfits(results: Results, problem: str, run: str, reference: str) -> Statement:
     more = _gap(results, problem, run) - _gap(results, problem, reference)
-    return Statement(
-        f"{problem}: {label(run)} over-fits: test NLL less training NLL is larger than of {label(reference)}, by more "
-        f"than 2 sd, and by more than {TOLERANCE}.",
-        exceeds(more, TOLERANCE),
-        f"larger by {spread(more)}.",
+    larger = f"test NLL less training NLL is larger than of {label(reference)}, by more than 2 sd, and by more than"
+    return clearly(
+        f"{problem}: {label(run)} over-fits: {larger} {TOLERANCE}.", more, TOLERANCE, f"larger by {spread(more)}."
     )
 
 

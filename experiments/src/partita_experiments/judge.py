@@ -17,6 +17,8 @@ FLAT = 1e-4
 """The free energy of a run that has converged moves by less in its last tenth, in nats per row."""
 LEAST = 3
 """The least number of seeds of which an sd is believed."""
+UNREACHED = "It takes a larger budget, and no more seeds: not all that is compared has arrived."
+"""What is lacking where runs have not arrived."""
 MOST = 100
 """More seeds than these are as good as never."""
 
@@ -164,13 +166,18 @@ def needed(values: Float[np.ndarray, " seeds"], bound: float) -> str:
     if not np.isfinite(values).all():
         return "A seed has no number here, so that no number of seeds would do before it is run again."
     have = len(values)
-    there = f"and there {'is' if have == 1 else 'are'} {have}."
     if have == 1:
-        return f"It takes {LEAST} seeds, {there}"
+        return lacking(have)
+    there = f"and there are {have}."
     sd = values.std(ddof=1)
     away = abs(values.mean() - max(bound, 2 * sd))
     seeds = max(LEAST, np.ceil((2 * sd / away) ** 2)) if away > 0 else np.inf
     return f"It takes {f'{seeds:.0f}' if seeds <= MOST else f'more than {MOST}'} seeds by the sd seen, {there}"
+
+
+def lacking(seeds: int) -> str:
+    """How many seeds it takes to judge what is random, as a sentence; nothing where there are as many."""
+    return "" if seeds >= LEAST else f"It takes {LEAST} seeds, and there {'is' if seeds == 1 else 'are'} {seeds}."
 
 
 def median_reached_at(

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from partita_experiments.config import Experiment
 from partita_experiments.figure import AXES, STYLES, Drawing, Style, hashed, label, legend, save
 from partita_experiments.images import at_most_two_labels, client_summary
-from partita_experiments.judge import count, exceeds, spread
+from partita_experiments.judge import LEAST, UNREACHED, clearly, count, lacking, spread
 from partita_experiments.report import Heading, Part, Picture, ReportTable, Statement, Text
 from partita_experiments.results import Results
 from partita_experiments.store import Clients
@@ -25,10 +25,6 @@ LEVEL = 0.4
 """The one that is drawn and judged."""
 FEW = 10
 """The number of steps of a visit that is compared with visits to convergence; one that has to stop has fewer."""
-
-
-SEEDS = 3
-"""With how many seeds at least a statement is judged."""
 
 
 class Visits(NamedTuple):
@@ -120,8 +116,9 @@ def _saves(results: Results, problem: str, some: Series) -> Statement:
     return Statement(
         f"{problem}: {some.style.name}: of the longer visits more than half reach a test NLL of {LEVEL:g} with fewer "
         "communications than visits of one step.",
-        holds if seeds >= SEEDS else None,
+        holds if seeds >= LEAST else None,
         f"communications of those allowed by steps a visit: {seen}.",
+        lacking(seeds) or ("" if holds is not None else UNREACHED),
     )
 
 
@@ -131,14 +128,8 @@ def _few_help(results: Results, problem: str, some: Series) -> list[Part]:
     if not few or longest.steps <= FEW:
         return []
     gap = results.final(problem, longest.run) - results.final(problem, few[0])
-    return [
-        Statement(
-            f"{problem}: {some.style.name}: visits of {FEW} steps end at a lower test NLL than visits to "
-            "convergence, by more than 2 sd.",
-            exceeds(gap, 0.0),
-            f"{spread(gap)} below it.",
-        )
-    ]
+    end = f"visits of {FEW} steps end at a lower test NLL than visits to convergence, by more than 2 sd."
+    return [clearly(f"{problem}: {some.style.name}: {end}", gap, 0.0, f"{spread(gap)} below it.")]
 
 
 def figures(experiment: Experiment, results: Results) -> list[Drawing]:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from partita_experiments.config import Experiment
 from partita_experiments.figure import Drawing, Style, hashed, label, legend, save, styles
 from partita_experiments.images import client_summary
-from partita_experiments.judge import exceeds, spread
+from partita_experiments.judge import clearly, spread
 from partita_experiments.report import Heading, Part, Picture, ReportTable, Statement, Text
 from partita_experiments.results import Results
 from partita_experiments.store import Clients
@@ -61,12 +61,9 @@ def _ago(place: int) -> str:
 
 def _favours(problem: str, run: str, scores: Float[np.ndarray, "seeds m"]) -> Statement:
     gap = scores[:, 1:].mean(axis=1) - scores[:, 0]
-    return Statement(
-        f"{problem}: {label(run)} favours the client visited last: the NLL on its rows is lower than on the others', "
-        "by more than 2 sd.",
-        exceeds(gap, 0.0),
-        f"{spread(gap)} below the others' mean; it is lower with {(gap > 0).sum()} of {len(gap)} seeds.",
-    )
+    last = "the NLL on its rows is lower than on the others', by more than 2 sd."
+    seen = f"{spread(gap)} below the others' mean; it is lower with {(gap > 0).sum()} of {len(gap)} seeds."
+    return clearly(f"{problem}: {label(run)} favours the client visited last: {last}", gap, 0.0, seen)
 
 
 def figures(experiment: Experiment, results: Results) -> list[Drawing]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from partita_experiments.figure import label
 from partita_experiments.growth import AXES, NEAR, kind_of
-from partita_experiments.judge import TOLERANCE, count, spread
+from partita_experiments.judge import LEAST, TOLERANCE, UNREACHED, clearly, count, lacking, spread
 from partita_experiments.report import Heading, Part, ReportTable, Statement, Text
 from partita_experiments.results import Results, columns
 from partita_experiments.store import Clients
@@ -24,8 +24,6 @@ FASTER = 1.1
 """One run is faster than another only if it needs fewer communications by more than this factor."""
 SIMILAR = 2.0
 """Times are similar if neither is more than this many times the other."""
-ENOUGH = 3
-"""How many seeds it takes to judge what is random."""
 FALL = 1e-3
 """How many nats the free energy falls between two evaluations at least for a run to count as not stable."""
 
@@ -187,7 +185,7 @@ def _first(
         return []
     own, others = found[kind][0], min(value for name, (value, _) in found.items() if name != kind)
     holds = own < others if np.isfinite(min(own, others)) else None
-    return [Statement(f"{problem}: {words} until {level.words}.", holds, f"{_said(found)}.")]
+    return [_arriving(f"{problem}: {words} until {level.words}.", holds, f"{_said(found)}.")]
 
 
 def _last(results: Results, problem: str, level: Level, kind: str, kinds: Mapping[str, list[str]]) -> list[Part]:
@@ -198,7 +196,7 @@ def _last(results: Results, problem: str, level: Level, kind: str, kinds: Mappin
     own, others = found[kind][0], max(value for name, (value, _) in found.items() if name != kind)
     holds = None if np.isinf(own) and np.isinf(others) else own > others
     words = f"{problem}: {kind} PVI needs the most communications until {level.words}."
-    return [Statement(words, holds, f"{_said(found)}.")]
+    return [_arriving(words, holds, f"{_said(found)}.")]
 
 
 def _arrives(results: Results, problem: str, level: Level, run: str) -> Statement:
@@ -272,7 +270,7 @@ def _first_at(results: Results, problem: str, level: float, run: str) -> float:
 
 
 def _order_statements(
-    results: Results, problem: str, words: str, arrived: Callable[[str], float], drawn: int = ENOUGH
+    results: Results, problem: str, words: str, arrived: Callable[[str], float], drawn: int = LEAST
 ) -> list[Part]:
     """Whether orders differ, whether residual order is faster than a fixed one, and whether a norm serves.
 
@@ -283,28 +281,25 @@ def _order_statements(
         return []
     seen = "; ".join(f"{run} {count(number)}" for run, number in found.items()) + "."
     finite = [number for number in found.values() if np.isfinite(number)]
-    judged = (len(finite) > 1 and drawn >= ENOUGH) or None
-    seen += _lacking(drawn)
-    parts: list[Part] = [
-        Statement(
-            f"{problem}: the order of visits changes the communications until {words} by more than a tenth.",
-            judged and max(found.values()) > FASTER * min(found.values()),
-            seen,
-        )
-    ]
+    judged = (len(finite) > 1 and drawn >= LEAST) or None
+    lacks = "" if judged else lacking(drawn) or UNREACHED
+    changes = f"{problem}: the order of visits changes the communications until {words} by more than a tenth."
+    parts: list[Part] = [Statement(changes, judged and max(found.values()) > FASTER * min(found.values()), seen, lacks)]
     for run in ORDERS[2:]:
         if run in found:
             text = f"{problem}: {run}, needs over a tenth fewer communications than a fixed order until {words}."
-            parts.append(Statement(text, judged and FASTER * found[run] < found[FIXED], _pair(found, run, FIXED)))
+            holds = judged and FASTER * found[run] < found[FIXED]
+            parts.append(Statement(text, holds, _pair(found, run, FIXED), lacks))
     if NORM in found and PREDICTED in found:
         text = f"{problem}: a norm serves worse than predictions as the measure until {words}, by more than a tenth."
-        parts.append(Statement(text, judged and FASTER * found[PREDICTED] < found[NORM], _pair(found, PREDICTED, NORM)))
+        holds = judged and FASTER * found[PREDICTED] < found[NORM]
+        parts.append(Statement(text, holds, _pair(found, PREDICTED, NORM), lacks))
     return parts
 
 
-def _lacking(drawn: int) -> str:
-    """How many seeds are lacking, in a sentence."""
-    return f" Seeds: {drawn} of the {ENOUGH} that it takes." if drawn < ENOUGH else ""
+def _arriving(text: str, holds: bool | None, seen: str) -> Statement:
+    """A statement on when runs arrive, which is not judged where they do not."""
+    return Statement(text, holds, seen, UNREACHED if holds is None else "")
 
 
 def _pair(found: Mapping[str, float], first: str, second: str) -> str:
@@ -322,14 +317,9 @@ def _needs_damping(results: Results, problem: str, metric: str) -> list[Part]:
     what = "nats below global VI" if metric == "gap" else "test NLL"
     arrived = [FREE_ENERGY.median(results, problem, run) for run in (plain, damped)] if metric == "gap" else []
     more = f" Arrived after {count(arrived[0])} against {count(arrived[1])} communications." if arrived else ""
-    more += _lacking(both)
-    return [
-        Statement(
-            f"{problem}: undamped sequential PVI struggles: it ends worse than with ρ = 0.3, by more than 2 sd.",
-            bool(worse.mean() > 2 * worse.std(ddof=1)) if len(worse) >= ENOUGH else None,
-            f"{what} at the end: {spread(ends[0])} undamped, {spread(ends[1])} with ρ = 0.3.{more}",
-        )
-    ]
+    text = f"{problem}: undamped sequential PVI struggles: it ends worse than with ρ = 0.3, by more than 2 sd."
+    seen = f"{what} at the end: {spread(ends[0])} undamped, {spread(ends[1])} with ρ = 0.3.{more}"
+    return [clearly(text, worse, 0.0, seen)]
 
 
 def _more_than_sequential(results: Results, problem: str) -> list[Part]:
@@ -337,7 +327,7 @@ def _more_than_sequential(results: Results, problem: str) -> list[Part]:
     if "sequential" not in found:
         return []
     return [
-        Statement(
+        _arriving(
             f"{problem}: {label(run)} needs more communications than sequential PVI until {FREE_ENERGY.words}.",
             found[run] > found["sequential"] if np.isfinite(found["sequential"]) else None,
             _pair(found, run, "sequential"),
@@ -391,7 +381,7 @@ def _similar(results: Results, problem: str) -> list[Part]:
     times = [FREE_ENERGY.median(results, problem, run, "clock") for run in runs]
     ratio = times[1] / times[0]
     return [
-        Statement(
+        _arriving(
             f"{problem}: sequential PVI and synchronous PVI with ρ = 1/M take similar time until {FREE_ENERGY.words}, "
             f"neither more than {SIMILAR:g} times the other's.",
             bool(1 / SIMILAR <= ratio <= SIMILAR) if np.isfinite(times).all() else None,

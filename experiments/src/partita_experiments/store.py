@@ -6,9 +6,11 @@ rows, and of the clients' compiled program; neither the version nor the place of
 with as many digits as reports and figures tell apart.
 """
 
+import base64
 import io
 import itertools
 import json
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,6 +57,8 @@ _SPLIT = ("clock", "free_energy", "nll")
 """Columns of which hardly two numbers are equal: byte by byte they compress to half, as no dictionary does."""
 META = b"partita"
 """Under which a table's file says of which experiment it is."""
+_CLIENTS = b"partita clients"
+"""Under which it has a table of clients for each problem, compressed."""
 
 Cell = Mapping[str, Any]
 """A result: what identifies it, its digests, its endings, and `rows`, a mapping for each evaluation."""
@@ -92,11 +96,12 @@ def save(path: Path, stored: Stored) -> None:
         for cell in stored.cells
         for row in cell["rows"]
     ]
-    about = json.dumps(
-        {"experiment": stored.experiment, "clients": stored.clients, "smoke": stored.smoke}, sort_keys=True
-    )
+    about = {
+        META: json.dumps({"experiment": stored.experiment, "smoke": stored.smoke}, sort_keys=True),
+        _CLIENTS: base64.b64encode(zlib.compress(json.dumps(stored.clients, sort_keys=True).encode(), 9)),
+    }
     measured = [field for field in _OPTIONAL if any(field.name in row for row in rows)]
-    schema = pa.schema([*_SCHEMA, *measured], {META: about})
+    schema = pa.schema([*_SCHEMA, *measured], about)
     table = pa.Table.from_pylist(rows, schema)
     for name, digits in DIGITS.items():
         place = schema.get_field_index(name)
@@ -126,13 +131,16 @@ def rounded(values: Float[np.ndarray, " n"], digits: int) -> Float[np.ndarray, "
 def load(path: Path) -> Stored:
     """Reads a table; an `InputError` says what is wrong with the file."""
     table = opened(path)
-    described = json.loads(table.schema.metadata[META])
+    metadata = table.schema.metadata
+    described = json.loads(metadata[META])
     try:
         kept = pa.schema([*_SCHEMA, *(field for field in _OPTIONAL if field.name in table.column_names)])
         table = table.select(kept.names).cast(kept)  # tables once had all numbers in double precision
     except (KeyError, pa.ArrowInvalid):
         raise _no_table(path) from None
-    return Stored(described["experiment"], list(_cells(table.to_pylist())), described["clients"], described["smoke"])
+    packed = metadata.get(_CLIENTS)  # tables once had clients among the rest
+    clients = described["clients"] if packed is None else json.loads(zlib.decompress(base64.b64decode(packed)))
+    return Stored(described["experiment"], list(_cells(table.to_pylist())), clients, described["smoke"])
 
 
 def opened(path: Path) -> pa.Table:
