@@ -105,7 +105,7 @@ def save(path: Path, stored: Stored) -> None:
     table = pa.Table.from_pylist(rows, schema)
     for name, digits in DIGITS.items():
         place = schema.get_field_index(name)
-        kept = pa.array(rounded([row[name] for row in rows], digits), schema.field(place).type)
+        kept = pa.array(rounded(np.array([row[name] for row in rows]), digits), schema.field(place).type)
         table = table.set_column(place, schema.field(place), kept)
     contents = io.BytesIO()
     pq.write_table(
