@@ -146,9 +146,9 @@ def _predictors(model: GroupEffects, q: Family, shard: Shard, rows: GroupedTable
     """Mean and variance of the predictors of rows of a client's one group, at each node of the sd among groups."""
     expectation = model.expectation
     assert isinstance(expectation, LocalEffects)
-    known = expectation.conditionals(model, q, shard.data, shard.weights)
-    posed = model.posed(q, rows, jnp.ones(len(rows.y)))  # its groups have the places of the client's: 0, the only one
-    return *posed.predictors(known), posed.rule[1]
+    [effects] = expectation.conditionals(model, q, shard.data, shard.weights)
+    posed, place = model.posed(q, rows, jnp.ones(len(rows.y))), jnp.zeros(len(rows.y), int)  # the client's one group
+    return *posed.predictors(effects, place, jnp.ones((len(place), 1), bool)), posed.scales.masses
 
 
 def _log_density(
