@@ -108,6 +108,10 @@ MISTAKES = {
     "no rounds": (lambda: run(rounds=0), "The budget is empty"),
     "fewer rounds than none": (lambda: run(rounds=-1, communications=5), "The budget is empty"),
     "NaN rounds": (lambda: run(rounds=np.nan), "rounds must be a number, not nan"),
+    "a measure without residual order": (
+        lambda: pt.methods.sequential(order="fixed", measure=pt.measures.NaturalNorm()),
+        "A measure is for residual order, not fixed order",
+    ),
     "a measure of answers by name": (lambda: pt.Sequential("residual", "norm"), "use one of partita.measures"),
     "early stopping without patience": (
         lambda: run(rules=pt.Rules(early=pt.early_stopping.EarlyStopping(patience=0))),

@@ -216,7 +216,7 @@ def test_a_broken_solver_is_caught(solver, message):
 
 class Starving(Schedule):
     def select(self, turns):
-        return [turns.turn % (len(turns.residual) - 1)]
+        return [turns.turn % (len(turns.size) - 1)]
 
 
 class Twice(Schedule):
@@ -228,14 +228,14 @@ class Impatient(Asynchronous):
     """Sends to clients that are at work."""
 
     def select(self, turns):
-        return list(range(len(turns.residual)))
+        return list(range(len(turns.size)))
 
 
 class Fickle(Schedule):
     generator: np.random.Generator
 
     def select(self, turns):
-        return [int(self.generator.integers(len(turns.residual)))]
+        return [int(self.generator.integers(len(turns.size)))]
 
 
 class Nobody(Schedule):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.server.early_stopping import Flatness, reported_ell
+from partita.server.early_stopping import Flatness, reported
 from partita.server.state import init
 
 GENERATOR = np.random.default_rng(0)
@@ -72,16 +72,25 @@ def test_the_last_step_is_evaluated(stopped, every):
 
 def test_no_report_counts_before_all_clients_have_answered():
     state = init(PRIOR, PARTS.names)
-    assert np.isnan(reported_ell(state))
-    assert np.isnan(reported_ell(dataclasses.replace(state, ell=np.array([-1.0, -np.inf, -2.0]))))
+    assert reported(state) == {}
+    assert reported(dataclasses.replace(state, ell=np.array([-1.0, -np.inf, -2.0]))) == {}
     left = dataclasses.replace(state, ell=np.array([-1.0, -np.inf, -2.0]), inactive=np.array([False, True, False]))
-    assert reported_ell(left) == -3.0
+    assert reported(left) == {"ell": -3.0, "reporting": 2}
+    hosted = dataclasses.replace(state, ell=np.array([-1.0, 9.0, -2.0]), hosted=np.array([False, True, False]))
+    assert reported(hosted) == {"ell": -3.0, "reporting": 2}, "the server's own prior is no client"
 
 
 def test_a_window_is_compared_with_the_best_before_it():
     flatness = Flatness(pt.early_stopping.EarlyStopping(window=2, patience=2, tolerance=0.5))
     over = []
     for value in (0.0, 2.0, 5.0, 5.0, 4.0, 4.0, 6.0, 6.0, 6.0, 6.2, 6.4, 6.4):
-        flatness.add(value)
+        flatness.add(value, 3)
         over.append(flatness.over)
     assert over == [False] * 11 + [True]  # means 1, 5, 4 (flat), 6, 6.1 (flat), 6.4 (flat)
+
+
+def test_a_sum_of_more_clients_is_not_compared_with_one_of_fewer():
+    flatness = Flatness(pt.early_stopping.EarlyStopping(window=1, patience=2, tolerance=0.5))
+    for value, clients in ((-3.0, 2), (-2.0, 2), (-9.0, 3), (-8.0, 3), (-7.0, 3), (-1.0, 1), (-0.0, 1)):
+        flatness.add(value, clients)
+        assert flatness.flat == 0

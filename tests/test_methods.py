@@ -234,7 +234,7 @@ def test_every_method_runs_by_name_with_the_same_columns(name):
     solver = {"solver": SOLVER} if "solver" in pt.methods.settings_of(name) else {}
     result = pt.methods.fit(name, MODEL, PRIOR, PARTS, solver, rounds=2)
     reference = pt.methods.fit("sequential", MODEL, PRIOR, PARTS, {"solver": SOLVER}, rounds=2)
-    assert [name for name in result.history.columns if name != "log_evidence"] == reference.history.columns
+    assert {*result.history.columns} - {"log_evidence"} == {*reference.history.columns}
     assert np.isfinite(result.free_energy)
 
 

@@ -184,7 +184,15 @@ CALLS = {
             "early": pt.early_stopping.EarlyStopping(),
         },
     ),
-    "Sequential": (pt.Sequential, {"order": "random"}),
+    "Sequential": (pt.Sequential, {"order": "residual", "measure": pt.measures.NaturalNorm()}),
+    "measures.Divergence": (pt.measures.Divergence, {}),
+    "measures.NaturalNorm": (pt.measures.NaturalNorm, {}),
+    "measures.PredictiveChange": (
+        lambda **given: pt.methods.sequential(order="residual", measure=pt.measures.PredictiveChange(**given)).check(
+            PRIOR, 3
+        ),
+        {"model": MODEL, "x": X, "how": "closed", "draws": 2},
+    ),
     "SplitPrior": (pt.SplitPrior, {}),
     "Stream": (
         pt.Stream,
@@ -540,7 +548,7 @@ CALLS = {
 
 REASONS = {
     "what others inherit, which cannot be made": (
-        "Aggregation Context Engine Family Model Schedule Solver aggregation.FactorEstimate expectations.Expectation "
+        "Aggregation Context Engine Family Model Schedule Solver aggregation.FactorEstimate expectations.Expectation measures.Measure "
         "expectations.Sampled families.Gaussian families.Transformed learning.Learning models.GeneralisedLinear "
         "models.Network"
     ),

@@ -74,7 +74,7 @@ class Settings:
 
 
 class Alone:
-    """What clients find by themselves: their answers to the prior, with which they begin every run."""
+    """What clients find by themselves: their answers to the prior, with which most of them begin a run."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.locks = {name: threading.Lock() for name in names}

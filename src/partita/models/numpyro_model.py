@@ -334,8 +334,8 @@ def from_numpyro(
     if not isinstance(rows, Mapping) or not rows:
         raise DataError(f"Give a client's rows as a dict of the model's arguments, not {described(rows)}.")
     check_texts("shared plates", shared)
+    check_texts("local plates", list(local) if isinstance(local, Mapping) else local)
     columns_of = dict(local) if isinstance(local, Mapping) else dict.fromkeys(local)
-    check_texts("local plates", list(columns_of))
     if len(columns_of) > 1:
         raise SettingsError(f"Members of one plate can be local, not of {' and '.join(columns_of)}: share the others.")
     if expectation is not None:

@@ -21,10 +21,10 @@ class History:
     Columns: step, communications, rounds, gradient_steps, seconds, clock (simulated time), clients (who answered),
     staleness (largest number of posterior updates between sending a task and aggregating its answer), free_energy,
     free_energy_error (its standard error, where it is estimated by draws), ell (what clients last reported of their
-    expected log-likelihood, in all; NaN before all have), residual (largest of the clients' latest), damping, refused
-    (client → reason), unconverged (client → why its solver stopped without converging), skipped (client → number of
-    rows without a proper factor), log_evidence (power EP only), hyper (learned hyperparameters by name), and the user's
-    metrics.
+    expected log-likelihood, in all, once all have), reporting (how many these are), residual (largest of the clients'
+    latest), damping, refused (client → reason), unconverged (client → why its solver stopped without converging),
+    skipped (client → number of rows without a proper factor), log_evidence (power EP only), hyper (learned
+    hyperparameters by name), and the user's metrics.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]] = ()) -> None:

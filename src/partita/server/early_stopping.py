@@ -7,7 +7,7 @@ import numpy as np
 from partita.inputs import check_finite_number, check_whole
 from partita.server.state import State
 
-__all__ = ["EarlyStopping", "Flatness", "reported_ell"]
+__all__ = ["EarlyStopping"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,15 +33,21 @@ class EarlyStopping:
 
 
 class Flatness:
-    """How long the value has been flat."""
+    """How long the value has been flat. Where it is the sum of more or fewer clients than before, it begins anew."""
 
     def __init__(self, rule: EarlyStopping) -> None:
         self.rule = rule
+        self._begin(0)
+
+    def _begin(self, clients: int) -> None:
+        self.clients = clients
         self.best, self.flat = -np.inf, 0
         self.total, self.steps = 0.0, 0
 
-    def add(self, value: float) -> None:
-        """Takes note of a step's value."""
+    def add(self, value: float, clients: int) -> None:
+        """Takes note of a step's value, which so many clients have reported."""
+        if clients != self.clients:
+            self._begin(clients)
         self.total, self.steps = self.total + value, self.steps + 1
         if self.steps < self.rule.window:
             return
@@ -56,7 +62,12 @@ class Flatness:
         return self.flat >= self.rule.patience
 
 
-def reported_ell(state: State) -> float:
-    """The sum of the clients' last reports of their expected log-likelihood; NaN before all have answered."""
-    ell = state.ell[state.active]
-    return float(ell.sum()) if len(ell) and np.isfinite(ell).all() else np.nan
+def reported(state: State) -> dict[str, float]:
+    """What a row of the history says of the expected log-likelihood; nothing before all clients have answered.
+
+    Returns:
+        "ell", the sum of the clients' last reports, and "reporting", how many clients it is of.
+
+    """
+    ell = state.ell[state.communicating]
+    return {"ell": float(ell.sum()), "reporting": len(ell)} if len(ell) and np.isfinite(ell).all() else {}

@@ -24,6 +24,9 @@ class Measure(eqx.Module):
     def size(self, sent: Family, reply: Reply) -> float:
         """How far a client's answer to the posterior that it was sent asks to go, 0 or more; NaN is no size."""
 
+    def check(self, prior: Family) -> None:
+        """Raises an `InputError` if answers of this family cannot be measured."""
+
 
 class Divergence(Measure):
     """KL(q_k ‖ q) in nats, which clients report with their answers: the whole posterior counts, seen or not."""
@@ -60,12 +63,17 @@ class PredictiveChange(Measure):
     def __check_init__(self) -> None:
         check_kind("model", self.model, Model, "use one of partita.models")
 
+    def check(self, prior: Family) -> None:
+        self._predicted(prior)
+
+    def _predicted(self, q: Family) -> np.ndarray:
+        return Posterior(self.model, q).predict(self.x, self.how, self.draws)
+
     def size(self, sent: Family, reply: Reply) -> float:
         asked = sent * reply.delta.natural
         if not asked.is_proper():
             return float("nan")
-        before, after = (Posterior(self.model, q).predict(self.x, self.how, self.draws) for q in (sent, asked))
-        apart = np.abs(after - before)
+        apart = np.abs(self._predicted(asked) - self._predicted(sent))
         return float(apart.mean() if apart.ndim == 1 else apart.sum(axis=-1).mean() / 2)
 
 

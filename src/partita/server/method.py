@@ -49,6 +49,7 @@ class Method(ClientSettings, Axes):
     def check(self, prior: Family, clients: int) -> None:
         """Raises an `InputError` if it cannot run with this prior and this many clients."""
         self.schedule.check(clients)
+        self.schedule.measure.check(prior)
         self.aggregation.check(clients, self.answers(clients), self.solver.matched_power)
         if self.aggregation.guarded and self.solver.estimates_evidence:
             raise SettingsError("Power EP climbs no free energy that damping could follow: use Damped(…) instead.")

@@ -18,7 +18,7 @@ from partita.results.posterior import Posterior
 from partita.server.aggregation.base import divergence
 from partita.server.bound import Evaluation, evaluated
 from partita.server.convergence import distance_left
-from partita.server.early_stopping import reported_ell
+from partita.server.early_stopping import reported
 from partita.server.mean_field import known_check
 from partita.server.method import Method
 from partita.server.progress import Progress
@@ -142,7 +142,7 @@ def _counts(state: State, event: Event) -> dict[str, Any]:
         "residual": state.worst_residual,
         "distance_left": distance_left(state),
         "damping": event.damping,
-        "ell": reported_ell(state),
+        **reported(state),
         "returned": event.returned,
         **({"hyper": {name: np.asarray(value).tolist() for name, value in state.hyper.items()}} if state.hyper else {}),
         "refused": {names[k]: refusal.sentence for k, refusal in event.refusals.items()},

@@ -20,7 +20,7 @@ from partita.results.history import History, with_error
 from partita.results.posterior import Posterior
 from partita.server.aggregation import Aggregation
 from partita.server.arguments import check_arguments, check_companions
-from partita.server.early_stopping import reported_ell
+from partita.server.early_stopping import reported
 from partita.server.learn import unmoved
 from partita.server.mean_field import mean_field_check
 from partita.server.membership import join, leave
@@ -182,7 +182,7 @@ def run(
             state = _with_newcomers(state, engine.names, method.aggregation)
             state, event = step(method, model, engine, state, rules, store, requests, tolerance)
             if event.clients:
-                stopping.hear(reported_ell(state))
+                stopping.hear(reported(state))
             over = engine.now() >= rules.until
             found = stopping.ending(state)
             last = found is not None or (over and bool(event.clients))

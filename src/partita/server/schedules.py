@@ -21,7 +21,7 @@ class ScheduleView(NamedTuple):
 
     turn: int
     """How many turns there have been."""
-    residual: Float[np.ndarray, " m"]
+    size: Float[np.ndarray, " m"]
     """How large each client's last answer was, by the schedule's `measure`; infinite before the first."""
     age: Int[np.ndarray, " m"]
     """How many turns ago each client last answered."""
@@ -64,9 +64,13 @@ class Sequential(Schedule):
     def __check_init__(self) -> None:
         check_choice("order", self.order, ("fixed", "random", "residual"))
         check_kind("measure", self.measure, Measure, "use one of partita.measures")
+        if self.order != "residual" and not isinstance(self.measure, Divergence):
+            raise SettingsError(
+                f'A measure is for residual order, not {self.order} order: use Sequential("residual", …).'
+            )
 
     def select(self, turns: ScheduleView) -> list[int]:
-        clients = len(turns.residual)
+        clients = len(turns.size)
         sweep, place = divmod(turns.turn, clients)
         if self.order == "random":
             return [int(_generator(turns.seed, sweep).permutation(clients)[place])]
@@ -74,8 +78,8 @@ class Sequential(Schedule):
             return [place]
         # infinite residuals (refused answers) are clipped to the largest finite one and rounding errors to 0, so that
         # no residual exceeds M units and age still prevents starvation
-        known = turns.residual[np.isfinite(turns.residual)]
-        residual = np.clip(turns.residual, 0.0, known.max(initial=0.0))
+        known = turns.size[np.isfinite(turns.size)]
+        residual = np.clip(turns.size, 0.0, known.max(initial=0.0))
         unit = max(residual.mean(), np.finfo(float).tiny)
         return [int(np.argmax(np.where(turns.busy, -np.inf, residual / unit + turns.age)))]
 
@@ -84,7 +88,7 @@ class Synchronous(Schedule):
     """All clients at once, and the server waits for all of them."""
 
     def select(self, turns: ScheduleView) -> list[int]:
-        return list(range(len(turns.residual)))
+        return list(range(len(turns.size)))
 
 
 class RandomSubset(Schedule):
@@ -100,7 +104,7 @@ class RandomSubset(Schedule):
             raise SettingsError(f"A subset of {clients} clients has 1 to {clients} members, not {self.size}.")
 
     def select(self, turns: ScheduleView) -> list[int]:
-        clients = len(turns.residual)
+        clients = len(turns.size)
         return sorted(int(k) for k in _generator(turns.seed, turns.turn).choice(clients, self.size, replace=False))
 
 

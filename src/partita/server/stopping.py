@@ -97,6 +97,18 @@ _REFUSED: Mapping[Reason, Ending] = {
 """How a run ends in which everybody's answers are refused, and what helps."""
 
 
+def _all_refused(state: State) -> Ending | None:
+    """Ends a run in which everybody's last answer was refused, the server's own too, or before its first."""
+    unheard = state.active & state.hosted & (state.versions == 0)
+    if not set(np.flatnonzero(state.communicating | unheard).tolist()) <= state.refused.keys():
+        return None
+    k, refusal = next((k, refusal) for k, refusal in state.refused.items() if state.communicating[k])
+    status, remedy = _REFUSED[refusal.reason]
+    if refusal.reason is Reason.NOT_FINITE and state.versions[state.communicating].any():
+        remedy = "Earlier steps have led too far. Use more damping, or another start."
+    return Ending(status, f"No answer could be accepted: that of {state.names[k]} {refusal.sentence}. {remedy}")
+
+
 class Stopping:
     """The stopping rule: a run has converged when every client's last answer lies within `tolerance` nats of q, and q
     is within a hundredth of a standard deviation of the fixed point, as far as its movements tell. Without a tolerance
@@ -124,13 +136,13 @@ class Stopping:
         """The round since which the free energy has been below the floor."""
         self.latest = self.best = first
         for row in history:
-            self.hear(row.get("ell", np.nan))
+            self.hear(row)
             self.observe(row)
 
-    def hear(self, ell: float) -> None:
-        """Takes note of what clients report after a step, which is NaN before all have answered."""
-        if self.flatness is not None and np.isfinite(ell):
-            self.flatness.add(ell)
+    def hear(self, row: Mapping[str, Any]) -> None:
+        """Takes note of what clients report after a step, if all have answered."""
+        if self.flatness is not None and "ell" in row:
+            self.flatness.add(row["ell"], row["reporting"])
 
     def observe(self, row: Mapping[str, Any]) -> None:
         """Takes note of a row of the history."""
@@ -147,17 +159,8 @@ class Stopping:
     def _failed(self, state: State) -> Ending | None:
         if not state.communicating.any():
             return Ending(Status.STALLED, "All clients have left. Let one join.")
-        asked, unheard = (
-            np.flatnonzero(state.communicating).tolist(),
-            state.active & state.hosted & (state.versions == 0),
-        )
-        if set(asked) | set(np.flatnonzero(unheard).tolist()) <= state.refused.keys():
-            k, refusal = next((k, refusal) for k, refusal in state.refused.items() if k in asked)
-            status, remedy = _REFUSED[refusal.reason]
-            if refusal.reason is Reason.NOT_FINITE and state.versions[asked].any():
-                remedy = "Earlier steps have led too far. Use more damping, or another start."
-            name = state.names[k]
-            return Ending(status, f"No answer could be accepted: that of {name} {refusal.sentence}. {remedy}")
+        if state.refused and (ending := _all_refused(state)) is not None:
+            return ending
         # a fall that is undone ends in the second round after it
         lasting = not self.guarded or state.answers / len(state.names) >= self.low_since + 2
         if len(self.history) and lasting and not self.latest.value > self._floor and not np.isnan(self.first):

@@ -34,6 +34,8 @@ class _Moments(NamedTuple):
     """The state of `agile_adam`."""
 
     steps: Int[Array, ""]
+    passes: Float[Array, ""]
+    """How many passes over all clients the steps have been."""
     first: PyTree
     second: PyTree
 
@@ -50,19 +52,19 @@ def agile_adam(learning_rate: Scalar) -> optax.GradientTransformationExtraArgs:
 
     def init(parameters: PyTree) -> _Moments:
         first, second = (jax.tree.map(jnp.zeros_like, parameters) for _ in range(2))
-        return _Moments(jnp.zeros((), int), first, second)
+        return _Moments(jnp.zeros((), int), jnp.zeros(()), first, second)
 
     def update(
         gradient: PyTree, memory: PyTree, parameters: PyTree | None = None, *, part: Scalar = 1.0, **_: Any
     ) -> tuple[PyTree, PyTree]:
-        momentum = jnp.minimum(memory.steps * part / _PASSES, _MOMENTUM)
+        momentum = jnp.minimum(memory.passes / _PASSES, _MOMENTUM)
         seen = 1 - _SIZES ** (memory.steps + 1)
         first = jax.tree.map(lambda m, g: (momentum * m + (1 - momentum) * g).astype(g.dtype), memory.first, gradient)
         second = jax.tree.map(lambda v, g: _SIZES * v + (1 - _SIZES) * g**2, memory.second, gradient)
         change = jax.tree.map(
             lambda m, v: (-learning_rate * m / (jnp.sqrt(v / seen) + 1e-8)).astype(m.dtype), first, second
         )
-        return change, _Moments(memory.steps + 1, first, second)
+        return change, _Moments(memory.steps + 1, memory.passes + part, first, second)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
