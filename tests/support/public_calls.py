@@ -548,7 +548,8 @@ CALLS = {
 
 REASONS = {
     "what others inherit, which cannot be made": (
-        "Aggregation Context Engine Family Model Schedule Solver aggregation.FactorEstimate expectations.Expectation measures.Measure "
+        "Aggregation Context Engine Family Model Schedule Solver aggregation.FactorEstimate expectations.Expectation "
+        "measures.Measure "
         "expectations.Sampled families.Gaussian families.Transformed learning.Learning models.GeneralisedLinear "
         "models.Network"
     ),
