@@ -213,6 +213,10 @@ MISTAKES = {
         lambda: pt.fit("y ~ (1 | ward) + (1 | doctor)", {"y": [0.0], "ward": ["a"], "doctor": ["b"]}),
         "(1 | ward) and (1 | doctor) are crossed effects",
     ),
+    "an effect of groups that stands twice": (
+        lambda: pt.fit("y ~ x + (1 | w) + (0 + x | w) + (1 | w)", {"y": [0.0], "x": [1.0], "w": ["a"]}),
+        "(1 | w) has the effect Intercept a second time",
+    ),
     "Newton without a linear predictor": (
         lambda: run(model=pt.LogDensity(lambda theta, row: -(row.y**2)), method=pt.methods.sequential()),
         "Newton needs a generalised linear model, not LogDensity",

@@ -10,6 +10,7 @@ import partita as pt
 from partita.errors import InputError
 from partita.expectations import LocalEffects
 from partita.models import GroupEffects
+from partita.tables.group_effects import responses
 from support.groups import MODEL, PARTS, PRIOR, SOLVER, TABLE
 
 KEY = jax.random.key(0)
@@ -138,6 +139,35 @@ def test_a_row_without_weight_says_nothing():
     weights = ROWS.weights.at[-8:].set(0)
     one, other = (bound(MODEL, PRIOR, pt.data.shard.Shard(each, weights, ROWS.rows)) for each in (data, ROWS.data))
     assert one == other
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 2)])
+def test_groups_whose_rows_have_no_weight_have_the_prior_and_are_predicted_as_new_ones(sizes):
+    model, count = GroupEffects(pt.LogisticRegression(), sizes), 2 + sum(size * (size + 1) // 2 for size in sizes)
+    half = 0.3 * np.random.default_rng(1).normal(size=(count, count))
+    q = pt.FullGaussian.from_mean_covariance(np.full(count, -0.3), half @ half.T + 0.05 * np.eye(count))
+    z = np.concatenate([np.ones((96, 2)), TABLE.x[:, 1:]], axis=1)[:, : sum(sizes)]
+    table = TABLE._replace(z=z, group=np.stack([TABLE.group // 2, TABLE.group % 2], axis=1))
+    # of three outer groups, each with two inner ones, one is without weight, and so is an inner one of the first
+    weights = np.where((np.arange(48) < 8) | (np.arange(48) >= 32), 0.0, 1.0)
+    parts = pt.federate([jax.tree.map(lambda leaf: leaf[:48], table)], weights=[weights])
+    shard = jax.tree.map(jnp.asarray, parts.shards[0])
+    best = jax.jit(model.expectation.conditionals)(model, q, shard.data, shard.weights)
+    theta = q.sample(KEY, (20_000,))
+    prior = np.sqrt(np.mean(model.scales(theta[:, 2:])[0] ** 2, axis=0))
+    for branches, groups, effects in ((best[0], [2], slice(0, 1)), (best[1], [0, 4, 5], slice(1, None))):
+        drawn = np.asarray(model.effects_drawn(q, branches, theta, jax.random.key(1)))[:, :6]
+        sds = np.sqrt(np.mean(drawn[:, :, effects] ** 2, axis=0))
+        np.testing.assert_allclose(sds[groups], np.broadcast_to(prior[effects], sds[groups].shape), rtol=0.03)
+    rows = jax.tree.map(lambda leaf: jnp.asarray(leaf[:48:8], float), table)
+    inner = rows._replace(group=rows.group.at[0, 1].set(7))
+    new = inner._replace(group=inner.group.at[4:, 0].set(9))
+    told, known = responses(model, q, parts, rows), responses(model, q, parts, new)
+    np.testing.assert_array_equal(told, known)
+    apart = responses(model, q, parts, rows._replace(group=jnp.full((6, 2), 9.0)))
+    np.testing.assert_array_equal(told[4:], apart[4:])
+    assert np.all(told[:4] != apart[:4])
 
 
 def test_a_new_group_is_averaged():

@@ -27,12 +27,16 @@ ADMITTED = {
         {"a/b": ["Intercept"], "a/b:ward": ["Intercept"], "a/b:ward:bed": ["Intercept"]},
         "1 + age",
     ),
+    "y ~ (1 | `a/b`:ward)": ({"a/b:ward": ["Intercept"]}, "1"),
     "y ~ (1 | ward) + (0 + age | ward) + age": ({"ward": ["Intercept", "age"]}, "1 + age"),
 }
 REFUSED = {
     "y ~ age + (1 | ward) + (1 | doctor)": r"\(1 \| ward\) and \(1 \| doctor\) are crossed effects",
     "y ~ age + (1 | hospital/ward) + (1 | doctor)": "crossed effects",
     "y ~ age + (age | ward) + (1 | ward)": "has the effect Intercept a second time",
+    "y ~ age + (1 | ward) + (0 + age | ward) + (1 | ward)": "has the effect Intercept a second time",
+    "y ~ age + (1 | a:b) + (0 + age | b:a) + (1 | b:a)": "has the effect Intercept a second time",
+    "y ~ age + (1 + age + age | ward)": "has the effect age a second time",
     "y ~ age + (1 | hospital/ward:bed)": "cannot be read",
     "y ~ age + (1 | hospital/hospital)": "cannot be read",
     "y ~ age * (1 | ward)": "not added",

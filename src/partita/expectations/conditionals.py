@@ -143,7 +143,7 @@ class LocalProblem(Protocol):
     """The precision of θ."""
 
     def begin(self) -> Nested:
-        """Conditionals to start from."""
+        """Conditionals to start from; at places that are not `present` they stay, so there they are the prior's."""
 
     def joint(self, nested: Nested) -> Rows:
         """E_q[log p(y, u | θ)] of all that lies in each outermost group."""

@@ -203,6 +203,7 @@ def _step_of_level(
     curvature = jnp.where((jnp.abs(old.change) > _TELLING) & (secant < 0), secant, old.curvature)
     power = jnp.where(curvature < 0, -rise / jnp.where(curvature < 0, curvature, 1), _TRIED * jnp.sign(rise))
     power = jnp.clip(best.power + jnp.clip(power, -_LONGEST, _LONGEST), 0, _MOST) - best.power
+    power = jnp.where(present[:, None], power, 0)
     ratio = jnp.einsum("gde,gef->gdf", target, best.covariance)
     narrower = inverse(target)[1] - inverse(held)[1]
     spread = jnp.trace(ratio, axis1=-2, axis2=-1) - narrower - ratio.shape[-1]

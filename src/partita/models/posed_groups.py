@@ -82,15 +82,18 @@ class PosedGroups(eqx.Module):
         return [slice(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
 
     def begin(self) -> Nested:
+        """Groups whose rows have no weight stay there: they have the prior, with expected correlations."""
         groups, dtype = len(self.weights), self.mean.dtype
+        triangle = self.scales.triangle
+        correlations = jnp.einsum("j,jkl,jml->km", self.scales.masses, triangle, triangle)
         return tuple(
             Conditionals(
                 jnp.zeros((groups, size), dtype),
                 jnp.zeros((groups, size, len(self.mean) + own.start), dtype),
-                jnp.broadcast_to(jnp.eye(size, dtype=dtype), (groups, size, size)),
-                jnp.full((groups, size), _START, dtype),
+                jnp.where(present[:, None, None], jnp.eye(size, dtype=dtype), correlations[own, own]),
+                jnp.broadcast_to(jnp.where(present[:, None], jnp.asarray(_START, dtype), 1), (groups, size)),
             )
-            for size, own in zip(self.sizes, self.slices, strict=True)
+            for size, own, present in zip(self.sizes, self.slices, self.present, strict=True)
         )
 
     def recentred(self, nested: Nested, changes: Sequence[Float[Array, "g d"]]) -> Nested:

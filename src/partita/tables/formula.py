@@ -173,17 +173,20 @@ def _split_off(text: str) -> tuple[str, tuple[GroupTerm, ...]]:
                 f"{outer.text:.100} and {inner.text:.100} are crossed effects, which are not offered: groups may lie "
                 "within groups, as in (1 | hospital/ward)."
             )
-        twice = {*outer.names} & {*inner.names} if set(outer.columns) == set(inner.columns) else set()
-        if twice:
-            raise SettingsError(f"{inner.text:.100} has the effect {min(twice)} a second time: remove it there.")
+    before = set[tuple[frozenset[str], str]]()
+    for mine, name in ((each, name) for each in terms for name in each.names):
+        if (frozenset(mine.columns), name) in before:
+            raise SettingsError(f"{mine.text:.100} has the effect {name:.50} a second time: remove it there.")
+        before.add((frozenset(mine.columns), name))
     return f"{left}~{rest if rest.strip() else ' 1'}", tuple(terms)
 
 
 def _group_terms(effects: str, groups: str) -> list[GroupTerm]:
     """Group terms, by what stands on both sides of a bar: one for each level of groups within groups."""
     text = f"({effects.strip()} | {groups.strip()})"
-    names = [part.strip() for part in re.split("[/:]", _QUOTED.sub(lambda found: _quoted(found[1]), groups))]
-    if not all(map(str.isidentifier, names)) or len(set(names)) < len(names) or ("/" in groups and ":" in groups):
+    quoted = _QUOTED.sub(lambda found: _quoted(found[1]), groups)
+    names = [part.strip() for part in re.split("[/:]", quoted)]
+    if not all(map(str.isidentifier, names)) or len(set(names)) < len(names) or ("/" in quoted and ":" in quoted):
         raise SettingsError(
             f"The groups of {text:.100} cannot be read: give columns, as in (1 | ward), (1 | hospital/ward) or "
             "(1 | hospital:ward)."
@@ -196,7 +199,7 @@ def _group_terms(effects: str, groups: str) -> list[GroupTerm]:
     if numbers == [0] and not slopes:
         raise SettingsError(f"The group term {text:.100} has no effects: write (1 | {groups.strip():.50}).")
     columns = tuple(map(_unquoted, names))
-    levels = [columns[: end + 1] for end in range(len(columns))] if "/" in groups else [columns]
+    levels = [columns[: end + 1] for end in range(len(columns))] if "/" in quoted else [columns]
     return [GroupTerm(f"({effects.strip()} | {':'.join(each)})", 0 not in numbers, slopes, each) for each in levels]
 
 

@@ -54,6 +54,8 @@ class _Group(NamedTuple):
     site: str
     level: int
     place: int
+    seen: bool
+    """Whether any of its rows has a weight."""
 
 
 def responses(model: Model, q: Family, partition: Partition, data: GroupedTable) -> Float[np.ndarray, " n"]:
@@ -78,19 +80,19 @@ class _Groups:
             branches = _found(model, q, shard)
             numbers = _by_level(model, shard.data)
             for level in levels:
-                own = np.unique(numbers[:, : level + 1], axis=0)
+                own, whose = np.unique(numbers[:, : level + 1], axis=0, return_inverse=True)
+                seen = np.bincount(whose.ravel(), np.asarray(shard.weights)) > 0
                 for place, key in enumerate(map(tuple, own.tolist())):
-                    self.groups[key] = _Group(site, level, first + place)
+                    self.groups[key] = _Group(site, level, first + place, bool(seen[place]))
                 found.append(_padded(jax.tree.map(lambda leaf, own=own: leaf[: len(own)], branches[level]), size))
                 first += len(own)
         self.branches = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
 
     def responses(self, data: GroupedTable) -> Float[np.ndarray, " n"]:
-        """The mean response of rows, with effects of those of their groups that are known."""
-        levels = range(len(self.model.effects))
+        """The mean response of rows, with effects of those of their groups that have rows with a weight."""
+        levels, seen = range(len(self.model.effects)), {key: each for key, each in self.groups.items() if each.seen}
         paths = [
-            [self.groups.get(tuple(row[: level + 1].tolist())) for level in levels]
-            for row in _by_level(self.model, data)
+            [seen.get(tuple(row[: level + 1].tolist())) for level in levels] for row in _by_level(self.model, data)
         ]
         known = np.array([[each is not None for each in path] for path in paths])
         place = np.array([max((each.place for each in path if each), default=0) for path in paths])
@@ -147,7 +149,7 @@ def effects_of(fit: Fitted, draws: int = 4000, seed: int = 0) -> list[GroupEffec
             keys = map(tuple, numbers[:, : level + 1].tolist())
             names |= {key: ":".join(name) for key, name in zip(keys, names_of_groups(term, site), strict=True)}
     found = []
-    for key, (site_name, level, place) in pooled.groups.items():
+    for key, (site_name, level, place, _) in pooled.groups.items():
         term, first = terms[level], sum(model.effects[:level])
         other = apart[level].groups[key[level:][:1]].place
         scale = fit.response.slope / units(term, fit.design)
