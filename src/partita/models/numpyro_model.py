@@ -147,7 +147,8 @@ class NumPyroModel(Model):
         except DataError as error:
             raise DataError(f"The rows cannot be used: {str(error).rstrip('.')}.") from None
         found = _values_of_members(self, jnp.asarray(theta), data, jax.random.key(seed))
-        axes = dict(zip(found, _local(self).axes, strict=True))
+        local = _local(self)
+        axes = {site.name: axis for site, axis in zip(local.sites, local.axes, strict=True)}
         return {name: np.moveaxis(np.asarray(value), 1, axes[name] + 1) for name, value in found.items()}
 
     @property
