@@ -343,7 +343,15 @@ def seen_in_plate(person, other, y):
     numpyro.sample("y", dist.Bernoulli(logits=ability[person]), obs=y)
 
 
+def kinks(person, other, y):
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    with numpyro.plate("people", 3):
+        z = numpyro.sample("z", dist.Laplace(0, 1).expand([2]).to_event(1))
+    numpyro.sample("y", dist.Normal(b + 0 * z[person].sum(axis=1), 1.0), obs=y)
+
+
 REFUSED = {
+    "kinks in two variables": (kinks, "integral over the local variables of 'people' is not accurate: they have"),
     "a row of two members": (paired, "depend on each other or on other members' local variables: let"),
     "a shared site of local ones": (shared_of_local, "depend on rows or on local variables, which the server lacks"),
     "members that differ": (in_order, "local variables of the NumPyro model depend on other members"),
