@@ -14,6 +14,7 @@ from scipy import integrate, special, stats
 
 import partita as pt
 from partita.errors import DataError, SettingsError
+from partita.models.integral import log_integral
 from partita.server.membership import join, retire
 from support.numpyro_models import LOCAL, SIZE, dealt
 from support.problems import SCHEDULES, assert_product
@@ -89,6 +90,76 @@ def test_local_variables_are_integrated_out(name):
     known, theta, tolerance = KNOWN[name]
     found = jax.jit(jax.vmap(read(name).log_density, in_axes=(None, 0)))(jnp.array(theta), everything(name))
     np.testing.assert_allclose(found, known(np.array(theta), LOCAL[name][2]), atol=tolerance)
+
+
+def normal(u, mean):
+    return -((u - mean) ** 2) / 2 - np.log(2 * np.pi) / 2
+
+
+DENSITIES = {
+    "flat at a kink": (lambda u: -abs(u) - np.log(2), 0.0),
+    "a kink and a row": (
+        lambda u: -abs(u) - np.log(2) + jax.nn.log_sigmoid(u - 1),
+        np.log(integrate.quad(lambda u: np.exp(-abs(u)) / 2 * special.expit(u - 1), -60, 60, points=[0])[0]),
+    ),
+    "flat": (lambda u: -(u**4), np.log(2 * special.gamma(1.25))),
+    "a power's tails": (lambda u: -jnp.log1p(u**2) - np.log(np.pi), 0.0),
+    "two modes": (lambda u: jnp.logaddexp(normal(u, -1.5), normal(u, 1.5)) - np.log(2), 0.0),
+}
+"""Logarithms of functions of one variable, and of their integrals."""
+
+
+@pytest.mark.parametrize("name", DENSITIES)
+def test_integrals_of_what_is_no_gaussian(name):
+    density, known = DENSITIES[name]
+    found = jax.jit(lambda theta: log_integral(lambda _, u: density(u[0]), theta, 1))(jnp.zeros(1))
+    np.testing.assert_allclose(found, known, atol=3e-4)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_an_integral_that_is_not_accurate_is_no_number(size):
+    """Of modes that are far apart, and of kinks in two variables."""
+
+    def density(apart, u):
+        modes = jnp.logaddexp(normal(u[0], -apart[0]), normal(u[0], apart[0])) - np.log(2)
+        return modes if size == 1 else -jnp.sum(jnp.abs(u))
+
+    found = jax.jit(jax.vmap(lambda apart: log_integral(density, apart, size)))(jnp.arange(3.0, 12.0)[:, None])
+    known = 0.0 if size == 1 else 2 * np.log(2)
+    assert np.isnan(found[3:]).all()
+    np.testing.assert_allclose(found[~np.isnan(found)], known, atol=1e-3)
+
+
+def laplace(person, x, y):
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    with numpyro.plate("people", 3):
+        z = numpyro.sample("z", dist.Laplace(0, 1))
+    numpyro.sample("y", dist.Normal(b + z[person] * x, 1.0), obs=y)
+
+
+def test_members_whose_variables_do_not_matter():
+    rows = {"person": np.arange(6) // 2, "x": np.array([0.0, 0, 0, 0, 1, 1]), "y": np.linspace(-1, 1, 6)}
+    model = pt.from_numpyro(laplace, rows, local={"people": "person"})
+    found = jax.jit(jax.vmap(model.log_density, in_axes=(None, 0)))(jnp.array([0.3]), model.members([rows])[0])
+    known = stats.norm.logpdf(rows["y"], 0.3).reshape(3, 2).sum(axis=1)[:2]
+    np.testing.assert_allclose(found[:2], known, atol=3e-4)
+
+
+def two_sites(person, item, y):
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    with numpyro.plate("people", 4):
+        z = numpyro.sample("z", dist.Normal(0, 1))
+    with numpyro.plate("pair", 2, dim=-2), numpyro.plate("people", 4, dim=-1):
+        a = numpyro.sample("a", dist.Normal(0, 1))
+    numpyro.sample("y", dist.Normal(b + z[person] + a[item, person], 1.0), obs=y)
+
+
+@pytest.mark.slow
+def test_sites_keep_their_axes_whatever_their_names():
+    rows = {"person": np.arange(8) % 4, "item": np.arange(8) // 4, "y": np.linspace(-9, 9, 8)}
+    model = pt.from_numpyro(two_sites, rows, shared=["pair"], local={"people": "person"})
+    found = model.values_of_members(np.zeros((3, 1)), model.members([rows])[0])
+    assert {name: value.shape for name, value in found.items()} == {"z": (3, 4), "a": (3, 2, 4)}
 
 
 @pytest.mark.slow
@@ -272,7 +343,15 @@ def seen_in_plate(person, other, y):
     numpyro.sample("y", dist.Bernoulli(logits=ability[person]), obs=y)
 
 
+def kinks(person, other, y):
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    with numpyro.plate("people", 3):
+        z = numpyro.sample("z", dist.Laplace(0, 1).expand([2]).to_event(1))
+    numpyro.sample("y", dist.Normal(b + 0 * z[person].sum(axis=1), 1.0), obs=y)
+
+
 REFUSED = {
+    "kinks in two variables": (kinks, "integral over the local variables of 'people' is not accurate: they have"),
     "a row of two members": (paired, "depend on each other or on other members' local variables: let"),
     "a shared site of local ones": (shared_of_local, "depend on rows or on local variables, which the server lacks"),
     "members that differ": (in_order, "local variables of the NumPyro model depend on other members"),

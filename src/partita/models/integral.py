@@ -15,8 +15,8 @@ from partita.numerics.trees import where
 
 __all__ = ["MOST_VARIABLES", "drawn", "log_integral"]
 
-_POINTS = {2: 12, 3: 8}
-"""How many Gauss–Hermite nodes there are along each of several variables."""
+_POINTS = {2: (12, 8), 3: (8, 6)}
+"""How many Gauss–Hermite nodes there are along each of several variables, and in the rule that judges them."""
 _STEP, _STEPS = 0.2, 19
 """Of the rule for one variable, to both sides."""
 MOST_VARIABLES = max(_POINTS)
@@ -31,6 +31,23 @@ _NEAR = 1e-9
 """The step to the mode that ends the climb, as a gain in nats; the next one's would be of the order of its square."""
 _FLATTEST = 1e-6
 """The least curvature that a direction is given, as a share of the largest."""
+_FLAT = 1e-12
+"""The curvature up to which it tells no width."""
+_FALL = 2.0
+"""By how many nats a Gaussian falls within two of its standard deviations."""
+_FACTOR, _SEARCHES = 4.0, 40
+"""By how much a distance grows or shrinks until it is bracketed, and how often at most."""
+_CLOSE = 1.2
+"""The ratio of a bracket's ends that ends the search."""
+_UNLIKE = 3.0
+"""By how much the width that the curvature tells may differ from the one that the fall tells."""
+_TOLERANCE = 1e-2
+"""How many nats a rule and one with fewer nodes may be apart.
+
+Where h is smooth the former's error is of the order of the square of it, and at a kink a third of it.
+"""
+_SLOWEST = 0.95
+"""The ratio of the last nodes' terms from which on a tail is taken not to end."""
 
 _LogDensity: TypeAlias = Callable[[Float[Array, " d"]], Float[Array, ""]]
 
@@ -42,6 +59,8 @@ def log_integral(
 ) -> Float[Array, ""]:
     """log ∫ exp h(θ, u) du.
 
+    It is NaN where a rule with fewer nodes differs from this one, or a tail does not end: a wrong number is worse.
+
     Nodes stay where they are when this is differentiated in θ: its derivatives are quadratures by the same nodes.
 
     Args:
@@ -50,33 +69,65 @@ def log_integral(
         size: how many variables u has.
 
     """
-    nodes, weights = (jnp.asarray(each, theta.dtype) for each in _rule(size))
+    nodes, weights, fewer = (jnp.asarray(each, theta.dtype) for each in _rule(size))
     still = jax.lax.stop_gradient(theta)
-    mode, root = jax.lax.stop_gradient(_gaussian(lambda u: log_density(still, u), size, theta.dtype))
+    mode, root, kink = jax.lax.stop_gradient(_placed(lambda u: log_density(still, u), size, theta.dtype))
     told = jax.lax.map(
         jax.checkpoint(lambda u: log_density(theta, u)), mode + nodes @ root.T, batch_size=min(_TOGETHER, len(nodes))
     )
-    return jax.nn.logsumexp(told + weights) + jnp.sum(jnp.log(jnp.diagonal(root)))
+    if size == 1:
+        weights, fewer = (
+            each + _ends(jax.lax.stop_gradient(told + each), 2 - k) + _centre(kink * (2 - k))
+            for k, each in ((1, weights), (0, fewer))
+        )
+    found, other = jax.nn.logsumexp(told + weights), jax.nn.logsumexp(told + fewer)
+    accurate = jnp.abs(found - other) <= _TOLERANCE
+    volume = jnp.sum(jnp.log(jnp.abs(jnp.diagonal(root))))
+    return jnp.where(accurate, found + volume, jnp.nan)
 
 
 @functools.lru_cache
-def _rule(size: int) -> tuple[Float[np.ndarray, "s d"], Float[np.ndarray, " s"]]:
-    """Nodes, and the logarithms of their weights.
+def _rule(size: int) -> tuple[Float[np.ndarray, "s d"], Float[np.ndarray, " s"], Float[np.ndarray, " s"]]:
+    """Nodes, the logarithms of their weights, and those of a rule with fewer of them.
 
     For one variable they are equidistant in the inverse hyperbolic sine, by which tails that fall as slowly as an
-    exponential or a power are reached, to 22 times the width at the mode; for several they are exact for Gaussians
-    times polynomials.
+    exponential or a power are reached, to 22 times the width at the mode; every other one, from the mode on, makes the
+    other rule. For several they are exact for Gaussians times polynomials, and so are those of the other rule.
     """
     if size == 1:
-        at = _STEP * np.arange(-_STEPS, _STEPS + 1)
-        return np.sinh(at)[:, None], np.log(_STEP * np.cosh(at))
-    nodes, masses = normal_nodes(size, _POINTS[size] ** size)
-    return nodes.T, np.log(masses) + np.sum(nodes**2, axis=0) / 2 + size * np.log(2 * np.pi) / 2
+        places = np.arange(-_STEPS, _STEPS + 1)
+        weights = np.log(_STEP * np.cosh(_STEP * places))
+        return np.sinh(_STEP * places)[:, None], weights, np.where(places % 2, -np.inf, weights + np.log(2))
+    rules = [normal_nodes(size, points**size) for points in _POINTS[size]]
+    nodes = np.concatenate([nodes.T for nodes, _ in rules])
+    masses = [np.log(masses) + np.sum(at**2, axis=0) / 2 + size * np.log(2 * np.pi) / 2 for at, masses in rules]
+    none = [np.full(len(each), -np.inf) for each in masses]
+    return nodes, np.concatenate([masses[0], none[1]]), np.concatenate([none[0], masses[1]])
+
+
+def _ends(terms: Float[Array, " s"], apart: int) -> Float[Array, " s"]:
+    """What the last nodes' log weights gain for a tail beyond them, whose terms fall in a constant ratio.
+
+    So those of a power do where nodes are equidistant in the inverse hyperbolic sine.
+    """
+    first = (len(terms) // 2) % apart
+    last = len(terms) - 1 - first
+    ratios = jnp.exp(jnp.stack([terms[first] - terms[first + apart], terms[last] - terms[last - apart]]))
+    # nothing is left where both are zero
+    nothing = jnp.isneginf(jnp.stack([terms[first], terms[last]]))
+    gains = jnp.where(nothing, 0, jnp.where(ratios < _SLOWEST, -jnp.log1p(-jnp.minimum(ratios, _SLOWEST)), jnp.nan))
+    return jnp.zeros_like(terms).at[jnp.array([first, last])].set(gains)
+
+
+def _centre(kink: Float[Array, ""]) -> Float[Array, " s"]:
+    """What the log weight at the mode gains for a kink there, by the formula of Euler and Maclaurin."""
+    gain = jnp.log1p(jnp.clip(_STEP * kink / 12, -0.5, 0.5))
+    return jnp.zeros(2 * _STEPS + 1, kink.dtype).at[_STEPS].set(gain)
 
 
 def drawn(log_density: _LogDensity, size: int, key: Key[Array, ""], dtype: DTypeLike) -> Float[Array, " d"]:
     """A draw of the density that is proportional to exp h: one of many of the Gaussian at its mode, by their ratios."""
-    mode, root = _gaussian(log_density, size, dtype)
+    mode, root, _ = _placed(log_density, size, dtype)
     first, second = jax.random.split(key)
     noise = jax.random.normal(first, (_CANDIDATES, size), dtype)
     at = mode + noise @ root.T
@@ -96,6 +147,47 @@ class _Climb(NamedTuple):
     gain: Float[Array, ""]
     """By how much the whole of it would raise h."""
     tries: Int[Array, ""]
+
+
+def _placed(
+    log_density: _LogDensity, size: int, dtype: DTypeLike
+) -> tuple[Float[Array, " d"], Float[Array, "d d"], Float[Array, ""]]:
+    """The mode of h, a root of the covariance of a Gaussian as wide as exp h, and by how much h has a kink there.
+
+    The curvature tells the width, unless that is unlike the one that the distance tells within which h falls.
+    """
+    mode, root = _gaussian(log_density, size, dtype)
+    fallen = jax.vmap(lambda column: _width(log_density, mode, column))(root.T)
+    like = (fallen < _UNLIKE) & (fallen * _UNLIKE > 1)
+    root = root * jnp.where(like, 1.0, fallen)
+    if size > 1:
+        return mode, root, jnp.zeros((), dtype)
+    ahead = jnp.sqrt(jnp.finfo(dtype).eps) * jnp.maximum(root[0], jnp.abs(mode))
+    slope = jax.grad(log_density)
+    kink = (root[0] * (slope(mode + ahead) - slope(mode - ahead)))[0]
+    return mode, root, kink
+
+
+def _width(log_density: _LogDensity, mode: Float[Array, " d"], column: Float[Array, " d"]) -> Float[Array, ""]:
+    """In lengths of the column, the standard deviation of a Gaussian that falls as far within the same distance."""
+    highest = log_density(mode)
+
+    def along(sign: Float[Array, ""]) -> Float[Array, ""]:
+        def go_on(state: tuple[Array, Array, Array, Array]) -> Bool[Array, ""]:
+            low, high, _, tries = state
+            return (high > _CLOSE * low) & (tries < _SEARCHES)
+
+        def step(state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+            low, high, at, tries = state
+            near = log_density(mode + sign * at * column) > highest - _FALL
+            low, high = jnp.where(near, at, low), jnp.where(near, high, at)
+            between = jnp.where(jnp.isinf(high), low * _FACTOR, jnp.where(low > 0, jnp.sqrt(low * high), at / _FACTOR))
+            return low, high, between, tries + 1
+
+        zero, two = jnp.zeros_like(highest), jnp.full_like(highest, 2)
+        return jax.lax.while_loop(go_on, step, (zero, zero + jnp.inf, two, jnp.asarray(0)))[2]
+
+    return jnp.sum(jax.vmap(along)(jnp.array([-1, 1], column.dtype))) / 4
 
 
 def _gaussian(log_density: _LogDensity, size: int, dtype: DTypeLike) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
@@ -131,10 +223,13 @@ def _gaussian(log_density: _LogDensity, size: int, dtype: DTypeLike) -> tuple[Fl
 
 
 def _root_of_inverse(curvature: Float[Array, "d d"]) -> Float[Array, "d d"]:
-    """R with R Rᵀ the inverse of a small matrix, whose diagonal is raised until it is positive."""
+    """R with R Rᵀ the inverse of a small matrix, its diagonal raised until it is positive; of ones if it is flat."""
     size = len(curvature)
+    largest = jnp.max(jnp.abs(curvature))
+    told = (largest > _FLAT) & jnp.isfinite(largest)
+    curvature = jnp.where(told, curvature, jnp.eye(size, dtype=curvature.dtype))
     if size == 1:
-        return jnp.maximum(jnp.abs(curvature), jnp.finfo(curvature.dtype).tiny) ** -0.5
+        return jnp.abs(curvature) ** -0.5
     diagonal = jnp.diagonal(curvature)
     scale = jnp.maximum(jnp.abs(diagonal), _FLATTEST * jnp.max(jnp.abs(curvature)))
     scale = jnp.maximum(scale, jnp.finfo(curvature.dtype).tiny) ** -0.5

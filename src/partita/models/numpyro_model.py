@@ -20,7 +20,7 @@ from partita.models.integral import drawn, log_integral
 from partita.models.numpyro_members import Members, grouped
 from partita.models.numpyro_rows import check_rows
 from partita.models.numpyro_sites import Local, Sites, Variables, read_sites
-from partita.models.numpyro_trace import Rows, Trace, total, traced
+from partita.models.numpyro_trace import Rows, Trace, failing, total, traced
 from partita.models.prior import OutsidePrior
 from partita.numerics.compiled import Compiled
 
@@ -147,7 +147,8 @@ class NumPyroModel(Model):
         except DataError as error:
             raise DataError(f"The rows cannot be used: {str(error).rstrip('.')}.") from None
         found = _values_of_members(self, jnp.asarray(theta), data, jax.random.key(seed))
-        axes = dict(zip(found, _local(self).axes, strict=True))
+        local = _local(self)
+        axes = {site.name: axis for site, axis in zip(local.sites, local.axes, strict=True)}
         return {name: np.moveaxis(np.asarray(value), 1, axes[name] + 1) for name, value in found.items()}
 
     @property
@@ -349,4 +350,28 @@ def from_numpyro(
             raise SettingsError(f"The NumPyro model has no argument {column!r} to name members of {plate!r}: give one.")
     sites = read_sites(model, arrays, tuple(shared), columns_of)
     check_rows(model, arrays, sites)
-    return NumPyroModel(model, sites, columns, expectation=expectation or CommonDraws())
+    found = NumPyroModel(model, sites, columns, expectation=expectation or CommonDraws())
+    if sites.local is not None:
+        _check_accurate(found, sites.local, arrays)
+    return found
+
+
+def _check_accurate(model: NumPyroModel, local: Local, rows: Rows) -> None:
+    """Raises an `InputError` where the integral over local variables is no number at 0, though what it is of is one."""
+    data = dict(rows) if local.column is None else grouped([rows], local.plate, local.column)[0]
+    with enable_x64(True), failing("as its local variables are integrated out"):
+        inside, integrals = (np.asarray(each) for each in _at_zero(model, data))
+    if (np.isfinite(inside) & np.isnan(integrals)).any():
+        raise SettingsError(
+            f"The integral over the local variables of {local.plate!r} is not accurate: they have modes far apart, or "
+            "kinks or long tails in several variables; give them smoother laws, or fewer to a member."
+        )
+
+
+@Compiled
+def _at_zero(model: NumPyroModel, data: PyTree) -> tuple[Float[Array, " g"], Float[Array, " g"]]:
+    """Of each member log p(y, u | θ) and its integral, at zeros."""
+    theta = jnp.zeros(sum(site.size for site in model.sites.shared))
+    u = jnp.zeros(_local(model).size)
+    inside = jax.vmap(lambda datum: model._joint(theta, u, datum))(data)
+    return inside, jax.vmap(lambda datum: model.log_density(theta, datum))(data)
