@@ -578,6 +578,7 @@ REASONS = {
         "checks.bound checks.check_aggregation checks.check_engine checks.check_family checks.check_invariant "
         "checks.check_model checks.check_schedule checks.check_solver"
     ),
+    "what the server keeps of a run": "early_stopping.Flatness early_stopping.reported",
     "a function within compiled programs or optimisers": (
         "aggregation.agile_adam expectations.root families.inner learning.gain learning.rprop"
     ),

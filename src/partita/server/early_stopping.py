@@ -7,7 +7,7 @@ import numpy as np
 from partita.inputs import check_finite_number, check_whole
 from partita.server.state import State
 
-__all__ = ["EarlyStopping"]
+__all__ = ["EarlyStopping", "Flatness", "reported"]
 
 
 @dataclasses.dataclass(frozen=True)
