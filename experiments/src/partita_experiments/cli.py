@@ -3,9 +3,8 @@
 import importlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -24,9 +23,7 @@ An experiment can be interrupted; the same command resumes it. Data are download
 class _Experiments(TyperGroup):
     """Commands that name the experiments where a name is unknown."""
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # newer versions of typer have a click of their own
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             raise unknown("experiment", args[0], (*NAMES, *STUDIES))
         return super().resolve_command(ctx, args)
